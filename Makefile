@@ -1,0 +1,145 @@
+# idist needs no build: copy the headers. This file builds and runs what surrounds them.
+#
+#   make run      train a classifier on real images with several processes
+#   make test     every test that needs no further package (prove, from the Debian package perl)
+#   make help     the other targets
+
+CFLAGS ?= -std=gnu11 -O1 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZ_SECONDS ?= 20
+# Seconds a test may take before it is killed. Every test also has a deadline of its own.
+DEADLINE ?= 120
+# Jobs when none were asked for by -j.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+B ?= build
+
+VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
+HEADERS := $(wildcard idist*.h)
+TEST_LIB := $(wildcard tests/lib/*.h)
+TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
+TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh))
+TESTS := $(TEST_SRC:%.c=$(B)/%)
+EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
+FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.h)
+
+PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
+PROVE = prove --directives --exec 'timeout -k 5 $(DEADLINE)'
+
+.PHONY: run test asan ubsan tsan sanitize check-programs programs examples perf fuzz lint format
+.PHONY: install uninstall deps print-deps clean help need-prove
+
+run: build/05_train_digits
+	build/05_train_digits
+
+# Exactly the line that the README and the heads of the examples print.
+build/%: examples/%.c $(HEADERS)
+	@mkdir -p $(@D)
+	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@
+
+# Each test is one file that holds the implementation as well.
+$(B)/tests/%: tests/%.c $(HEADERS) $(TEST_LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I. -Itests/lib $< -o $@
+
+# NATIVE=-march=native for figures of this very machine.
+build/idist_perf: tests/bench/idist_perf.c $(HEADERS)
+	@mkdir -p $(@D)
+	cc -O2 $(NATIVE) -DIDIST_IMPLEMENTATION -I. $< -o $@
+
+examples: $(EXAMPLES)
+perf: build/idist_perf
+programs: $(TESTS)
+
+test: need-prove
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf
+	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
+
+# prove's exit status goes through a file, because the status of a pipe is tee's.
+check-programs:
+	@rm -f $(B)/report.* $(B)/status
+	@{ $(PROVE) $(TESTS) $(SCRIPTS) 2>&1; echo $$? >$(B)/status; } | tee $(B)/test.log
+	@if ls $(B)/report.* >/dev/null 2>&1; then cat $(B)/report.*; echo "Sanitizer reports: see above"; exit 1; fi
+	@echo "Skipped: $$(grep -ciE '# *skip' $(B)/test.log) subtests," \
+	    "$$(grep -ciE '\.\. *skipped' $(B)/test.log) whole tests (reasons above; a skip is not a pass)"
+	@exit $$(cat $(B)/status || echo 1)
+
+need-prove:
+	@command -v prove >/dev/null || \
+	    { echo "make test needs prove, from the Debian package perl: apt-get install perl" >&2; exit 1; }
+
+# The test programs again, each built with one sanitizer. A report ends the process with code 99 and is also written to
+# a file, so that one in a child process is not lost.
+SAN_REPORT = log_path=$(CURDIR)/$(B)/report:halt_on_error=1:exitcode=99
+SAN_FLAGS = -std=gnu11 -O1 -g -Wall -Wextra -fno-omit-frame-pointer
+asan: export ASAN_OPTIONS = detect_leaks=1:detect_stack_use_after_return=1:$(SAN_REPORT)
+asan: B = build/asan
+asan: sanitize-address
+ubsan: export UBSAN_OPTIONS = print_stacktrace=1:$(SAN_REPORT)
+ubsan: B = build/ubsan
+ubsan: sanitize-undefined
+# Ranks are forked by threaded processes here, which the thread sanitizer would refuse without die_after_fork=0.
+tsan: export TSAN_OPTIONS = die_after_fork=0:second_deadlock_stack=1:$(SAN_REPORT)
+tsan: B = build/tsan
+tsan: sanitize-thread
+# Fewer combinations, longer deadlines: the tests read these two.
+asan ubsan tsan: export IDIST_TEST_QUICK = 1
+asan ubsan tsan: export IDIST_TEST_SLOW = 4
+sanitize-%: need-prove
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs B=$(B) CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
+	@+$(MAKE) --no-print-directory check-programs B=$(B) DEADLINE=$$(($(DEADLINE) * 4))
+
+# One libFuzzer program per parser of outside bytes; FUZZ_SECONDS each.
+fuzz:
+	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@mkdir -p build/fuzz
+	@set -e; for source in tests/fuzz/*.c; do \
+	    name=$$(basename $$source .c); \
+	    clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I. -Itests/lib \
+	        $$source -o build/fuzz/$$name; \
+	    mkdir -p build/fuzz/corpus/$$name; \
+	    echo "fuzz: $$name for $(FUZZ_SECONDS) s"; \
+	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+	        -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus/$$name >build/fuzz/$$name.log 2>&1 \
+	        || { tail -50 build/fuzz/$$name.log; exit 1; }; \
+	    tail -n 8 build/fuzz/$$name.log; \
+	done
+
+lint:
+	@tests/lint/lint.sh
+
+format:
+	clang-format -i $(FORMATTED)
+
+install:
+	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
+
+uninstall:
+	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
+
+# What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
+DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
+deps:
+	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(DEPS); \
+	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(DEPS)"; fi
+
+print-deps:
+	@echo $(DEPS)
+
+clean:
+	rm -rf build
+
+help:
+	@echo "make run        build examples/05_train_digits.c and train on real images, one process per core"
+	@echo "make test       build and run all tests (needs prove, from the Debian package perl)"
+	@echo "make examples   build every example into build/"
+	@echo "make perf       build build/idist_perf, the benchmark of every operation (NATIVE=-march=native)"
+	@echo "make asan       the test programs with the address sanitizer; also make ubsan, make tsan"
+	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
+	@echo "make lint       check the headers' rules, format and exported names"
+	@echo "make format     apply .clang-format"
+	@echo "make install    copy the headers and idist.pc to PREFIX (default /usr/local); also make uninstall"
+	@echo "make deps       install the Debian packages that all of the above can use"
+	@echo "make clean      remove build/"

@@ -1,0 +1,5344 @@
+/* idist.h - v0.1.0 - distributed computing you can embed - MIT - https://github.com/idist/idist
+ */
+#if defined(IDIST_IMPLEMENTATION) && !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE // clock_gettime, sockets and the like, also with -std=c99
+#endif
+#ifndef IDIST_H
+#define IDIST_H
+
+#define IDIST_VERSION_MAJOR 0
+#define IDIST_VERSION_MINOR 1
+#define IDIST_VERSION_PATCH 0
+#define IDIST_VERSION "0.1.0"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef IDIST_API
+#define IDIST_API extern
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+//------------------------------------------------------------------------------
+// [api:status]  what can go wrong
+//------------------------------------------------------------------------------
+
+// One list: name, value, sentence. Everything that can fail returns one of these; 0 is success, errors are negative.
+#define IDIST_STATUS_MAP(X)                                                                    \
+    X(OK, 0, "success")                                                                        \
+    X(ERR_ARG, -1, "an argument is wrong")                                                     \
+    X(ERR_STATE, -2, "the call does not fit the state the library is in")                      \
+    X(ERR_NO_MEMORY, -3, "out of memory")                                                      \
+    X(ERR_SYSTEM, -4, "a call of the operating system failed")                                 \
+    X(ERR_TIMEOUT, -5, "the deadline passed")                                                  \
+    X(ERR_PEER_LOST, -6, "a rank died or its connection broke")                                \
+    X(ERR_MISMATCH, -7, "ranks called different operations, or the same with other arguments") \
+    X(ERR_ABORTED, -8, "a rank called idist_abort")                                            \
+    X(ERR_TRUNCATED, -9, "a message is longer than the buffer for it")                         \
+    X(ERR_NO_BACKEND, -10, "no backend fits")                                                  \
+    X(ERR_UNSUPPORTED, -11, "not supported by this backend or build")                          \
+    X(ERR_AUTH, -12, "the other side does not know the shared secret")                         \
+    X(ERR_NO_SECRET, -13, "a listener beyond this host needs a shared secret")                 \
+    X(ERR_NO_SPACE, -14, "no space left")                                                      \
+    X(ERR_NO_FDS, -15, "out of file descriptors")                                              \
+    X(ERR_RANK_TAKEN, -16, "another process already has this rank")                            \
+    X(ERR_ADDR_IN_USE, -17, "the rendezvous address is taken")                                 \
+    X(ERR_NOT_FOUND, -18, "no such key")                                                       \
+    X(ERR_WORKER_FAILED, -19, "a worker ended with a failure")                                 \
+    X(ERR_ENV, -20, "an environment variable is missing or makes no sense")                    \
+    X(ERR_CALLBACK, -21, "a function given by the caller reported failure")                    \
+    X(ERR_NO_DEVICE, -22, "no usable device, driver or device library")                        \
+    X(ERR_INTERNAL, -23, "a bug in idist")
+
+typedef enum idist_status {
+#define IDIST__X(name, value, text) IDIST_##name = value,
+    IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+} idist_status;
+
+// The name of a status ("IDIST_ERR_TIMEOUT") and what it means in general. Never NULL.
+IDIST_API const char *idist_status_name(idist_status status);
+IDIST_API const char *idist_status_string(idist_status status);
+
+// What the last failure in this thread was about: operation, ranks, cause, and what to do. "" when nothing failed yet.
+// Valid until the next failure in this thread.
+IDIST_API const char *idist_last_error(void);
+
+//------------------------------------------------------------------------------
+// [api:types]  element types, operations, options
+//------------------------------------------------------------------------------
+
+// Integers travel and add up exactly, modulo 2^bits. F16 is IEEE binary16, BF16 the upper half of a float; sums and
+// products of both are carried in float and rounded once, at the end.
+typedef enum idist_dtype {
+    IDIST_I8 = 0,
+    IDIST_U8 = 1, // bytes, bool, char
+    IDIST_I16 = 2,
+    IDIST_U16 = 3,
+    IDIST_I32 = 4,
+    IDIST_U32 = 5,
+    IDIST_I64 = 6,
+    IDIST_U64 = 7,
+    IDIST_F16 = 8,
+    IDIST_BF16 = 9,
+    IDIST_F32 = 10,
+    IDIST_F64 = 11,
+    IDIST_DTYPE_COUNT = 12
+} idist_dtype;
+
+// How two elements become one. The order of the operands is fixed by the algorithm, never by timing, so that every
+// rank gets the same bits in every run. MIN and MAX give NaN when any operand is NaN. The bitwise and logical ones
+// take integers only; the logical ones give 0 or 1. AVG is SUM divided by the number of ranks (integers: towards zero).
+// Values from IDIST_OP_USER on come from idist_op_create.
+typedef enum idist_op {
+    IDIST_SUM = 0,
+    IDIST_PROD = 1,
+    IDIST_MIN = 2,
+    IDIST_MAX = 3,
+    IDIST_AVG = 4,
+    IDIST_BAND = 5,
+    IDIST_BOR = 6,
+    IDIST_BXOR = 7,
+    IDIST_LAND = 8,
+    IDIST_LOR = 9,
+    IDIST_OP_COUNT = 10,
+    IDIST_OP_USER = 16, // the first of 224 values that idist_op_create hands out
+    IDIST_OP_LAST = 239
+} idist_op;
+
+// Bytes per element; 0 for a value that is no dtype. The names are "F32", "SUM", ...; never NULL.
+IDIST_API size_t idist_dtype_size(idist_dtype dtype);
+IDIST_API const char *idist_dtype_name(idist_dtype dtype);
+IDIST_API const char *idist_op_name(idist_op op);
+
+typedef struct idist_group idist_group; // some ranks in a fixed order; NULL means the world
+typedef struct idist_store idist_store; // a small key-value table that all ranks reach
+
+// A running operation. Put its address into idist_opts.request, then call idist_wait or idist_test; until then
+// neither the request nor the buffers of the operation may move, be written, or (the receive side) be read.
+// All zero is an empty request: waiting for it succeeds at once.
+typedef struct idist_request {
+    void *impl; // private
+} idist_request;
+
+// The last argument of every communication call. NULL, or all zero: the world, blocking, the group's time-out.
+typedef struct idist_opts {
+    idist_group *group;     // NULL: the world. Roots, sources and destinations are ranks of this group.
+    idist_request *request; // NULL: block until done. Else return at once and complete in idist_wait / idist_test.
+    void *stream;           // cudaStream_t, for device buffers. Host buffers: must be NULL.
+    int timeout_ms;         // 0: the group's default. < 0: none.
+} idist_opts;
+
+#define IDIST_ANY_SOURCE (-1)
+#define IDIST_ANY_TAG (-1)
+
+// What a receive got.
+typedef struct idist_recv_info {
+    int source;   // rank in the group
+    int tag;      //
+    size_t count; // elements that arrived; at most the count of the receive
+} idist_recv_info;
+
+// IDIST_DTYPE(ptr): the dtype that a pointer points to, at compile time. C11 and C++; plain C99 has no such thing.
+// idist_all_reduce(x, x, n, IDIST_DTYPE(x), IDIST_SUM, NULL). bool counts as U8, char as I8.
+#ifndef __cplusplus
+#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+#define IDIST_DTYPE(ptr)                                         \
+    _Generic(*(ptr),                                             \
+        char: IDIST_I8,                                          \
+        signed char: IDIST_I8,                                   \
+        unsigned char: IDIST_U8,                                 \
+        _Bool: IDIST_U8,                                         \
+        short: IDIST_I16,                                        \
+        unsigned short: IDIST_U16,                               \
+        int: IDIST_I32,                                          \
+        unsigned int: IDIST_U32,                                 \
+        long: (sizeof(long) == 8 ? IDIST_I64 : IDIST_I32),       \
+        unsigned long: (sizeof(long) == 8 ? IDIST_U64 : IDIST_U32), \
+        long long: IDIST_I64,                                    \
+        unsigned long long: IDIST_U64,                           \
+        float: IDIST_F32,                                        \
+        double: IDIST_F64)
+#endif
+#endif
+
+//------------------------------------------------------------------------------
+// [api:desc]  how to start
+//------------------------------------------------------------------------------
+
+typedef enum idist_log_level { IDIST_LOG_ERROR = 1, IDIST_LOG_WARN = 2, IDIST_LOG_INFO = 3, IDIST_LOG_DEBUG = 4 } idist_log_level;
+
+// Where log lines go. Called from any thread that calls idist and from the progress thread, one call at a time.
+// The line has no newline and already names rank and host. log_fn == NULL: stderr.
+typedef struct idist_logger {
+    void (*log_fn)(idist_log_level level, const char *line, void *user);
+    void *user;
+} idist_logger;
+
+// Where memory comes from. Both or none; called from any thread. alloc_fn returns memory aligned as malloc's, or NULL.
+typedef struct idist_allocator {
+    void *(*alloc_fn)(size_t nbytes, void *user);
+    void (*free_fn)(void *ptr, void *user);
+    void *user;
+} idist_allocator;
+
+// What idist_spawn tells about the first worker that failed. rank is -1 when none did.
+typedef struct idist_report {
+    int rank;
+    int exit_code; // -1 when a signal ended it
+    int signal;    // 0 when it exited
+    char text[512]; // one sentence; carries the worker's own last error when it left one
+} idist_report;
+
+// Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
+// An explicit field beats the environment, the environment beats the built-in default.
+typedef struct idist_desc {
+    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
+    const char *init_method; // "env://", "tcp://host:port", "file:///path"; IDIST_INIT_METHOD. Needs rank and world_size
+                             // in this struct or in the environment.
+    idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
+    int world_size;          // 0: ask the environment. Else rank counts too.
+    int rank;                // 0 .. world_size - 1
+    int nproc_per_node;      // workers of idist_spawn and idist_parallel_run on this host. 0: idist_spawn takes one per
+                             // core; idist_parallel_run joins what a launcher made
+    int nnodes;              // idist_parallel_run over several hosts: how many, ...
+    int node_rank;           // ... and which of them this is
+    const char *master_addr; // host of rank 0; MASTER_ADDR
+    int master_port;         // port of the rendezvous there; MASTER_PORT
+    int timeout_ms;          // deadline of each call; IDIST_TIMEOUT_MS; 0: 30 minutes; < 0: none
+    int init_timeout_ms;     // deadline for all ranks to show up; IDIST_INIT_TIMEOUT_MS; 0: 5 minutes
+    const void *secret;      // shared by all ranks of the job, at least 16 bytes; IDIST_SECRET_FILE, IDIST_SECRET
+    size_t secret_nbytes;    //
+    const char *transport;   // "auto" (sockets inside a host, TCP between hosts) or "tcp"; IDIST_TRANSPORT
+    const char *algorithm;   // "auto", or force "latency" or "bandwidth" for all collectives; IDIST_ALGO
+    const char *host_id;     // ranks with equal ids share a host; IDIST_HOSTID. NULL: boot id, user, network namespace
+    idist_allocator allocator;
+    idist_logger logger;
+    int grace_ms;         // idist_spawn: time the others get after a first failure; 0: 2 s
+    bool keep_going;      // idist_spawn: leave the survivors of a failure alone
+    idist_report *report; // idist_spawn: filled when a worker failed. May be NULL.
+} idist_desc;
+
+//------------------------------------------------------------------------------
+// [api:life]  begin, end, and who am I
+//------------------------------------------------------------------------------
+
+// Joins the world: finds rank and size, meets the other ranks, connects to them. Collective over all ranks of the job;
+// blocks until all are there (IDIST_ERR_TIMEOUT names the missing ones). desc may be NULL. A macro, so that it sees which
+// backend headers you included. Calling it twice is IDIST_ERR_STATE.
+#define idist_initialize(desc) idist_initialize_with((desc), IDIST_BACKENDS)
+
+// Leaves the world; collective. Waits for the others to get here (their pending calls with this rank complete first),
+// then frees everything. With requests or a group_begin still open it fails with IDIST_ERR_STATE and does nothing; in
+// every other case the world is gone afterwards, also when it returns an error (the error the world died of).
+IDIST_API idist_status idist_finalize(void);
+
+// True between idist_initialize and idist_finalize.
+IDIST_API bool idist_is_initialized(void);
+
+// Getters never fail: outside a world they answer as a world of 1. Any thread.
+IDIST_API int idist_get_rank(void);
+IDIST_API int idist_get_world_size(void);
+IDIST_API int idist_get_local_rank(void);      // rank among the ranks of this host, by rank
+IDIST_API int idist_get_nproc_per_node(void);  // ranks on this host
+IDIST_API int idist_get_nnodes(void);          // hosts
+IDIST_API int idist_get_node_rank(void);       // hosts are numbered by their lowest rank
+IDIST_API const char *idist_backend(void);       // "self", "ring", ...
+IDIST_API const char *idist_device(void);      // "cpu"
+IDIST_API const char *idist_hostname(void);
+IDIST_API const char *idist_launcher(void);    // who started the ranks: "none", "spawn", "torchrun", "env", ...
+#define idist_available_backends() idist_available_backends_of(IDIST_BACKENDS) // those the program has, "ring,self"
+
+// The configuration of the world as text, one "name: value" per line. The string lives until this thread calls it again.
+IDIST_API const char *idist_show_config(void);
+
+// Ends every pending and later call of the group with IDIST_ERR_ABORTED, on all its ranks. NULL: the world. From any
+// thread. Returns at once.
+IDIST_API idist_status idist_abort(idist_group *group);
+
+// A further, independent world; several may be open at once, in any thread. Its group is returned: put it into
+// idist_opts.group, and end it with idist_close. Collective over the ranks of that world. *world is NULL on failure.
+#define idist_open(desc, world) idist_open_with((desc), (world), IDIST_BACKENDS)
+IDIST_API idist_status idist_close(idist_group **world);
+
+//------------------------------------------------------------------------------
+// [api:coll]  collectives
+//
+// All ranks of the group make the same call in the same order, with the same count, dtype, op and root. When they do
+// not, every rank gets IDIST_ERR_MISMATCH naming two of them and what differs. When a rank dies, the others get
+// IDIST_ERR_PEER_LOST; when one does not come, IDIST_ERR_TIMEOUT. After one of these the group is unusable and gives the
+// same error at once. IDIST_ERR_ARG and IDIST_ERR_STATE are local: nothing was sent, nothing is broken.
+//
+// count is in elements; n is the number of ranks, r the own rank. Send and receive buffers are disjoint, or placed as
+// the in-place rule says. count may be 0, and then buffers may be NULL. Any thread, but one order on all ranks.
+//------------------------------------------------------------------------------
+
+// recv[i] = op over all ranks of send[i], on every rank; bitwise the same everywhere. send: count. recv: count.
+// In place: send == recv.
+IDIST_API idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                        const idist_opts *opts);
+
+// As all_reduce, the result on root only; recv is not touched elsewhere and may be NULL there. In place: send == recv.
+IDIST_API idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
+                                    const idist_opts *opts);
+
+// buf of root is copied to buf of all. buf: count.
+IDIST_API idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts);
+
+// Returns when all ranks have called it.
+IDIST_API idist_status idist_barrier(const idist_opts *opts);
+
+// recv[k*count + i] = send[i] of rank k, on every rank. send: count. recv: n*count. In place: send == recv + r*count.
+IDIST_API idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts);
+
+// As all_gather, on root only; recv may be NULL elsewhere. In place, on root: send == recv + r*count.
+IDIST_API idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                                    const idist_opts *opts);
+
+// recv[i] = send[r*count + i] of root. send: n*count, on root; may be NULL elsewhere. recv: count.
+// In place, on root: recv == send + r*count.
+IDIST_API idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                                     const idist_opts *opts);
+
+// recv[i] = op over all ranks of send[r*count + i]. send: n*count. recv: count. In place: recv == send + r*count.
+IDIST_API idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                            const idist_opts *opts);
+
+// recv[k*count + i] = send[r*count + i] of rank k. send: n*count. recv: n*count. In place: send == recv.
+IDIST_API idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts);
+
+// recv[i] = op over the ranks 0 .. r of send[i]. AVG is refused. send: count. recv: count. In place: send == recv.
+IDIST_API idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                  const idist_opts *opts);
+
+// recv[i] = op over the ranks 0 .. r-1 of send[i]; recv of rank 0 is not touched. Otherwise as scan.
+IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                    const idist_opts *opts);
+
+// The v-forms: rank k contributes counts[k] elements, which lie at element displs[k] of the large buffer. displs == NULL:
+// one after the other. Counts that say how much goes from rank a to rank b must agree on a and b. The arrays, like the
+// buffers, must stay until the operation is complete.
+
+// send: sendcount == recvcounts[r]. recv: on every rank. recvcounts and recvdispls: n, the same counts on all ranks.
+// In place: send == recv + recvdispls[r].
+IDIST_API idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                                         const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts);
+
+// As all_gatherv, on root only; recv, recvcounts and recvdispls are not looked at elsewhere.
+IDIST_API idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                                     const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts);
+
+// The reverse of gatherv. send, sendcounts and senddispls are looked at on root only. recv: recvcount.
+// In place, on root: recv == send + senddispls[r].
+IDIST_API idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
+                                      size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts);
+
+// Rank r sends sendcounts[k] elements at send + senddispls[k] to rank k, and receives recvcounts[k] elements from it at
+// recv + recvdispls[k]. Not in place: the buffers are disjoint.
+IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
+                                         const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
+                                         const idist_opts *opts);
+
+// Bytes and strings of sizes that the receivers do not know. Blocking only.
+
+// data of root (nbytes there) arrives in buf, which has room for capacity bytes; *nbytes is the size on every rank.
+// On root buf holds the data and *nbytes its size. IDIST_ERR_TRUNCATED on a rank whose buf is too small: *nbytes
+// then says what is needed, buf is untouched, and nothing is broken.
+IDIST_API idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root, const idist_opts *opts);
+
+// The bytes of all ranks, in rank order, one after the other in buf; sizes[k] (n entries) is what rank k gave. send:
+// nbytes, which may differ from rank to rank. When capacity is below the total: IDIST_ERR_TRUNCATED on that rank, sizes
+// is filled, buf is untouched, and nothing is broken.
+IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity, size_t *sizes,
+                                              const idist_opts *opts);
+
+//------------------------------------------------------------------------------
+// [api:p2p]  from one rank to another
+//
+// Messages from one rank to another with the same tag arrive in the order they were sent. A send may return before the
+// receiver asked for the message (up to 64 KiB), or only then: never rely on either. Tags are 0 .. 2^31 - 1.
+// A receive that runs into its time-out before a message came is cancelled: IDIST_ERR_TIMEOUT, nothing lost or broken.
+//------------------------------------------------------------------------------
+
+IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts);
+
+// buf: count at most; info (may be NULL) says what came. src may be IDIST_ANY_SOURCE, tag IDIST_ANY_TAG. A message that
+// is longer gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both stay there for another receive.
+IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
+                                  const idist_opts *opts);
+
+// Both at once, so that neighbours can exchange without a deadlock. Blocking only. The buffers are disjoint.
+IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount,
+                                      int src, int recvtag, idist_dtype dtype, idist_recv_info *info, const idist_opts *opts);
+
+// Blocks until the operation is complete, returns its status, and empties the request. Any thread, one at a time.
+IDIST_API idist_status idist_wait(idist_request *request);
+// Does not block. *done: whether it is complete; if so, as idist_wait. Requests also progress while the program computes.
+IDIST_API idist_status idist_test(idist_request *request, bool *done);
+// Waits for all of them, also after a failure; returns the first failure by index.
+IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
+// Waits for any of them and empties it; *index says which. When all are empty: *index = n, IDIST_OK.
+IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
+
+// Calls of this thread between begin and end start at once and complete together in idist_group_end, so that their
+// order does not matter: exchange patterns that would deadlock one by one go through. They return when started; their
+// results are valid after idist_group_end, which returns the first failure. Begin / end may nest; the outermost end waits.
+IDIST_API idist_status idist_group_begin(void);
+IDIST_API idist_status idist_group_end(void);
+
+//------------------------------------------------------------------------------
+// [api:group]  groups
+//------------------------------------------------------------------------------
+
+// A group of the ranks listed (world ranks, no duplicates, sorted ascending for you). Collective over the world: every
+// world rank calls it with the same list. Ranks that are not in it get a group whose rank is -1 and on which
+// communication is IDIST_ERR_STATE.
+IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **group);
+// Groups by color: ranks of parent (NULL: the world) with the same color >= 0 form one, ordered by key, then by rank in
+// parent. color < 0: none, a group whose rank is -1. Collective over parent.
+IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idist_group **group);
+// Frees a group made by the two above and sets the pointer to NULL. Each member calls it; it does not wait for the others.
+// With requests still open on it: IDIST_ERR_STATE, nothing freed.
+IDIST_API idist_status idist_free_group(idist_group **group);
+
+// NULL: the world. Rank in the group, -1 for a non-member; number of members.
+IDIST_API int idist_group_rank(const idist_group *group);
+IDIST_API int idist_group_size(const idist_group *group);
+// Which rank of `to` is rank `rank` of `from`; -1 when it is not in it. Both groups of one world.
+IDIST_API int idist_group_translate(const idist_group *from, int rank, const idist_group *to);
+
+//------------------------------------------------------------------------------
+// [api:op]  reductions of your own
+//------------------------------------------------------------------------------
+
+// inout[i] = in[i] (op) inout[i] for i < count; `in` comes from the lower ranks. Must be associative. Runs in any thread
+// that is inside idist, also the progress thread; must not call idist.
+typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg);
+
+// commutative == false keeps the ranks in order, at some cost. Collective in the sense that all ranks of the world of
+// `group` (NULL: the default world) create their ops in the same order; purely local otherwise. Up to 224 at a time.
+IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op);
+// SUM of factor * send: each rank's own factor. Floating dtypes only.
+IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
+IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
+
+// inout[i] = in[i] (op) inout[i], in this process. For built-in ops except AVG.
+IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op);
+
+//------------------------------------------------------------------------------
+// [api:spawn]  processes
+//------------------------------------------------------------------------------
+
+// What a worker runs; its result becomes the exit code of the process (0: success).
+typedef int (*idist_worker_fn)(int local_rank, void *arg);
+
+// Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn, finalizes and exits. Blocks until
+// all ended. IDIST_OK only if all returned 0; otherwise IDIST_ERR_WORKER_FAILED with the first failure in desc->report
+// and idist_last_error(). After it the others have desc->grace_ms to end by themselves, then they get SIGTERM, then SIGKILL.
+// When this process dies, they are killed. Nothing else of the calling process changes: not its signal handlers, not its
+// environment. Workers never return to the caller's code and run no atexit handlers.
+#define idist_spawn(fn, arg, nproc_per_node, desc) idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
+
+// Ignite's Parallel: with desc->nproc_per_node set, idist_spawn; otherwise joins the world that a launcher made, calls fn
+// in this process, and finalizes. Logs what it does at info level.
+#define idist_parallel_run(desc, fn, arg) idist_parallel_run_with((desc), (fn), (arg), IDIST_BACKENDS)
+
+// A task for the two below; 0 is success.
+typedef int (*idist_task_fn)(void *arg);
+
+// The chosen rank runs fn first, the others after it is through: "rank 0 downloads, the rest finds the file". With local,
+// the chosen local rank of each host goes first on that host. When fn fails on the first rank the others do not
+// run it and all get IDIST_ERR_CALLBACK. Collective over the world.
+IDIST_API idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local, const idist_opts *opts);
+// Only this rank runs fn. With barrier, the others wait for it, and learn of its failure.
+IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier, const idist_opts *opts);
+
+//------------------------------------------------------------------------------
+// [api:memory]  buffers
+//------------------------------------------------------------------------------
+
+// Memory for communication buffers, aligned to 64 bytes, zeroed. NULL when there is none (idist_last_error says why).
+// opts selects the world; NULL: the default one, or none.
+IDIST_API void *idist_alloc(size_t nbytes, const idist_opts *opts);
+IDIST_API void idist_free(void *ptr);
+
+//------------------------------------------------------------------------------
+// [api:store]  a key-value table for rendezvous
+//
+// Keys are strings of 1 .. 1024 bytes, values up to 8 MiB. Any thread. Every call but set, add and delete can wait; the
+// time-outs are in milliseconds, 0 means the store's own (5 minutes), < 0 none.
+//------------------------------------------------------------------------------
+
+typedef struct idist_store_desc {
+    bool server;          // tcp, file: this process owns the table (rank 0). Exactly one does; it ends with it.
+    int timeout_ms;       // default of every wait; 0: 5 minutes
+    const void *secret;   // as in idist_desc. tcp beyond loopback needs one (or IDIST_INSECURE=1).
+    size_t secret_nbytes; //
+    idist_allocator allocator;
+} idist_store_desc;
+
+// "tcp://host:port"    a server in one process, the others connect; speaks the wire format of torch's TCPStore behind a
+//                      mutual authentication. Port 0 on the server takes a free one, see idist_store_port.
+// "file:///path"       a file that all can lock; the server removes it when it closes. A file left by a dead server is
+//                      recognised and not used.
+// "mem://"             inside this process: share the pointer between threads.
+// desc may be NULL. Waits until the server is there.
+IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store);
+// A view in which every key has `prefix` before it. Closing it leaves `parent` open; parent must outlive it.
+IDIST_API idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_store **store);
+IDIST_API idist_status idist_store_close(idist_store **store);
+IDIST_API int idist_store_port(const idist_store *store); // of a tcp server; otherwise 0
+
+IDIST_API idist_status idist_store_set(idist_store *store, const char *key, const void *value, size_t nbytes);
+// Waits for the key. *nbytes is its size; IDIST_ERR_TRUNCATED if above capacity (value untouched).
+IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity, size_t *nbytes,
+                                       int timeout_ms);
+// Adds to a decimal number, which starts as 0; *result is the new value.
+IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result);
+// If the key holds `expected` (nothing there counts as an empty one), it becomes `desired`. *nbytes bytes of value: what it
+// holds afterwards.
+IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected, size_t nexpected,
+                                               const void *desired, size_t ndesired, void *value, size_t capacity,
+                                               size_t *nbytes);
+// Waits until all keys exist.
+IDIST_API idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n, int timeout_ms);
+// *ready: whether all keys exist now.
+IDIST_API idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready);
+IDIST_API idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted);
+IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
+
+//------------------------------------------------------------------------------
+// [api:backend]  backends, and the lists of them
+//------------------------------------------------------------------------------
+
+typedef struct idist_backend_api idist_backend_api; // a table of functions; see the implementation part for the contract
+
+// Backends in order of preference. IDIST_BACKENDS is the list of those whose headers you included before the call.
+typedef struct idist_backend_list {
+    const idist_backend_api *items[8]; // NULL entries are skipped
+} idist_backend_list;
+
+IDIST_API idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b,
+                                                   const idist_backend_api *c);
+IDIST_API const idist_backend_api *idist_self_backend(void); // a world of 1; always there, always last
+
+// What the macros above stand for.
+IDIST_API idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends);
+IDIST_API const char *idist_available_backends_of(idist_backend_list backends);
+IDIST_API idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_backend_list backends);
+IDIST_API idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
+                                        idist_backend_list backends);
+IDIST_API idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg,
+                                               idist_backend_list backends);
+
+#define IDIST_BACKENDS idist_backend_list_of(IDIST__ENTRY_NCCL, IDIST__ENTRY_MPI, IDIST__ENTRY_RING)
+#ifndef IDIST__ENTRY_NCCL
+#define IDIST__ENTRY_NCCL NULL
+#endif
+#ifndef IDIST__ENTRY_MPI
+#define IDIST__ENTRY_MPI NULL
+#endif
+#ifndef IDIST__ENTRY_RING
+#define IDIST__ENTRY_RING NULL
+#endif
+
+#ifdef __cplusplus
+} // extern "C"
+
+inline idist_dtype idist_dtype_of(const char *) { return IDIST_I8; }
+inline idist_dtype idist_dtype_of(const signed char *) { return IDIST_I8; }
+inline idist_dtype idist_dtype_of(const unsigned char *) { return IDIST_U8; }
+inline idist_dtype idist_dtype_of(const bool *) { return IDIST_U8; }
+inline idist_dtype idist_dtype_of(const short *) { return IDIST_I16; }
+inline idist_dtype idist_dtype_of(const unsigned short *) { return IDIST_U16; }
+inline idist_dtype idist_dtype_of(const int *) { return IDIST_I32; }
+inline idist_dtype idist_dtype_of(const unsigned int *) { return IDIST_U32; }
+inline idist_dtype idist_dtype_of(const long *) { return sizeof(long) == 8 ? IDIST_I64 : IDIST_I32; }
+inline idist_dtype idist_dtype_of(const unsigned long *) { return sizeof(long) == 8 ? IDIST_U64 : IDIST_U32; }
+inline idist_dtype idist_dtype_of(const long long *) { return IDIST_I64; }
+inline idist_dtype idist_dtype_of(const unsigned long long *) { return IDIST_U64; }
+inline idist_dtype idist_dtype_of(const float *) { return IDIST_F32; }
+inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
+#define IDIST_DTYPE(ptr) (::idist_dtype_of(ptr))
+#endif
+
+#endif // IDIST_H
+
+// Only here for the API? Stop reading.
+
+#if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_IMPLEMENTATION_DONE)
+#define IDIST_IMPLEMENTATION_DONE
+
+//------------------------------------------------------------------------------
+// [impl:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
+// used by everything below
+//------------------------------------------------------------------------------
+
+#if !defined(__linux__)
+#error "idist: only Linux so far. A port goes into the section [impl:os] and the socket section below it."
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
+#error "idist: in the file that defines IDIST_IMPLEMENTATION include idist.h before every system header (or use -D_DEFAULT_SOURCE)"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__TLS static __thread
+
+#define IDIST__MS ((int64_t)1000000) // nanoseconds in a millisecond
+#define IDIST__FOREVER INT64_MAX
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+static int64_t idist__os_now_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+// The moment `timeout_ms` from now; negative means never.
+static int64_t idist__os_deadline(int64_t timeout_ms) {
+    return timeout_ms < 0 ? IDIST__FOREVER : idist__os_now_ns() + timeout_ms * IDIST__MS;
+}
+
+// Milliseconds until a deadline, rounded up, as poll(2) wants them.
+static int idist__os_ms_until(int64_t deadline_ns) {
+    int64_t left;
+    if (deadline_ns == IDIST__FOREVER) return -1;
+    left = deadline_ns - idist__os_now_ns();
+    if (left <= 0) return 0;
+    left = (left + IDIST__MS - 1) / IDIST__MS;
+    return left > 1000000 ? 1000000 : (int)left;
+}
+
+static void idist__os_pause_ms(int ms) {
+    struct timespec ts;
+    ts.tv_sec = ms / 1000;
+    ts.tv_nsec = (long)(ms % 1000) * 1000000;
+    nanosleep(&ts, NULL); // cut short by a signal: the callers loop over deadlines
+}
+
+static void idist__os_random(void *buf, size_t nbytes) {
+    unsigned char *p = (unsigned char *)buf;
+    while (nbytes) {
+        ssize_t n = getrandom(p, nbytes, 0);
+        if (n > 0) {
+            p += n;
+            nbytes -= (size_t)n;
+        } else if (n < 0 && errno != EINTR) {
+            // No getrandom (an old sandbox). Nonces must differ, so clock and process id are better than nothing.
+            int64_t mix = idist__os_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
+            size_t k = nbytes < sizeof mix ? nbytes : sizeof mix;
+            memcpy(p, &mix, k);
+            p += k;
+            nbytes -= k;
+        }
+    }
+}
+
+// A value of the environment; an empty one counts as not set, as in torch's env://.
+static const char *idist__os_env(const char *name) {
+    const char *v = getenv(name);
+    return v && v[0] ? v : NULL;
+}
+
+static int idist__os_ncores(void) {
+    unsigned long mask[128]; // 8192 processors
+    long n = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    int cores = 0;
+    long i;
+    if (n <= 0) return (int)sysconf(_SC_NPROCESSORS_ONLN) > 0 ? (int)sysconf(_SC_NPROCESSORS_ONLN) : 1;
+    for (i = 0; i < n / (long)sizeof mask[0]; i++) cores += __builtin_popcountl(mask[i]);
+    return cores > 0 ? cores : 1;
+}
+
+static void idist__os_close(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+// A word that reads 1 in this process and 0 in a child made by fork, without a system call per look.
+static int *idist__os_fork_guard(void) {
+    long page = sysconf(_SC_PAGESIZE);
+    void *p = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (madvise(p, (size_t)page, 18 /* MADV_WIPEONFORK */) != 0) {
+        munmap(p, (size_t)page);
+        return NULL;
+    }
+    *(int *)p = 1;
+    return (int *)p;
+}
+
+static void idist__os_fork_guard_free(int *guard) {
+    if (guard) munmap(guard, (size_t)sysconf(_SC_PAGESIZE));
+}
+
+static void idist__os_cond_init(pthread_cond_t *cond) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static void idist__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns) {
+    struct timespec ts;
+    if (deadline_ns == IDIST__FOREVER) {
+        pthread_cond_wait(cond, lock);
+        return;
+    }
+    ts.tv_sec = (time_t)(deadline_ns / 1000000000);
+    ts.tv_nsec = (long)(deadline_ns % 1000000000);
+    pthread_cond_timedwait(cond, lock, &ts);
+}
+
+// A thread that takes no signals: they belong to the program's own threads.
+static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
+    sigset_t all, before;
+    int rc;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(thread, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+//------------------------------------------------------------------------------
+// [impl:err]  status names, and the text of a thread's last failure
+// uses os . used by everything below
+//------------------------------------------------------------------------------
+
+typedef struct idist__task idist__task;
+
+// All that a thread has of its own.
+typedef struct idist__thread {
+    char text[1024];         // idist_last_error
+    char config[2048];       // idist_show_config
+    int group_depth;         // open idist_group_begin calls
+    idist_status group_status; // first failure inside them
+    idist__task *group_tasks; // what they started
+} idist__thread;
+
+IDIST__TLS idist__thread idist__self;
+
+const char *idist_status_name(idist_status status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case IDIST_##name: return "IDIST_" #name;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    }
+    return "IDIST_ERR_UNKNOWN";
+}
+
+const char *idist_status_string(idist_status status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case IDIST_##name: return text;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    }
+    return "unknown status";
+}
+
+const char *idist_last_error(void) { return idist__self.text; }
+
+// Every failure passes through here at the place where it is noticed. The text says what, to whom, and what to do.
+// The text may contain the previous one (a caller adds what it was doing).
+IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
+    char text[sizeof idist__self.text];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    memcpy(idist__self.text, text, sizeof text);
+    return status;
+}
+
+// The same for a failed system call; keeps errno's own words.
+static idist_status idist__fail_errno(const char *what, int err) {
+    idist_status status = IDIST_ERR_SYSTEM;
+    if (err == EMFILE || err == ENFILE) status = IDIST_ERR_NO_FDS;
+    if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
+    if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
+    if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;
+    return idist__fail(status, "%s: %s", what, strerror(err));
+}
+
+// Appends to a text in a buffer of `cap` bytes; cuts it off at the end.
+IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t cap, const char *fmt, ...) {
+    size_t used = strlen(buf);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(buf + used, cap - used, fmt, args);
+    va_end(args);
+}
+
+static void idist__copy_text(char *dst, size_t cap, const char *src) {
+    size_t n = strlen(src);
+    if (n >= cap) n = cap - 1;
+    memcpy(dst, src, n);
+    dst[n] = 0;
+}
+
+//------------------------------------------------------------------------------
+// [impl:mem]  memory through the caller's allocator
+// uses err . used by store world and the backends
+//------------------------------------------------------------------------------
+
+static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
+    void *p;
+    if (!nbytes) nbytes = 1;
+    p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
+    if (p) memset(p, 0, nbytes);
+    else idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: %zu bytes were asked for", nbytes);
+    return p;
+}
+
+// As alloc, but not zeroed: for large buffers that are written before they are read.
+static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
+    void *p;
+    if (!nbytes) nbytes = 1;
+    p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
+    if (!p) idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: %zu bytes were asked for", nbytes);
+    return p;
+}
+
+static void idist__mem_free(const idist_allocator *a, void *p) {
+    if (!p) return;
+    if (a && a->free_fn) a->free_fn(p, a->user);
+    else free(p);
+}
+
+//------------------------------------------------------------------------------
+// [impl:log]  one line at a time, to the caller's logger or to stderr
+// uses os err . used by launch world spawn and the backends
+//------------------------------------------------------------------------------
+
+typedef struct idist__log {
+    idist_logger logger;
+    idist_log_level level;
+    char who[96]; // "rank 3/8 host"
+} idist__log;
+
+static pthread_mutex_t idist__log_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
+    static const char *const names[] = {"", "error", "warn", "info", "debug"};
+    const char *env = idist__os_env("IDIST_LOG");
+    int i;
+    memset(log, 0, sizeof *log);
+    if (logger) log->logger = *logger;
+    log->level = IDIST_LOG_WARN;
+    if (!env) return IDIST_OK;
+    for (i = 1; i <= 4; i++)
+        if (strcmp(env, names[i]) == 0) {
+            log->level = (idist_log_level)i;
+            return IDIST_OK;
+        }
+    return idist__fail(IDIST_ERR_ENV, "IDIST_LOG=%s: use error, warn, info or debug", env);
+}
+
+IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
+    static const char *const names[] = {"", "error", "warning", "info", "debug"};
+    char text[1024], line[1200];
+    va_list args;
+    if (level > log->level) return;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level], text);
+    pthread_mutex_lock(&idist__log_lock);
+    if (log->logger.log_fn) log->logger.log_fn(level, line, log->logger.user);
+    else fprintf(stderr, "%s\n", line);
+    pthread_mutex_unlock(&idist__log_lock);
+}
+
+//------------------------------------------------------------------------------
+// [impl:type]  dtypes: sizes, names, 16-bit floats
+// uses - . used by reduce call and the backends
+//------------------------------------------------------------------------------
+
+static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {"I8",  "U8",  "I16", "U16",  "I32", "U32",
+                                                                  "I64", "U64", "F16", "BF16", "F32", "F64"};
+static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",  "PROD", "MIN",  "MAX",  "AVG",
+                                                            "BAND", "BOR",  "BXOR", "LAND", "LOR"};
+
+size_t idist_dtype_size(idist_dtype dtype) {
+    return (unsigned)dtype < IDIST_DTYPE_COUNT ? idist__dtype_sizes[(unsigned)dtype] : 0;
+}
+
+const char *idist_dtype_name(idist_dtype dtype) {
+    return (unsigned)dtype < IDIST_DTYPE_COUNT ? idist__dtype_names[(unsigned)dtype] : "unknown dtype";
+}
+
+const char *idist_op_name(idist_op op) {
+    if ((unsigned)op < IDIST_OP_COUNT) return idist__op_names[(unsigned)op];
+    return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
+}
+
+static bool idist__type_is_float(idist_dtype d) { return d >= IDIST_F16; }
+static bool idist__type_is_half(idist_dtype d) { return d == IDIST_F16 || d == IDIST_BF16; }
+
+static float idist__bits_to_float(uint32_t u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static uint32_t idist__float_to_bits(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static float idist__half_to_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
+    if (exponent == 31) return idist__bits_to_float(sign | 0x7f800000u | (fraction << 13));
+    if (exponent) return idist__bits_to_float(sign | ((exponent + 112) << 23) | (fraction << 13));
+    // Zero and subnormals: fraction * 2^-24, exact in float.
+    return (sign ? -1.0f : 1.0f) * ((float)fraction * (1.0f / 16777216.0f));
+}
+
+// Round to nearest, ties to even, as the hardware does; overflow gives infinity, NaN stays NaN.
+static uint16_t idist__float_to_half(float f) {
+    uint32_t u = idist__float_to_bits(f), sign = (u >> 16) & 0x8000u, abs = u & 0x7fffffffu, half, rest, bit;
+    if (abs > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((abs >> 13) & 0x3ffu)); // quiet, payload kept
+    if (abs >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                        // 65520 and up
+    if (abs < 0x33000001u) return (uint16_t)sign;                                     // at most 2^-25: zero
+    if (abs < 0x38800000u) {                                                          // subnormal
+        uint32_t shift = 126 - (abs >> 23), fraction = (abs & 0x7fffffu) | 0x800000u;
+        half = fraction >> shift;
+        rest = fraction & ((1u << shift) - 1);
+        bit = 1u << (shift - 1);
+    } else {
+        half = (abs - 0x38000000u) >> 13;
+        rest = abs & 0x1fffu;
+        bit = 0x1000u;
+    }
+    if (rest > bit || (rest == bit && (half & 1u))) half++;
+    return (uint16_t)(sign | half);
+}
+
+static float idist__bf16_to_float(uint16_t h) { return idist__bits_to_float((uint32_t)h << 16); }
+
+static uint16_t idist__float_to_bf16(float f) {
+    uint32_t u = idist__float_to_bits(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+// Element types that may lie at any address: user buffers need not be aligned.
+#define IDIST__UNALIGNED __attribute__((aligned(1), may_alias))
+typedef uint8_t IDIST__UNALIGNED idist__any_u8;
+typedef int8_t IDIST__UNALIGNED idist__any_i8;
+typedef uint16_t IDIST__UNALIGNED idist__any_u16;
+typedef int16_t IDIST__UNALIGNED idist__any_i16;
+typedef uint32_t IDIST__UNALIGNED idist__any_u32;
+typedef int32_t IDIST__UNALIGNED idist__any_i32;
+typedef uint64_t IDIST__UNALIGNED idist__any_u64;
+typedef int64_t IDIST__UNALIGNED idist__any_i64;
+typedef float IDIST__UNALIGNED idist__any_f32;
+typedef double IDIST__UNALIGNED idist__any_f64;
+
+static void idist__type_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+    const idist__any_u16 *s = (const idist__any_u16 *)src;
+    size_t i;
+    if (dtype == IDIST_F16)
+        for (i = 0; i < count; i++) dst[i] = idist__half_to_float(s[i]);
+    else
+        for (i = 0; i < count; i++) dst[i] = idist__bf16_to_float(s[i]);
+}
+
+static void idist__type_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
+    idist__any_u16 *d = (idist__any_u16 *)dst;
+    size_t i;
+    if (dtype == IDIST_F16)
+        for (i = 0; i < count; i++) d[i] = idist__float_to_half(src[i]);
+    else
+        for (i = 0; i < count; i++) d[i] = idist__float_to_bf16(src[i]);
+}
+
+//------------------------------------------------------------------------------
+// [impl:reduce]  out = lo (op) hi, for all dtypes and ops
+// uses type . used by call and the backends
+//------------------------------------------------------------------------------
+
+// `lo` comes from the lower ranks. Ranks that compute the same pair get the same bits, because they run the same code on
+// the same operands in the same order; x + y and y + x may differ in the payload of a NaN. out may be lo or hi.
+typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
+
+#define IDIST__KERNEL(name, type, wide, expr)                                                              \
+    IDIST__VECTORIZE static void name(void *out, const void *lo, const void *hi, size_t count) {           \
+        idist__any_##type *o = (idist__any_##type *)out;                                                   \
+        const idist__any_##type *a = (const idist__any_##type *)lo, *b = (const idist__any_##type *)hi;    \
+        size_t i;                                                                                          \
+        IDIST__NO_ALIAS                                                                                    \
+        for (i = 0; i < count; i++) {                                                                      \
+            wide x = (wide)a[i], y = (wide)b[i];                                                           \
+            o[i] = (idist__any_##type)(expr);                                                              \
+        }                                                                                                  \
+    }
+
+// Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a signed one.
+#define IDIST__KERNELS_INT(type, utype, wide)                        \
+    IDIST__KERNEL(idist__sum_##type, utype, wide, x + y)             \
+    IDIST__KERNEL(idist__prod_##type, utype, wide, x *y)             \
+    IDIST__KERNEL(idist__min_##type, type, idist__any_##type, x < y ? x : y) \
+    IDIST__KERNEL(idist__max_##type, type, idist__any_##type, x > y ? x : y)
+#define IDIST__KERNELS_BITS(type, wide)                              \
+    IDIST__KERNEL(idist__band_##type, type, wide, x &y)              \
+    IDIST__KERNEL(idist__bor_##type, type, wide, x | y)              \
+    IDIST__KERNEL(idist__bxor_##type, type, wide, x ^ y)             \
+    IDIST__KERNEL(idist__land_##type, type, wide, (x && y) ? 1 : 0)  \
+    IDIST__KERNEL(idist__lor_##type, type, wide, (x || y) ? 1 : 0)
+// x < y is false when either is NaN, so the tests below let a NaN of either side through.
+#define IDIST__KERNELS_FLOAT(type, wide)                                 \
+    IDIST__KERNEL(idist__sum_##type, type, wide, x + y)                  \
+    IDIST__KERNEL(idist__prod_##type, type, wide, x *y)                  \
+    IDIST__KERNEL(idist__min_##type, type, wide, (x < y || x != x) ? x : y) \
+    IDIST__KERNEL(idist__max_##type, type, wide, (x > y || x != x) ? x : y)
+
+IDIST__KERNELS_INT(i8, u8, uint32_t)
+IDIST__KERNELS_INT(u8, u8, uint32_t)
+IDIST__KERNELS_INT(i16, u16, uint32_t)
+IDIST__KERNELS_INT(u16, u16, uint32_t)
+IDIST__KERNELS_INT(i32, u32, uint32_t)
+IDIST__KERNELS_INT(u32, u32, uint32_t)
+IDIST__KERNELS_INT(i64, u64, uint64_t)
+IDIST__KERNELS_INT(u64, u64, uint64_t)
+IDIST__KERNELS_BITS(u8, uint32_t)
+IDIST__KERNELS_BITS(u16, uint32_t)
+IDIST__KERNELS_BITS(u32, uint32_t)
+IDIST__KERNELS_BITS(u64, uint64_t)
+IDIST__KERNELS_FLOAT(f32, float)
+IDIST__KERNELS_FLOAT(f64, double)
+
+#define IDIST__ROW_INT(type, utype)                                                                          \
+    {                                                                                                        \
+        idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type,      \
+            idist__band_##utype, idist__bor_##utype, idist__bxor_##utype, idist__land_##utype, idist__lor_##utype \
+    }
+#define IDIST__ROW_FLOAT(type)                                                                               \
+    { idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type, 0, 0, 0, 0, 0 }
+
+// [dtype][op]; AVG adds, the division comes at the end. 16-bit floats are reduced as F32.
+static const idist__reduce_fn idist__reduce_table[IDIST_DTYPE_COUNT][IDIST_OP_COUNT] = {
+    IDIST__ROW_INT(i8, u8),   IDIST__ROW_INT(u8, u8),   IDIST__ROW_INT(i16, u16), IDIST__ROW_INT(u16, u16),
+    IDIST__ROW_INT(i32, u32), IDIST__ROW_INT(u32, u32), IDIST__ROW_INT(i64, u64), IDIST__ROW_INT(u64, u64),
+    IDIST__ROW_FLOAT(f32),    IDIST__ROW_FLOAT(f32),    IDIST__ROW_FLOAT(f32),    IDIST__ROW_FLOAT(f64)};
+
+// buf[i] = buf[i] / n: the end of AVG.
+static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
+    size_t i;
+    switch (dtype) {
+#define IDIST__DIVIDE(id, type, cast)                                                                          \
+    case id:                                                                                                   \
+        for (i = 0; i < count; i++)                                                                            \
+            ((idist__any_##type *)buf)[i] = (idist__any_##type)(((idist__any_##type *)buf)[i] / (cast)n);      \
+        break;
+        IDIST__DIVIDE(IDIST_I8, i8, int)
+        IDIST__DIVIDE(IDIST_U8, u8, int)
+        IDIST__DIVIDE(IDIST_I16, i16, int)
+        IDIST__DIVIDE(IDIST_U16, u16, int)
+        IDIST__DIVIDE(IDIST_I32, i32, int)
+        IDIST__DIVIDE(IDIST_U32, u32, uint32_t)
+        IDIST__DIVIDE(IDIST_I64, i64, int64_t)
+        IDIST__DIVIDE(IDIST_U64, u64, uint64_t)
+        IDIST__DIVIDE(IDIST_F32, f32, float)
+        IDIST__DIVIDE(IDIST_F64, f64, double)
+    default: break;
+#undef IDIST__DIVIDE
+    }
+}
+
+// buf[i] = buf[i] * factor: the beginning of a premultiplied sum.
+static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
+    size_t i;
+    if (dtype == IDIST_F64)
+        for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= factor;
+    if (dtype == IDIST_F32)
+        for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
+}
+
+idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
+    idist__reduce_fn fn;
+    if (!idist_dtype_size(dtype)) return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
+    if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here", idist_op_name(op), (int)op);
+    fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only", idist_op_name(op));
+    if (count && (!in || !inout)) return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
+    if (!idist__type_is_half(dtype)) {
+        fn(inout, in, inout, count);
+        return IDIST_OK;
+    }
+    while (count) {
+        float a[256], b[256];
+        size_t k = count < 256 ? count : 256;
+        idist__type_widen(a, in, k, dtype);
+        idist__type_widen(b, inout, k, dtype);
+        fn(b, a, b, k);
+        idist__type_narrow(inout, b, k, dtype);
+        in = (const char *)in + 2 * k;
+        inout = (char *)inout + 2 * k;
+        count -= k;
+    }
+    return IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
+// [impl:sha]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+// uses - . used by auth store launch
+//------------------------------------------------------------------------------
+
+typedef struct idist__sha {
+    uint32_t h[8];
+    uint64_t nbytes;
+    uint8_t block[64];
+} idist__sha;
+
+static void idist__sha_block(idist__sha *s, const uint8_t *p) {
+    static const uint32_t k[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
+        0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
+        0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
+        0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
+        0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
+        0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    uint32_t w[64], v[8], t1, t2;
+    int i;
+#define IDIST__ROR(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+    for (i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+    for (i = 16; i < 64; i++)
+        w[i] = w[i - 16] + w[i - 7] + (IDIST__ROR(w[i - 15], 7) ^ IDIST__ROR(w[i - 15], 18) ^ (w[i - 15] >> 3)) +
+               (IDIST__ROR(w[i - 2], 17) ^ IDIST__ROR(w[i - 2], 19) ^ (w[i - 2] >> 10));
+    memcpy(v, s->h, sizeof v);
+    for (i = 0; i < 64; i++) {
+        t1 = v[7] + (IDIST__ROR(v[4], 6) ^ IDIST__ROR(v[4], 11) ^ IDIST__ROR(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
+             k[i] + w[i];
+        t2 = (IDIST__ROR(v[0], 2) ^ IDIST__ROR(v[0], 13) ^ IDIST__ROR(v[0], 22)) +
+             ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+        memmove(v + 1, v, 7 * sizeof v[0]);
+        v[4] += t1;
+        v[0] = t1 + t2;
+    }
+    for (i = 0; i < 8; i++) s->h[i] += v[i];
+#undef IDIST__ROR
+}
+
+static void idist__sha_begin(idist__sha *s) {
+    static const uint32_t h0[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    memset(s, 0, sizeof *s);
+    memcpy(s->h, h0, sizeof h0);
+}
+
+static void idist__sha_add(idist__sha *s, const void *data, size_t nbytes) {
+    const uint8_t *p = (const uint8_t *)data;
+    while (nbytes) {
+        size_t at = (size_t)(s->nbytes & 63), k = 64 - at < nbytes ? 64 - at : nbytes;
+        memcpy(s->block + at, p, k);
+        s->nbytes += k;
+        p += k;
+        nbytes -= k;
+        if ((s->nbytes & 63) == 0) idist__sha_block(s, s->block);
+    }
+}
+
+static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
+    uint64_t nbits = s->nbytes * 8;
+    uint8_t tail[8], pad = 0x80;
+    int i;
+    idist__sha_add(s, &pad, 1);
+    pad = 0;
+    while ((s->nbytes & 63) != 56) idist__sha_add(s, &pad, 1);
+    for (i = 0; i < 8; i++) tail[i] = (uint8_t)(nbits >> (56 - 8 * i));
+    idist__sha_add(s, tail, 8);
+    for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+// out = HMAC-SHA256(key, label | a | b). Keys are 32 bytes here, so they are never hashed first.
+static void idist__hmac(const uint8_t key[32], const char *label, const void *a, size_t na, const void *b, size_t nb,
+                        uint8_t out[32]) {
+    idist__sha s;
+    uint8_t pad[64], inner[32];
+    int i;
+    for (i = 0; i < 64; i++) pad[i] = (uint8_t)((i < 32 ? key[i] : 0) ^ 0x36);
+    idist__sha_begin(&s);
+    idist__sha_add(&s, pad, 64);
+    idist__sha_add(&s, label, strlen(label));
+    idist__sha_add(&s, a, na);
+    idist__sha_add(&s, b, nb);
+    idist__sha_end(&s, inner);
+    for (i = 0; i < 64; i++) pad[i] ^= 0x36 ^ 0x5c;
+    idist__sha_begin(&s);
+    idist__sha_add(&s, pad, 64);
+    idist__sha_add(&s, inner, 32);
+    idist__sha_end(&s, out);
+}
+
+// A well-mixed 64-bit number from two: splitmix64's finaliser. For ids, not for secrets.
+static uint64_t idist__mix(uint64_t a, uint64_t b) {
+    uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static uint64_t idist__hash(const void *data, size_t nbytes) {
+    const uint8_t *p = (const uint8_t *)data;
+    uint64_t h = 0xcbf29ce484222325u; // FNV-1a
+    size_t i;
+    for (i = 0; i < nbytes; i++) h = (h ^ p[i]) * 0x100000001b3u;
+    return idist__mix(h, nbytes);
+}
+
+//------------------------------------------------------------------------------
+// [impl:sock]  stream sockets: addresses, listen, connect, and transfers with a deadline
+// uses os err . used by auth store and the ring
+//------------------------------------------------------------------------------
+
+// An address is text: "unix:NAME" is a socket in the abstract namespace, which leaves no file behind and is seen inside
+// one network namespace only, exactly as loopback TCP is; "tcp:HOST:PORT" has an IPv6 HOST in brackets.
+typedef struct idist__addr {
+    struct sockaddr_storage sa;
+    socklen_t nbytes;
+} idist__addr;
+
+static bool idist__sock_host_is_loopback(const char *host) {
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0;
+}
+
+static bool idist__addr_is_loopback(const idist__addr *a) {
+    if (a->sa.ss_family == AF_UNIX) return true;
+    if (a->sa.ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a->sa;
+        return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
+    }
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&a->sa)->sin6_addr) != 0;
+}
+
+static idist_status idist__addr_unix(idist__addr *a, const char *name) {
+    struct sockaddr_un *un = (struct sockaddr_un *)&a->sa;
+    size_t n = strlen(name);
+    memset(a, 0, sizeof *a);
+    if (!n || n > sizeof un->sun_path - 1)
+        return idist__fail(IDIST_ERR_ARG, "socket name \"%s\" is empty or longer than %zu", name, sizeof un->sun_path - 1);
+    un->sun_family = AF_UNIX;
+    memcpy(un->sun_path + 1, name, n);
+    a->nbytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+    return IDIST_OK;
+}
+
+static idist_status idist__addr_tcp(idist__addr *a, const char *host, int port) {
+    struct addrinfo hints, *list = NULL;
+    char service[16];
+    int rc;
+    memset(a, 0, sizeof *a);
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    snprintf(service, sizeof service, "%d", port);
+    rc = getaddrinfo(host, service, &hints, &list);
+    if (rc != 0 || !list)
+        return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host, gai_strerror(rc));
+    memcpy(&a->sa, list->ai_addr, list->ai_addrlen);
+    a->nbytes = list->ai_addrlen;
+    freeaddrinfo(list);
+    return IDIST_OK;
+}
+
+// Numbers in a given text only; the whole text must be a number within the limits.
+static bool idist__parse_int(const char *text, int64_t lo, int64_t hi, int64_t *value) {
+    char *end = NULL;
+    long long v;
+    if (!text || !(text[0] == '-' || (text[0] >= '0' && text[0] <= '9'))) return false;
+    errno = 0;
+    v = strtoll(text, &end, 10);
+    if (errno || !end || *end || v < lo || v > hi) return false;
+    *value = v;
+    return true;
+}
+
+// "host:port" or "[v6]:port".
+static bool idist__parse_host_port(const char *text, char *host, size_t cap, int *port) {
+    const char *colon = strrchr(text, ':');
+    size_t n = colon ? (size_t)(colon - text) : 0;
+    int64_t value;
+    if (!colon || !idist__parse_int(colon + 1, 0, 65535, &value)) return false;
+    if (n >= 2 && text[0] == '[' && text[n - 1] == ']') {
+        text++;
+        n -= 2;
+    }
+    if (!n || n >= cap) return false;
+    memcpy(host, text, n);
+    host[n] = 0;
+    *port = (int)value;
+    return true;
+}
+
+static idist_status idist__addr_parse(idist__addr *a, const char *text) {
+    char host[256];
+    int port;
+    if (strncmp(text, "unix:", 5) == 0) return idist__addr_unix(a, text + 5);
+    if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
+        return idist__addr_tcp(a, host, port);
+    return idist__fail(IDIST_ERR_ARG, "\"%s\" is no address", text);
+}
+
+// Text of an IP address, without the port.
+static void idist__addr_host_text(const idist__addr *a, char *buf, size_t cap) {
+    const void *ip = a->sa.ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)&a->sa)->sin_addr
+                                                : (const void *)&((const struct sockaddr_in6 *)&a->sa)->sin6_addr;
+    if (!inet_ntop(a->sa.ss_family, ip, buf, (socklen_t)cap)) idist__copy_text(buf, cap, "?");
+}
+
+static int idist__addr_port(const idist__addr *a) {
+    if (a->sa.ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)&a->sa)->sin_port);
+    if (a->sa.ss_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)&a->sa)->sin6_port);
+    return 0;
+}
+
+// Non-blocking, closed on exec; TCP without Nagle's delay.
+static int idist__sock_open(int family) {
+    int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return fd;
+}
+
+static idist_status idist__sock_listen(const idist__addr *a, const char *what, int *fd) {
+    int one = 1, err;
+    *fd = idist__sock_open(a->sa.ss_family);
+    if (*fd < 0) return idist__fail_errno("socket", errno);
+    if (a->sa.ss_family != AF_UNIX) setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(*fd, (const struct sockaddr *)&a->sa, a->nbytes) == 0 && listen(*fd, 4096) == 0) return IDIST_OK;
+    err = errno;
+    idist__os_close(fd);
+    if (err == EADDRINUSE)
+        return idist__fail(IDIST_ERR_ADDR_IN_USE,
+                           "%s is taken: another job or server runs there. Choose another MASTER_PORT, or end it", what);
+    return idist__fail_errno(what, err);
+}
+
+// -1 and errno EAGAIN when nobody is waiting. Connections of other users are closed at once: abstract sockets have no
+// permissions of their own.
+static int idist__sock_accept(int listener) {
+    struct {
+        pid_t pid;
+        uid_t uid;
+        gid_t gid;
+    } cred;
+    struct sockaddr_storage sa;
+    socklen_t n = sizeof sa;
+    int one = 1, fd = accept(listener, (struct sockaddr *)&sa, &n);
+    if (fd < 0) return -1;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    if (sa.ss_family != AF_UNIX) {
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        return fd;
+    }
+    n = sizeof cred;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 && cred.uid == geteuid()) return fd;
+    close(fd);
+    errno = EAGAIN;
+    return -1;
+}
+
+// One attempt. errno says why not; the caller decides whether to try again.
+static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
+    int fd = idist__sock_open(a->sa.ss_family), err = 0;
+    socklen_t n = sizeof err;
+    if (fd < 0) return -1;
+    if (connect(fd, (const struct sockaddr *)&a->sa, a->nbytes) == 0) return fd;
+    if (errno == EINPROGRESS || errno == EINTR) {
+        struct pollfd p;
+        int rc;
+        p.fd = fd;
+        p.events = POLLOUT;
+        do rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
+        while (rc < 0 && errno == EINTR);
+        if (rc == 0) err = ETIMEDOUT;
+        else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &n) != 0) err = errno;
+        if (err == 0) return fd;
+        errno = err;
+    }
+    err = errno;
+    close(fd);
+    errno = err;
+    return -1;
+}
+
+// Moves what is possible now. > 0: bytes; 0: would block; -1: end of stream (errno 0) or an error.
+static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
+    for (;;) {
+        ssize_t n = recv(fd, buf, nbytes, 0);
+        if (n > 0) return n;
+        if (n == 0) {
+            errno = 0;
+            return -1;
+        }
+        if (errno == EINTR) continue;
+        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+    }
+}
+
+static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts) {
+    struct msghdr m;
+    memset(&m, 0, sizeof m);
+    m.msg_iov = (struct iovec *)(uintptr_t)parts;
+    m.msg_iovlen = (size_t)nparts;
+    for (;;) {
+        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
+        if (n >= 0) return n;
+        if (errno == EINTR) continue;
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? 0 : -1;
+    }
+}
+
+static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
+    struct pollfd p;
+    int rc;
+    p.fd = fd;
+    p.events = events;
+    do rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+// The whole buffer or an error; errno ETIMEDOUT when the deadline passed, 0 at the end of the stream.
+static bool idist__sock_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
+    char *p = (char *)buf;
+    while (nbytes) {
+        ptrdiff_t n = idist__sock_read(fd, p, nbytes);
+        if (n < 0) return false;
+        if (n == 0 && !idist__sock_wait(fd, POLLIN, deadline_ns)) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+        p += n;
+        nbytes -= (size_t)n;
+    }
+    return true;
+}
+
+static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_t deadline_ns) {
+    const char *p = (const char *)buf;
+    while (nbytes) {
+        struct iovec part;
+        ptrdiff_t n;
+        part.iov_base = (void *)(uintptr_t)p;
+        part.iov_len = nbytes;
+        n = idist__sock_write(fd, &part, 1);
+        if (n < 0) return false;
+        if (n == 0 && !idist__sock_wait(fd, POLLOUT, deadline_ns)) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+        p += n;
+        nbytes -= (size_t)n;
+    }
+    return true;
+}
+
+//------------------------------------------------------------------------------
+// [impl:auth]  who is there: a mutual handshake on every connection
+// uses sha sock err . used by store and the ring
+//
+//   client                                     server
+//     hello C (64 bytes, with a nonce)  ------>
+//                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
+//     HMAC(K, "C" | C | S)              ------>
+//
+// K comes from the job's secret. Different labels keep one side's answer from being thrown back at it, the nonces keep an old
+// conversation from being replayed, and the tags cover version, role, rank and job, so that nothing in them can be
+// changed on the way. A stranger makes the server read 96 bytes and allocate none. Nothing is encrypted. Without a
+// secret K is a constant: then this only keeps out other programs and other versions.
+//------------------------------------------------------------------------------
+
+#define IDIST__WIRE_VERSION 1
+#define IDIST__HELLO_BYTES 64
+
+typedef struct idist__hello {
+    char magic[4]; // "IDST"
+    uint16_t version;
+    uint16_t min_version;
+    uint32_t byte_order; // 0x01020304 as this machine writes it
+    uint32_t role;
+    uint64_t job;
+    uint32_t rank;
+    uint32_t world_size;
+    uint64_t epoch;
+    uint8_t nonce[16];
+    uint8_t zero[8];
+} idist__hello;
+
+enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
+
+typedef struct idist__handshake {
+    int fd;
+    bool server;
+    int stage;   // client: write hello, read answer, write tag. server: read hello, write answer, read tag.
+    size_t done; // bytes of this stage
+    const uint8_t *key;
+    idist__hello mine, theirs;
+    uint8_t out[96], in[96];
+    int64_t deadline_ns;
+} idist__handshake;
+
+static void idist__auth_begin(idist__handshake *h, int fd, bool server, const uint8_t key[32], uint32_t role, uint64_t job,
+                              int rank, int world_size, int64_t deadline_ns) {
+    memset(h, 0, sizeof *h);
+    h->fd = fd;
+    h->server = server;
+    h->key = key;
+    h->deadline_ns = deadline_ns;
+    memcpy(h->mine.magic, "IDST", 4);
+    h->mine.version = h->mine.min_version = IDIST__WIRE_VERSION;
+    h->mine.byte_order = 0x01020304;
+    h->mine.role = role;
+    h->mine.job = job;
+    h->mine.rank = (uint32_t)rank;
+    h->mine.world_size = (uint32_t)world_size;
+    idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+static void idist__auth_tag(const idist__handshake *h, const char *label, uint8_t tag[32]) {
+    const idist__hello *c = h->server ? &h->theirs : &h->mine, *s = h->server ? &h->mine : &h->theirs;
+    idist__hmac(h->key, label, c, IDIST__HELLO_BYTES, s, IDIST__HELLO_BYTES, tag);
+}
+
+static bool idist__auth_tag_is(const idist__handshake *h, const char *label, const uint8_t *theirs) {
+    uint8_t want[32], diff = 0;
+    int i;
+    idist__auth_tag(h, label, want);
+    for (i = 0; i < 32; i++) diff |= (uint8_t)(want[i] ^ theirs[i]); // no early exit: time tells nothing
+    return diff == 0;
+}
+
+static idist_status idist__auth_check_hello(const idist__handshake *h) {
+    const idist__hello *t = &h->theirs;
+    if (memcmp(t->magic, "IDST", 4) != 0) return idist__fail(IDIST_ERR_AUTH, "the other side does not speak idist");
+    if (t->byte_order != h->mine.byte_order)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "the other side has another byte order; mixed worlds are not supported");
+    if (t->min_version > h->mine.version || t->version < h->mine.min_version)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "the other side speaks version %u of the protocol, this one %u: build all "
+                           "ranks from the same idist.h", (unsigned)t->version, (unsigned)h->mine.version);
+    if (t->role != h->mine.role || t->job != h->mine.job)
+        return idist__fail(IDIST_ERR_AUTH, "the other side belongs to another job (or an earlier run of this one)");
+    if (t->world_size != h->mine.world_size)
+        return idist__fail(IDIST_ERR_ENV, "the other side says the world has %u ranks, this one %u", (unsigned)t->world_size,
+                           (unsigned)h->mine.world_size);
+    return IDIST_OK;
+}
+
+// Moves one stage as far as it goes. 1: stage complete, 0: would block, -1: failed.
+static int idist__auth_move(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
+    while (h->done < nbytes) {
+        struct iovec part;
+        ptrdiff_t n;
+        part.iov_base = buf + h->done;
+        part.iov_len = nbytes - h->done;
+        n = write ? idist__sock_write(h->fd, &part, 1) : idist__sock_read(h->fd, part.iov_base, part.iov_len);
+        if (n < 0) return -1;
+        if (n == 0) return 0;
+        h->done += (size_t)n;
+        // A stranger is recognised by his first bytes.
+        if (!write && h->server && h->stage == 0 && h->done >= 4 && memcmp(buf, "IDST", 4) != 0) h->done = nbytes;
+    }
+    h->done = 0;
+    return 1;
+}
+
+// IDIST_OK with *done set when both sides are sure of each other. Does not block.
+static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+    idist_status s;
+    int rc;
+    *done = false;
+    while (h->stage < 3) {
+        bool write = h->server ? h->stage == 1 : h->stage != 1;
+        size_t nbytes = h->stage == 1 ? 96 : h->stage == 2 ? 32 : 64;
+        rc = idist__auth_move(h, write, write ? h->out : h->in, nbytes);
+        if (rc < 0) {
+            if (errno) return idist__fail_errno("handshake", errno);
+            return idist__fail(IDIST_ERR_AUTH, "the other side closed the connection during the handshake: it does not "
+                                               "share the secret, or it ended");
+        }
+        if (rc == 0) return IDIST_OK;
+        h->stage++;
+        if (h->server && h->stage == 1) {
+            memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
+            idist__auth_tag(h, "S", h->out + 64);
+        } else if (!h->server && h->stage == 2) {
+            memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
+            if (!idist__auth_tag_is(h, "S", h->in + 64))
+                return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
+            idist__auth_tag(h, "C", h->out);
+        } else if (h->server && h->stage == 3 && !idist__auth_tag_is(h, "C", h->in)) {
+            return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
+        }
+    }
+    *done = true;
+    return IDIST_OK;
+}
+
+// The whole handshake, blocking until the deadline in it.
+static idist_status idist__auth_run(idist__handshake *h) {
+    bool done = false;
+    for (;;) {
+        idist_status s = idist__auth_step(h, &done);
+        bool write = h->server ? h->stage == 1 : h->stage != 1;
+        if (s != IDIST_OK || done) return s;
+        if (!idist__sock_wait(h->fd, write ? POLLOUT : POLLIN, h->deadline_ns))
+            return idist__fail(IDIST_ERR_TIMEOUT, "the other side did not answer the handshake in time");
+    }
+}
+
+// The key of a job from its secret; the constant one without.
+static void idist__auth_key(const void *secret, size_t nbytes, uint8_t key[32]) {
+    idist__sha s;
+    idist__sha_begin(&s);
+    idist__sha_add(&s, "idist v1", 8);
+    idist__sha_add(&s, secret, nbytes);
+    idist__sha_end(&s, key);
+}
+
+//------------------------------------------------------------------------------
+// [impl:store]  rendezvous: a key-value table in memory, in a file, or behind a socket
+// uses os err mem sock auth . used by world
+//
+// Every call of the public API fills one idist__req and gives it to the store's `run`. The table itself, and what each
+// request does to it, is written once (idist__table_apply) and serves all three kinds.
+//------------------------------------------------------------------------------
+
+enum { // the numbers of torch's TCPStore, which is what travels over the wire
+    IDIST__REQ_VALIDATE = 0,
+    IDIST__REQ_SET = 1,
+    IDIST__REQ_COMPARE_SET = 2,
+    IDIST__REQ_GET = 3,
+    IDIST__REQ_ADD = 4,
+    IDIST__REQ_CHECK = 5,
+    IDIST__REQ_WAIT = 6,
+    IDIST__REQ_NUM_KEYS = 7,
+    IDIST__REQ_DELETE = 8,
+    IDIST__REQ_CANCEL_WAIT = 12
+};
+
+#define IDIST__KEY_MAX 1024u
+#define IDIST__VALUE_MAX (8u << 20)
+#define IDIST__KEYS_MAX 65536u
+#define IDIST__NOT_A_NUMBER INT64_MIN // the answer to an ADD that found text; torch's protocol has no word for it
+
+typedef struct idist__blob { // bytes with a length, not owned
+    const char *data;
+    size_t nbytes;
+} idist__blob;
+
+typedef struct idist__req {
+    int op;
+    idist__blob key;
+    idist__blob a, b;    // SET: value; COMPARE_SET: expected, desired
+    int64_t number;      // ADD: delta in, new value out; NUM_KEYS: out
+    const idist__blob *keys; // CHECK, WAIT
+    size_t nkeys;
+    void *value; // GET, COMPARE_SET: where the value goes
+    size_t capacity;
+    size_t nbytes; // its size
+    bool flag;     // CHECK: all there; DELETE: was there
+    int64_t deadline_ns;
+} idist__req;
+
+typedef struct idist__entry {
+    struct idist__entry *next;
+    char *key, *value;
+    size_t nkey, nvalue;
+} idist__entry;
+
+typedef struct idist__table {
+    idist_allocator mem;
+    idist__entry *bucket[256];
+    size_t count;
+} idist__table;
+
+struct idist_store {
+    idist_status (*run)(idist_store *store, idist__req *req);
+    void (*close)(idist_store *store);
+    idist_allocator mem;
+    int timeout_ms;
+    int port;
+    void *impl;
+};
+
+static idist__entry **idist__table_find(idist__table *t, const char *key, size_t nkey) {
+    idist__entry **e = &t->bucket[idist__hash(key, nkey) & 255];
+    while (*e && ((*e)->nkey != nkey || memcmp((*e)->key, key, nkey) != 0)) e = &(*e)->next;
+    return e;
+}
+
+static idist_status idist__table_put(idist__table *t, idist__blob key, const void *value, size_t nbytes) {
+    idist__entry **at = idist__table_find(t, key.data, key.nbytes), *e = *at;
+    char *copy = (char *)idist__mem_alloc(&t->mem, nbytes);
+    if (!copy) return IDIST_ERR_NO_MEMORY;
+    if (nbytes) memcpy(copy, value, nbytes);
+    if (!e) {
+        e = (idist__entry *)idist__mem_alloc(&t->mem, sizeof *e + key.nbytes);
+        if (!e) {
+            idist__mem_free(&t->mem, copy);
+            return IDIST_ERR_NO_MEMORY;
+        }
+        e->key = (char *)(e + 1);
+        e->nkey = key.nbytes;
+        memcpy(e->key, key.data, key.nbytes);
+        *at = e;
+        t->count++;
+    }
+    idist__mem_free(&t->mem, e->value);
+    e->value = copy;
+    e->nvalue = nbytes;
+    return IDIST_OK;
+}
+
+static bool idist__table_remove(idist__table *t, idist__blob key) {
+    idist__entry **at = idist__table_find(t, key.data, key.nbytes), *e = *at;
+    if (!e) return false;
+    *at = e->next;
+    t->count--;
+    idist__mem_free(&t->mem, e->value);
+    idist__mem_free(&t->mem, e);
+    return true;
+}
+
+static void idist__table_clear(idist__table *t) {
+    size_t i;
+    for (i = 0; i < IDIST__COUNT_OF(t->bucket); i++)
+        while (t->bucket[i]) {
+            idist__blob key;
+            key.data = t->bucket[i]->key;
+            key.nbytes = t->bucket[i]->nkey;
+            idist__table_remove(t, key);
+        }
+}
+
+static bool idist__table_has_all(idist__table *t, const idist__req *r) {
+    size_t i;
+    for (i = 0; i < r->nkeys; i++)
+        if (!*idist__table_find(t, r->keys[i].data, r->keys[i].nbytes)) return false;
+    return true;
+}
+
+static idist_status idist__table_add(idist__table *t, idist__req *r) {
+    idist__entry *e = *idist__table_find(t, r->key.data, r->key.nbytes);
+    char text[32];
+    int64_t old = 0;
+    if (e) {
+        bool number = e->nvalue < sizeof text;
+        if (number) {
+            memcpy(text, e->value, e->nvalue);
+            text[e->nvalue] = 0;
+            number = idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
+        }
+        if (!number) return idist__fail(IDIST_ERR_ARG, "store: add to a key whose value is no number");
+    }
+    r->number = (int64_t)((uint64_t)old + (uint64_t)r->number);
+    snprintf(text, sizeof text, "%lld", (long long)r->number);
+    return idist__table_put(t, r->key, text, strlen(text));
+}
+
+// Gives a value to the caller; IDIST_ERR_TRUNCATED when it does not fit.
+static idist_status idist__req_give(idist__req *r, const void *value, size_t nbytes) {
+    r->nbytes = nbytes;
+    if (nbytes > r->capacity)
+        return idist__fail(IDIST_ERR_TRUNCATED, "store: the value has %zu bytes, the buffer %zu", nbytes, r->capacity);
+    if (nbytes) memcpy(r->value, value, nbytes);
+    return IDIST_OK;
+}
+
+// Carries a request out. *wait is set when it has to be tried again after the table changed; *changed when it did change
+// the table (then r->key holds what idist__table_find finds).
+static idist_status idist__table_apply(idist__table *t, idist__req *r, bool *wait, bool *changed) {
+    idist__entry *e;
+    idist_status s;
+    *wait = *changed = false;
+    switch (r->op) {
+    case IDIST__REQ_SET: *changed = true; return idist__table_put(t, r->key, r->a.data, r->a.nbytes);
+    case IDIST__REQ_COMPARE_SET:
+        e = *idist__table_find(t, r->key.data, r->key.nbytes);
+        if ((e ? e->nvalue : 0) == r->a.nbytes && (!r->a.nbytes || memcmp(e->value, r->a.data, r->a.nbytes) == 0)) {
+            if ((s = idist__table_put(t, r->key, r->b.data, r->b.nbytes)) != IDIST_OK) return s;
+            *changed = true;
+            return idist__req_give(r, r->b.data, r->b.nbytes);
+        }
+        return idist__req_give(r, e ? e->value : NULL, e ? e->nvalue : 0);
+    case IDIST__REQ_GET:
+        e = *idist__table_find(t, r->key.data, r->key.nbytes);
+        *wait = !e;
+        return e ? idist__req_give(r, e->value, e->nvalue) : IDIST_OK;
+    case IDIST__REQ_ADD:
+        s = idist__table_add(t, r);
+        *changed = s == IDIST_OK;
+        return s;
+    case IDIST__REQ_CHECK: r->flag = idist__table_has_all(t, r); return IDIST_OK;
+    case IDIST__REQ_WAIT: *wait = !idist__table_has_all(t, r); return IDIST_OK;
+    case IDIST__REQ_NUM_KEYS: r->number = (int64_t)t->count; return IDIST_OK;
+    case IDIST__REQ_DELETE: *changed = r->flag = idist__table_remove(t, r->key); return IDIST_OK;
+    default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", r->op);
+    }
+}
+
+// Which keys a waiting request lacks, for the time-out's text.
+static idist_status idist__req_late(const idist__req *r, idist__table *t) {
+    const idist__blob *missing = r->nkeys ? &r->keys[0] : &r->key;
+    size_t i;
+    for (i = 0; t && i < r->nkeys; i++)
+        if (!*idist__table_find(t, r->keys[i].data, r->keys[i].nbytes)) {
+            missing = &r->keys[i];
+            break;
+        }
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%.*s\" did not appear in time", (int)missing->nbytes, missing->data);
+}
+
+// ---- in this process ----
+
+typedef struct idist__mem_store {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    idist__table table;
+} idist__mem_store;
+
+static idist_status idist__mem_store_run(idist_store *store, idist__req *r) {
+    idist__mem_store *m = (idist__mem_store *)store->impl;
+    bool wait, changed;
+    idist_status s;
+    pthread_mutex_lock(&m->lock);
+    for (;;) {
+        s = idist__table_apply(&m->table, r, &wait, &changed);
+        if (changed) pthread_cond_broadcast(&m->changed);
+        if (!wait) break;
+        if (idist__os_ms_until(r->deadline_ns) == 0) {
+            s = idist__req_late(r, &m->table);
+            break;
+        }
+        idist__os_cond_wait(&m->changed, &m->lock, r->deadline_ns);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return s;
+}
+
+static void idist__mem_store_close(idist_store *store) {
+    idist__mem_store *m = (idist__mem_store *)store->impl;
+    idist__table_clear(&m->table);
+    pthread_cond_destroy(&m->changed);
+    pthread_mutex_destroy(&m->lock);
+    idist__mem_free(&store->mem, m);
+}
+
+static idist_status idist__mem_store_open(idist_store *store) {
+    idist__mem_store *m = (idist__mem_store *)idist__mem_alloc(&store->mem, sizeof *m);
+    if (!m) return IDIST_ERR_NO_MEMORY;
+    m->table.mem = store->mem;
+    pthread_mutex_init(&m->lock, NULL);
+    idist__os_cond_init(&m->changed);
+    store->impl = m;
+    store->run = idist__mem_store_run;
+    store->close = idist__mem_store_close;
+    return IDIST_OK;
+}
+
+// ---- in a file ----
+//
+//   0   "IDSTORE1"
+//   8   number of committed bytes after the header (u64)
+//   16  records: u32 nkey, u32 nvalue (0xffffffff: deleted), key, value
+//
+// Byte 0 of the file stays locked by the server as long as it lives: a file without that lock was left by a dead job. Byte
+// 1 is locked by whoever reads or appends. The locks belong to the open file (F_OFD_*), not to the process, so threads
+// may be ranks. A writer that dies halfway leaves bytes beyond the committed ones, which the next writer overwrites.
+
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#define F_OFD_SETLKW 38
+#endif
+
+typedef struct idist__file_store {
+    pthread_mutex_t lock;
+    int fd;
+    bool server;
+    char *path;
+    idist__table table; // what the records read so far amount to
+    uint64_t applied;   // bytes of records in it
+} idist__file_store;
+
+static int idist__file_lock(int fd, int cmd, short type, off_t byte, struct flock *fl) {
+    memset(fl, 0, sizeof *fl);
+    fl->l_type = type;
+    fl->l_whence = SEEK_SET;
+    fl->l_start = byte;
+    fl->l_len = 1;
+    return fcntl(fd, cmd, fl);
+}
+
+// Takes or gives back the lock of the records. Holders keep it for microseconds, and a dead holder's lock is gone.
+static bool idist__file_records(int fd, bool take) {
+    struct flock fl;
+    int rc;
+    do rc = idist__file_lock(fd, take ? F_OFD_SETLKW : F_OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl);
+    while (rc != 0 && errno == EINTR);
+    return rc == 0;
+}
+
+static bool idist__file_server_lives(int fd) {
+    struct flock fl;
+    return idist__file_lock(fd, F_OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
+}
+
+static bool idist__file_pread(int fd, void *buf, size_t nbytes, uint64_t at) {
+    char *p = (char *)buf;
+    while (nbytes) {
+        ssize_t n = pread(fd, p, nbytes, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        p += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+    return true;
+}
+
+static bool idist__file_pwrite(int fd, const void *buf, size_t nbytes, uint64_t at) {
+    const char *p = (const char *)buf;
+    while (nbytes) {
+        ssize_t n = pwrite(fd, p, nbytes, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        p += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+    return true;
+}
+
+// Brings the table up to date. Called with the records locked.
+static idist_status idist__file_replay(idist__file_store *f) {
+    char magic[8];
+    uint64_t committed;
+    if (!idist__file_pread(f->fd, magic, 8, 0) || memcmp(magic, "IDSTORE1", 8) != 0 ||
+        !idist__file_pread(f->fd, &committed, 8, 8))
+        return idist__fail(IDIST_ERR_ARG, "store: %s is no store file", f->path);
+    while (f->applied < committed) {
+        uint32_t size[2];
+        idist__blob key;
+        size_t nvalue;
+        char *buf;
+        idist_status s = IDIST_OK;
+        if (!idist__file_pread(f->fd, size, 8, 16 + f->applied)) return idist__fail_errno("reading the store file", errno);
+        nvalue = size[1] == 0xffffffffu ? 0 : size[1];
+        if (size[0] > IDIST__KEY_MAX + 1 || nvalue > IDIST__VALUE_MAX)
+            return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
+        buf = (char *)idist__mem_alloc(&f->table.mem, size[0] + nvalue);
+        if (!buf) return IDIST_ERR_NO_MEMORY;
+        key.data = buf;
+        key.nbytes = size[0];
+        if (!idist__file_pread(f->fd, buf, size[0] + nvalue, 24 + f->applied))
+            s = idist__fail_errno("reading the store file", errno);
+        else if (size[1] == 0xffffffffu) idist__table_remove(&f->table, key);
+        else s = idist__table_put(&f->table, key, buf + size[0], nvalue);
+        idist__mem_free(&f->table.mem, buf);
+        if (s != IDIST_OK) return s;
+        f->applied += 8 + size[0] + nvalue;
+    }
+    return IDIST_OK;
+}
+
+// Appends what a request did to its key.
+static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
+    idist__entry *e = *idist__table_find(&f->table, key.data, key.nbytes);
+    uint32_t size[2];
+    uint64_t at = 16 + f->applied, committed;
+    size[0] = (uint32_t)key.nbytes;
+    size[1] = e ? (uint32_t)e->nvalue : 0xffffffffu;
+    committed = f->applied + 8 + key.nbytes + (e ? e->nvalue : 0);
+    if (!idist__file_pwrite(f->fd, size, 8, at) || !idist__file_pwrite(f->fd, key.data, key.nbytes, at + 8) ||
+        (e && !idist__file_pwrite(f->fd, e->value, e->nvalue, at + 8 + key.nbytes)) ||
+        !idist__file_pwrite(f->fd, &committed, 8, 8))
+        return idist__fail_errno("writing the store file", errno);
+    f->applied = committed;
+    return IDIST_OK;
+}
+
+static idist_status idist__file_store_run(idist_store *store, idist__req *r) {
+    idist__file_store *f = (idist__file_store *)store->impl;
+    int pause_ms = 1;
+    for (;;) {
+        bool wait = false, changed = false;
+        idist_status s;
+        pthread_mutex_lock(&f->lock);
+        if (!idist__file_records(f->fd, true)) s = idist__fail_errno("locking the store file", errno);
+        else s = idist__file_replay(f);
+        if (s == IDIST_OK) s = idist__table_apply(&f->table, r, &wait, &changed);
+        if (changed) {
+            idist_status w = idist__file_append(f, r->key);
+            if (s == IDIST_OK) s = w;
+        }
+        idist__file_records(f->fd, false);
+        if (s == IDIST_OK && wait && !f->server && !idist__file_server_lives(f->fd))
+            s = idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s ended", f->path);
+        if (s == IDIST_OK && wait && idist__os_ms_until(r->deadline_ns) == 0) s = idist__req_late(r, &f->table);
+        pthread_mutex_unlock(&f->lock);
+        if (s != IDIST_OK || !wait) return s;
+        idist__os_pause_ms(pause_ms);
+        if (pause_ms < 16) pause_ms *= 2;
+    }
+}
+
+static void idist__file_store_close(idist_store *store) {
+    idist__file_store *f = (idist__file_store *)store->impl;
+    if (f->server && f->fd >= 0) unlink(f->path);
+    idist__os_close(&f->fd);
+    idist__table_clear(&f->table);
+    pthread_mutex_destroy(&f->lock);
+    idist__mem_free(&store->mem, f->path);
+    idist__mem_free(&store->mem, f);
+}
+
+// The server makes the file its own: an empty table under the lock of the living.
+static idist_status idist__file_claim(idist__file_store *f) {
+    struct flock fl;
+    uint64_t zero = 0;
+    idist_status s = IDIST_OK;
+    f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (f->fd < 0) return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path, strerror(errno));
+    if (!idist__file_records(f->fd, true)) return idist__fail_errno("locking the store file", errno);
+    if (idist__file_lock(f->fd, F_OFD_SETLK, F_WRLCK, 0, &fl) != 0)
+        s = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a job that is running", f->path);
+    else if (ftruncate(f->fd, 0) != 0 || !idist__file_pwrite(f->fd, "IDSTORE1", 8, 0) || !idist__file_pwrite(f->fd, &zero, 8, 8))
+        s = idist__fail_errno("writing the store file", errno);
+    idist__file_records(f->fd, false);
+    if (s != IDIST_OK) idist__os_close(&f->fd); // before anybody takes us for the owner
+    return s;
+}
+
+// The others wait for a file whose server lives, and look it up by name again each time: it may have been replaced.
+static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) {
+    for (;;) {
+        bool alive = false;
+        char magic[8];
+        f->fd = open(f->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (f->fd >= 0 && idist__file_records(f->fd, true)) {
+            alive = idist__file_server_lives(f->fd) && idist__file_pread(f->fd, magic, 8, 0) && memcmp(magic, "IDSTORE1", 8) == 0;
+            idist__file_records(f->fd, false);
+        }
+        if (alive) return IDIST_OK;
+        if (f->fd < 0 && errno != ENOENT)
+            return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path, strerror(errno));
+        idist__os_close(&f->fd);
+        if (idist__os_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "store: no living process owns %s: rank 0 has not started", f->path);
+        idist__os_pause_ms(5);
+    }
+}
+
+static idist_status idist__file_store_open(idist_store *store, const char *path, bool server, int64_t deadline_ns) {
+    idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
+    if (!f) return IDIST_ERR_NO_MEMORY;
+    f->fd = -1;
+    f->table.mem = store->mem;
+    f->server = server;
+    pthread_mutex_init(&f->lock, NULL);
+    store->impl = f;
+    store->run = idist__file_store_run;
+    store->close = idist__file_store_close;
+    f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
+    if (!f->path) return IDIST_ERR_NO_MEMORY;
+    memcpy(f->path, path, strlen(path) + 1);
+    return server ? idist__file_claim(f) : idist__file_join(f, deadline_ns);
+}
+
+// ---- behind a socket: the wire ----
+//
+// torch's TCPStore: one byte of request, strings as u64 length and bytes, every key with a '/' before it. The first
+// request is VALIDATE with a magic number. A client sends WAIT before GET. See IDIST__REQ_* for the numbers.
+
+#define IDIST__STORE_MAGIC 0x3C85F7CEu
+#define IDIST__STORE_REQUEST_MAX ((size_t)IDIST__VALUE_MAX + 64 * 1024)
+
+typedef struct idist__reader {
+    const char *p;
+    size_t left;
+    bool more; // ran out of bytes
+    bool bad;  // a length is beyond what is allowed
+} idist__reader;
+
+static uint64_t idist__read_u64(idist__reader *r) {
+    uint64_t v = 0;
+    if (r->more || r->left < 8) r->more = true;
+    else {
+        memcpy(&v, r->p, 8);
+        r->p += 8;
+        r->left -= 8;
+    }
+    return v;
+}
+
+static idist__blob idist__read_blob(idist__reader *r, uint64_t max) {
+    idist__blob b;
+    uint64_t n = idist__read_u64(r);
+    b.data = r->p;
+    b.nbytes = 0;
+    if (r->more) return b;
+    if (n > max) r->bad = true;
+    else if (n > r->left) r->more = true;
+    else {
+        b.nbytes = (size_t)n;
+        r->p += n;
+        r->left -= (size_t)n;
+    }
+    return b;
+}
+
+// Reads one request from the front of a buffer. > 0: its size, 0: more bytes are needed, -1: nonsense. The request
+// points into the buffer; keys has room for `maxkeys`.
+static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *req, idist__blob *keys, size_t maxkeys) {
+    idist__reader r;
+    uint64_t i, n;
+    memset(req, 0, sizeof *req);
+    memset(&r, 0, sizeof r);
+    if (!nbytes) return 0;
+    r.p = buf + 1;
+    r.left = nbytes - 1;
+    req->op = (unsigned char)buf[0];
+    switch (req->op) {
+    case IDIST__REQ_VALIDATE:
+        if (r.left < 4) return 0;
+        req->number = (int64_t)((uint32_t)(unsigned char)r.p[0] | (uint32_t)(unsigned char)r.p[1] << 8 |
+                                (uint32_t)(unsigned char)r.p[2] << 16 | (uint32_t)(unsigned char)r.p[3] << 24);
+        r.p += 4;
+        break;
+    case IDIST__REQ_SET:
+        req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
+        if (!r.more && !r.bad) req->a = idist__read_blob(&r, IDIST__VALUE_MAX);
+        break;
+    case IDIST__REQ_COMPARE_SET:
+        req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
+        if (!r.more && !r.bad) req->a = idist__read_blob(&r, IDIST__VALUE_MAX / 2);
+        if (!r.more && !r.bad) req->b = idist__read_blob(&r, IDIST__VALUE_MAX / 2);
+        break;
+    case IDIST__REQ_GET:
+    case IDIST__REQ_DELETE: req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1); break;
+    case IDIST__REQ_ADD:
+        req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
+        if (!r.more && !r.bad) req->number = (int64_t)idist__read_u64(&r);
+        break;
+    case IDIST__REQ_CHECK:
+    case IDIST__REQ_WAIT:
+        n = idist__read_u64(&r);
+        if (!r.more && n > maxkeys) r.bad = true;
+        for (i = 0; i < n && !r.more && !r.bad; i++) keys[i] = idist__read_blob(&r, IDIST__KEY_MAX + 1);
+        req->keys = keys;
+        req->nkeys = (size_t)n;
+        break;
+    case IDIST__REQ_NUM_KEYS:
+    case IDIST__REQ_CANCEL_WAIT: break;
+    default: return -1;
+    }
+    if (r.bad) return -1;
+    return r.more ? 0 : r.p - buf;
+}
+
+// ---- behind a socket: the server ----
+
+typedef struct idist__client { // one connection of the server
+    int fd;
+    bool trusted; // handshake done
+    bool valid;   // said the magic number
+    bool waiting; // its first request waits for keys
+    idist__handshake shake;
+    char *in;
+    size_t nin, capin;
+    char *out;
+    size_t nout, capout;
+} idist__client;
+
+enum { IDIST__HALF_OPEN_MAX = 64 };
+
+typedef struct idist__server {
+    idist_allocator mem;
+    uint8_t key[32];
+    int listener, wake;
+    pthread_t thread;
+    bool running;
+    idist__table table;
+    idist__blob *keys; // scratch for the parser
+    char *value;       // scratch for replies
+    idist__client *clients[4096];
+    int nclients, nhalf;
+} idist__server;
+
+static void idist__server_drop(idist__server *sv, int i) {
+    idist__client *c = sv->clients[i];
+    if (!c->trusted) sv->nhalf--;
+    idist__os_close(&c->fd);
+    idist__mem_free(&sv->mem, c->in);
+    idist__mem_free(&sv->mem, c->out);
+    idist__mem_free(&sv->mem, c);
+    sv->clients[i] = sv->clients[--sv->nclients];
+}
+
+static bool idist__buffer_reserve(const idist_allocator *mem, char **buf, size_t *cap, size_t used, size_t want) {
+    size_t n = *cap ? *cap : 512;
+    char *p;
+    if (want <= *cap) return true;
+    while (n < want) n *= 2;
+    p = (char *)idist__mem_raw(mem, n);
+    if (!p) return false;
+    if (used) memcpy(p, *buf, used);
+    idist__mem_free(mem, *buf);
+    *buf = p;
+    *cap = n;
+    return true;
+}
+
+static bool idist__client_reply(idist__server *sv, idist__client *c, const void *data, size_t nbytes) {
+    if (!idist__buffer_reserve(&sv->mem, &c->out, &c->capout, c->nout, c->nout + nbytes)) return false;
+    if (nbytes) memcpy(c->out + c->nout, data, nbytes);
+    c->nout += nbytes;
+    return true;
+}
+
+static bool idist__client_answer(idist__server *sv, idist__client *c, const idist__req *r) {
+    uint8_t byte = 0;
+    uint64_t n = r->nbytes;
+    int64_t number = r->number;
+    switch (r->op) {
+    case IDIST__REQ_GET:
+    case IDIST__REQ_COMPARE_SET: return idist__client_reply(sv, c, &n, 8) && idist__client_reply(sv, c, r->value, r->nbytes);
+    case IDIST__REQ_ADD:
+    case IDIST__REQ_NUM_KEYS: return idist__client_reply(sv, c, &number, 8);
+    case IDIST__REQ_DELETE: number = r->flag ? 1 : 0; return idist__client_reply(sv, c, &number, 8);
+    case IDIST__REQ_CHECK: byte = r->flag ? 0 : 1; return idist__client_reply(sv, c, &byte, 1);
+    case IDIST__REQ_WAIT: return idist__client_reply(sv, c, &byte, 1);
+    default: return true;
+    }
+}
+
+// Serves what lies in a client's buffer. *changed is set when the table changed. False: drop the client.
+static bool idist__client_serve(idist__server *sv, idist__client *c, bool *changed) {
+    size_t used = 0;
+    c->waiting = false;
+    while (!c->waiting) {
+        idist__req r;
+        bool wait = false, touched = false;
+        uint8_t canceled = 1;
+        ptrdiff_t n = idist__store_parse(c->in + used, c->nin - used, &r, sv->keys, IDIST__KEYS_MAX);
+        if (n < 0) return false;
+        if (n == 0) break;
+        if (r.op == IDIST__REQ_VALIDATE) {
+            c->valid = r.number == (int64_t)IDIST__STORE_MAGIC;
+            if (!c->valid) return false;
+        } else if (!c->valid) {
+            return false;
+        } else if (r.op != IDIST__REQ_CANCEL_WAIT) { // nothing is waiting when it gets here: it crossed our answer
+            r.value = sv->value;
+            r.capacity = IDIST__VALUE_MAX;
+            if (idist__table_apply(&sv->table, &r, &wait, &touched) != IDIST_OK) {
+                if (r.op != IDIST__REQ_ADD) return false;
+                r.number = IDIST__NOT_A_NUMBER;
+            }
+            if (touched) *changed = true;
+            if (wait) {
+                // The client is silent until we answer, or it cancels.
+                c->waiting = true;
+                if (c->nin - used > (size_t)n && c->in[used + (size_t)n] == IDIST__REQ_CANCEL_WAIT) {
+                    c->waiting = false;
+                    n++;
+                    if (!idist__client_reply(sv, c, &canceled, 1)) return false;
+                } else {
+                    break;
+                }
+            } else if (!idist__client_answer(sv, c, &r)) {
+                return false;
+            }
+        }
+        used += (size_t)n;
+    }
+    if (used) memmove(c->in, c->in + used, c->nin - used);
+    c->nin -= used;
+    return true;
+}
+
+// Reads what has come. False: drop the client.
+static bool idist__client_read(idist__server *sv, idist__client *c) {
+    for (;;) {
+        ptrdiff_t n;
+        if (c->nin >= IDIST__STORE_REQUEST_MAX) return true; // a whole request is there: serve it first
+        if (!idist__buffer_reserve(&sv->mem, &c->in, &c->capin, c->nin, c->nin + 4096)) return false;
+        n = idist__sock_read(c->fd, c->in + c->nin, c->capin - c->nin);
+        if (n <= 0) return n == 0;
+        c->nin += (size_t)n;
+    }
+}
+
+static bool idist__client_write(idist__client *c) {
+    size_t sent = 0;
+    while (sent < c->nout) {
+        struct iovec part;
+        ptrdiff_t n;
+        part.iov_base = c->out + sent;
+        part.iov_len = c->nout - sent;
+        n = idist__sock_write(c->fd, &part, 1);
+        if (n < 0) return false;
+        if (n == 0) break;
+        sent += (size_t)n;
+    }
+    if (sent) memmove(c->out, c->out + sent, c->nout - sent);
+    c->nout -= sent;
+    return true;
+}
+
+// New connections. Half-open ones live in a bounded number; when full, the oldest goes.
+static void idist__server_accept(idist__server *sv) {
+    for (;;) {
+        idist__client *c;
+        int i, fd = idist__sock_accept(sv->listener);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE) idist__os_pause_ms(10); // no spin while descriptors are short
+            return;
+        }
+        if (sv->nhalf >= IDIST__HALF_OPEN_MAX)
+            for (i = 0; i < sv->nclients; i++)
+                if (!sv->clients[i]->trusted) {
+                    idist__server_drop(sv, i);
+                    break;
+                }
+        c = sv->nclients < (int)IDIST__COUNT_OF(sv->clients) ? (idist__client *)idist__mem_alloc(&sv->mem, sizeof *c) : NULL;
+        if (!c) {
+            close(fd);
+            return;
+        }
+        c->fd = fd;
+        idist__auth_begin(&c->shake, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0, idist__os_deadline(5000));
+        sv->clients[sv->nclients++] = c;
+        sv->nhalf++;
+    }
+}
+
+// One client has something. False: drop it.
+static bool idist__server_client(idist__server *sv, idist__client *c, bool *changed) {
+    if (!c->trusted) {
+        bool done = false;
+        if (idist__auth_step(&c->shake, &done) != IDIST_OK) return false;
+        if (!done) return idist__os_ms_until(c->shake.deadline_ns) != 0;
+        c->trusted = true;
+        sv->nhalf--;
+    }
+    return idist__client_read(sv, c) && idist__client_serve(sv, c, changed) && idist__client_write(c);
+}
+
+static void *idist__server_main(void *arg) {
+    idist__server *sv = (idist__server *)arg;
+    static const short in = POLLIN, out = POLLOUT;
+    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&sv->mem, sizeof *fds * (IDIST__COUNT_OF(sv->clients) + 2));
+    while (fds) {
+        int i, n = sv->nclients;
+        bool changed = false;
+        fds[0].fd = sv->wake;
+        fds[1].fd = sv->listener;
+        fds[0].events = fds[1].events = in;
+        for (i = 0; i < n; i++) {
+            idist__client *c = sv->clients[i];
+            fds[i + 2].fd = c->fd;
+            fds[i + 2].events = (short)(in | (c->nout || (!c->trusted && c->shake.stage == 1) ? out : 0));
+        }
+        if (poll(fds, (nfds_t)n + 2, sv->nhalf ? 1000 : -1) < 0 && errno != EINTR) break;
+        if (fds[0].revents) break;
+        for (i = n - 1; i >= 0; i--) { // downwards: a dropped client is replaced by the last one
+            idist__client *c = sv->clients[i];
+            bool late = !c->trusted && idist__os_ms_until(c->shake.deadline_ns) == 0;
+            if (late || (fds[i + 2].revents && !idist__server_client(sv, c, &changed))) idist__server_drop(sv, i);
+        }
+        while (changed) {
+            changed = false;
+            for (i = sv->nclients - 1; i >= 0; i--) {
+                idist__client *c = sv->clients[i];
+                if (c->waiting && !(idist__client_serve(sv, c, &changed) && idist__client_write(c))) idist__server_drop(sv, i);
+            }
+        }
+        if (fds[1].revents) idist__server_accept(sv);
+    }
+    idist__mem_free(&sv->mem, fds);
+    return NULL;
+}
+
+static void idist__server_stop(idist__server *sv) {
+    uint64_t one = 1;
+    if (sv->running) {
+        while (write(sv->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
+        pthread_join(sv->thread, NULL);
+    }
+    while (sv->nclients) idist__server_drop(sv, 0);
+    idist__os_close(&sv->wake);
+    idist__os_close(&sv->listener);
+    idist__table_clear(&sv->table);
+    idist__mem_free(&sv->mem, sv->keys);
+    idist__mem_free(&sv->mem, sv->value);
+    idist__mem_free(&sv->mem, sv);
+}
+
+// Serves on a listening socket, which it owns from now on, in a thread of its own.
+static idist_status idist__server_start(const idist_allocator *mem, int listener, const uint8_t key[32], idist__server **out) {
+    idist__server *sv = (idist__server *)idist__mem_alloc(mem, sizeof *sv);
+    *out = NULL;
+    if (!sv) {
+        idist__os_close(&listener);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    if (mem) sv->mem = *mem;
+    sv->table.mem = sv->mem;
+    memcpy(sv->key, key, 32);
+    sv->listener = listener;
+    sv->keys = (idist__blob *)idist__mem_raw(mem, sizeof *sv->keys * IDIST__KEYS_MAX);
+    sv->value = (char *)idist__mem_raw(mem, IDIST__VALUE_MAX);
+    sv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!sv->keys || !sv->value || sv->wake < 0) {
+        idist_status s = sv->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_ERR_NO_MEMORY;
+        idist__server_stop(sv);
+        return s;
+    }
+    if (idist__os_thread(&sv->thread, idist__server_main, sv) != 0) {
+        idist__server_stop(sv);
+        return idist__fail(IDIST_ERR_SYSTEM, "store: no thread for the server");
+    }
+    sv->running = true;
+    *out = sv;
+    return IDIST_OK;
+}
+
+// ---- behind a socket: the client ----
+
+typedef struct idist__tcp_store {
+    pthread_mutex_t lock;
+    int fd;
+    idist__server *server; // in the process that owns the table
+    char *out;
+    size_t nout, capout;
+    idist_status broken; // the connection is unusable since this
+} idist__tcp_store;
+
+static void idist__put(idist_store *store, const void *data, size_t nbytes, bool *ok) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    *ok = *ok && idist__buffer_reserve(&store->mem, &t->out, &t->capout, t->nout, t->nout + nbytes);
+    if (!*ok) return;
+    if (nbytes) memcpy(t->out + t->nout, data, nbytes);
+    t->nout += nbytes;
+}
+
+static void idist__put_blob(idist_store *store, idist__blob b, const char *prefix, bool *ok) {
+    uint64_t n = b.nbytes + strlen(prefix);
+    idist__put(store, &n, 8, ok);
+    idist__put(store, prefix, strlen(prefix), ok);
+    idist__put(store, b.data, b.nbytes, ok);
+}
+
+// One request on the wire. GET needs a WAIT before it, which is a request of its own.
+static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    uint8_t op = (uint8_t)r->op;
+    uint64_t n = r->nkeys;
+    size_t i;
+    bool ok = true;
+    t->nout = 0;
+    idist__put(store, &op, 1, &ok);
+    switch (r->op) {
+    case IDIST__REQ_CHECK:
+    case IDIST__REQ_WAIT:
+        idist__put(store, &n, 8, &ok);
+        for (i = 0; i < r->nkeys; i++) idist__put_blob(store, r->keys[i], "/", &ok);
+        break;
+    case IDIST__REQ_SET:
+        idist__put_blob(store, r->key, "/", &ok);
+        idist__put_blob(store, r->a, "", &ok);
+        break;
+    case IDIST__REQ_COMPARE_SET:
+        idist__put_blob(store, r->key, "/", &ok);
+        idist__put_blob(store, r->a, "", &ok);
+        idist__put_blob(store, r->b, "", &ok);
+        break;
+    case IDIST__REQ_ADD:
+        idist__put_blob(store, r->key, "/", &ok);
+        idist__put(store, &r->number, 8, &ok);
+        break;
+    case IDIST__REQ_GET:
+    case IDIST__REQ_DELETE: idist__put_blob(store, r->key, "/", &ok); break;
+    default: break;
+    }
+    return ok;
+}
+
+static idist_status idist__tcp_broken(idist__tcp_store *t) {
+    int err = errno;
+    if (err == ETIMEDOUT) t->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
+    else t->broken = idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server (rank 0) broke: %s",
+                                 err ? strerror(err) : "it closed");
+    return t->broken;
+}
+
+// The reply to GET and COMPARE_SET: into the caller's buffer, or thrown away when it does not fit.
+static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t deadline_ns) {
+    uint64_t n, left;
+    if (!idist__sock_read_all(t->fd, &n, 8, deadline_ns)) return idist__tcp_broken(t);
+    if (n > IDIST__VALUE_MAX) {
+        errno = EPROTO;
+        return idist__tcp_broken(t);
+    }
+    r->nbytes = (size_t)n;
+    if (n <= r->capacity) {
+        if (n && !idist__sock_read_all(t->fd, r->value, (size_t)n, deadline_ns)) return idist__tcp_broken(t);
+        return IDIST_OK;
+    }
+    for (left = n; left;) {
+        char waste[4096];
+        size_t k = left < sizeof waste ? (size_t)left : sizeof waste;
+        if (!idist__sock_read_all(t->fd, waste, k, deadline_ns)) return idist__tcp_broken(t);
+        left -= k;
+    }
+    return idist__fail(IDIST_ERR_TRUNCATED, "store: the value has %zu bytes, the buffer %zu", (size_t)n, r->capacity);
+}
+
+static idist_status idist__tcp_wait(idist_store *store, idist__req *r) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    uint8_t answer = 0, cancel = IDIST__REQ_CANCEL_WAIT;
+    if (!idist__sock_read_all(t->fd, &answer, 1, r->deadline_ns)) {
+        int64_t soon = idist__os_deadline(2000);
+        if (errno != ETIMEDOUT) return idist__tcp_broken(t);
+        if (!idist__sock_write_all(t->fd, &cancel, 1, soon) || !idist__sock_read_all(t->fd, &answer, 1, soon))
+            return idist__tcp_broken(t);
+    }
+    return answer == 0 ? IDIST_OK : idist__req_late(r, NULL);
+}
+
+static idist_status idist__tcp_exchange(idist_store *store, idist__req *r) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    int64_t soon = idist__os_deadline(30000); // requests that do not wait for keys are answered at once
+    uint8_t byte;
+    if (t->broken != IDIST_OK) return idist__fail(t->broken, "store: the connection to the server broke earlier");
+    if (r->op == IDIST__REQ_GET) {
+        idist__req w = *r;
+        idist_status s;
+        w.op = IDIST__REQ_WAIT;
+        w.keys = &r->key;
+        w.nkeys = 1;
+        if ((s = idist__tcp_exchange(store, &w)) != IDIST_OK) return s;
+    }
+    if (!idist__tcp_encode(store, r)) return IDIST_ERR_NO_MEMORY;
+    if (!idist__sock_write_all(t->fd, t->out, t->nout, soon)) return idist__tcp_broken(t);
+    switch (r->op) {
+    case IDIST__REQ_GET:
+    case IDIST__REQ_COMPARE_SET: return idist__tcp_value(t, r, soon);
+    case IDIST__REQ_ADD:
+    case IDIST__REQ_NUM_KEYS:
+    case IDIST__REQ_DELETE:
+        if (!idist__sock_read_all(t->fd, &r->number, 8, soon)) return idist__tcp_broken(t);
+        r->flag = r->number > 0;
+        if (r->op == IDIST__REQ_ADD && r->number == IDIST__NOT_A_NUMBER)
+            return idist__fail(IDIST_ERR_ARG, "store: add to a key whose value is no number");
+        return IDIST_OK;
+    case IDIST__REQ_CHECK:
+        if (!idist__sock_read_all(t->fd, &byte, 1, soon)) return idist__tcp_broken(t);
+        r->flag = byte == 0;
+        return IDIST_OK;
+    case IDIST__REQ_WAIT: return idist__tcp_wait(store, r);
+    default: return IDIST_OK;
+    }
+}
+
+static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    idist_status s;
+    pthread_mutex_lock(&t->lock);
+    s = idist__tcp_exchange(store, r);
+    pthread_mutex_unlock(&t->lock);
+    return s;
+}
+
+static void idist__tcp_store_close(idist_store *store) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    idist__os_close(&t->fd);
+    if (t->server) idist__server_stop(t->server);
+    idist__mem_free(&store->mem, t->out);
+    pthread_mutex_destroy(&t->lock);
+    idist__mem_free(&store->mem, t);
+}
+
+// Tries until the server is there. The first refusals are normal: it may start later than we do.
+static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32], int64_t deadline_ns) {
+    int pause_ms = 1;
+    for (;;) {
+        idist__addr addr;
+        idist_status s = idist__addr_parse(&addr, addr_text);
+        if (s == IDIST_ERR_ARG) return s;
+        if (s == IDIST_OK) {
+            t->fd = idist__sock_connect(&addr, deadline_ns);
+            if (t->fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__fail_errno("socket", errno);
+            if (t->fd >= 0) {
+                idist__handshake h;
+                idist__auth_begin(&h, t->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
+                return idist__auth_run(&h);
+            }
+            idist__fail(IDIST_ERR_TIMEOUT, "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ",
+                        addr_text, strerror(errno));
+        }
+        if (idist__os_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__self.text);
+        idist__os_pause_ms(pause_ms);
+        if (pause_ms < 50) pause_ms *= 2;
+    }
+}
+
+// addr: "unix:NAME" or "tcp:HOST:PORT". A server may bring a listening socket (else -1), which is ours from here on.
+static idist_status idist__tcp_store_open(idist_store *store, const char *addr_text, bool server, int listener,
+                                          const uint8_t key[32], bool may_be_public, int64_t deadline_ns) {
+    idist__tcp_store *t = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *t);
+    uint32_t magic = IDIST__STORE_MAGIC;
+    char hello[5], own[320];
+    idist__addr addr;
+    idist_status s;
+    if (!t) {
+        idist__os_close(&listener);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    t->fd = -1;
+    pthread_mutex_init(&t->lock, NULL);
+    store->impl = t;
+    store->run = idist__tcp_store_run;
+    store->close = idist__tcp_store_close;
+    idist__copy_text(own, sizeof own, addr_text);
+    if (server && listener < 0) {
+        if ((s = idist__addr_parse(&addr, addr_text)) != IDIST_OK) return s;
+        if (!may_be_public && !idist__addr_is_loopback(&addr))
+            return idist__fail(IDIST_ERR_NO_SECRET, "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
+                               "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network", addr_text);
+        if ((s = idist__sock_listen(&addr, addr_text, &listener)) != IDIST_OK) return s;
+    }
+    if (server) {
+        idist__addr bound;
+        memset(&bound, 0, sizeof bound);
+        bound.nbytes = sizeof bound.sa;
+        if (getsockname(listener, (struct sockaddr *)&bound.sa, &bound.nbytes) == 0 && bound.sa.ss_family != AF_UNIX) {
+            char ip[64];
+            store->port = idist__addr_port(&bound);
+            idist__addr_host_text(&bound, ip, sizeof ip);
+            snprintf(own, sizeof own, "tcp:[%s]:%d", ip, store->port);
+        }
+        if ((s = idist__server_start(&store->mem, listener, key, &t->server)) != IDIST_OK) return s;
+    }
+    if ((s = idist__tcp_store_connect(t, own, key, deadline_ns)) != IDIST_OK) return s;
+    hello[0] = IDIST__REQ_VALIDATE;
+    memcpy(hello + 1, &magic, 4);
+    if (!idist__sock_write_all(t->fd, hello, 5, deadline_ns)) return idist__tcp_broken(t);
+    return IDIST_OK;
+}
+
+// ---- a view with a prefix ----
+
+typedef struct idist__prefix_store {
+    idist_store *parent;
+    char prefix[IDIST__KEY_MAX + 1];
+} idist__prefix_store;
+
+static idist_status idist__prefix_run(idist_store *store, idist__req *r) {
+    idist__prefix_store *p = (idist__prefix_store *)store->impl;
+    size_t i, np = strlen(p->prefix), nkeys = r->nkeys ? r->nkeys : 1, total = 0;
+    const idist__blob *from = r->nkeys ? r->keys : &r->key;
+    idist__req inner = *r;
+    idist__blob *keys;
+    char *text;
+    idist_status s;
+    for (i = 0; i < nkeys; i++) total += np + from[i].nbytes;
+    keys = (idist__blob *)idist__mem_alloc(&store->mem, nkeys * sizeof *keys + total);
+    if (!keys) return IDIST_ERR_NO_MEMORY;
+    text = (char *)(keys + nkeys);
+    for (i = 0; i < nkeys; i++) {
+        keys[i].data = text;
+        keys[i].nbytes = np + from[i].nbytes;
+        memcpy(text, p->prefix, np);
+        if (from[i].nbytes) memcpy(text + np, from[i].data, from[i].nbytes);
+        text += keys[i].nbytes;
+    }
+    inner.key = keys[0];
+    inner.keys = r->nkeys ? keys : NULL;
+    s = p->parent->run(p->parent, &inner);
+    r->number = inner.number;
+    r->nbytes = inner.nbytes;
+    r->flag = inner.flag;
+    idist__mem_free(&store->mem, keys);
+    return s;
+}
+
+static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->mem, store->impl); }
+
+// ---- public ----
+
+static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {
+    idist_store *store = (idist_store *)idist__mem_alloc(mem, sizeof *store);
+    if (!store) return NULL;
+    if (mem) store->mem = *mem;
+    store->timeout_ms = timeout_ms ? timeout_ms : 300000;
+    return store;
+}
+
+idist_status idist_store_close(idist_store **store) {
+    idist_store *s;
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store_close: the pointer is NULL");
+    s = *store;
+    *store = NULL;
+    if (!s) return IDIST_OK;
+    if (s->impl) s->close(s);
+    idist__mem_free(&s->mem, s);
+    return IDIST_OK;
+}
+
+// All kinds: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT".
+static idist_status idist__store_open(const char *where, const idist_store_desc *d, int listener, idist_store **out) {
+    idist_store *store = idist__store_new(&d->allocator, d->timeout_ms);
+    int64_t deadline_ns;
+    uint8_t key[32];
+    idist_status s;
+    *out = NULL;
+    if (!store) return IDIST_ERR_NO_MEMORY;
+    deadline_ns = idist__os_deadline(store->timeout_ms);
+    idist__auth_key(d->secret, d->secret_nbytes, key);
+    if (strncmp(where, "file:", 5) == 0) s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
+    else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
+    else
+        s = idist__tcp_store_open(store, where, d->server, listener, key, d->secret_nbytes > 0 || idist__os_env("IDIST_INSECURE"),
+                                  deadline_ns);
+    if (s != IDIST_OK) idist_store_close(&store);
+    else *out = store;
+    return s;
+}
+
+idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
+    idist_store_desc d;
+    char where[4096];
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store_open: store is NULL");
+    *store = NULL;
+    if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
+    if (d.secret_nbytes && (!d.secret || d.secret_nbytes < 16))
+        return idist__fail(IDIST_ERR_ARG, "store_open: a secret has at least 16 bytes");
+    if (strlen(url) >= sizeof where) return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
+    if (strcmp(url, "mem://") == 0) idist__copy_text(where, sizeof where, "mem:");
+    else if (strncmp(url, "file://", 7) == 0 && url[7] == '/') snprintf(where, sizeof where, "file:%s", url + 7);
+    else if (strncmp(url, "tcp://", 6) == 0) snprintf(where, sizeof where, "tcp:%s", url + 6);
+    else if (strncmp(url, "unix://", 7) == 0) snprintf(where, sizeof where, "unix:%s", url + 7);
+    else
+        return idist__fail(IDIST_ERR_ARG, "store_open: \"%s\" is none of tcp://host:port, unix://name, file:///path, mem://", url);
+    return idist__store_open(where, &d, -1, store);
+}
+
+idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_store **store) {
+    idist__prefix_store *p;
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store_prefix: store is NULL");
+    *store = NULL;
+    if (!parent || !prefix || strlen(prefix) >= IDIST__KEY_MAX)
+        return idist__fail(IDIST_ERR_ARG, "store_prefix: needs a parent and a prefix of less than %u bytes", IDIST__KEY_MAX);
+    *store = idist__store_new(&parent->mem, parent->timeout_ms);
+    if (!*store) return IDIST_ERR_NO_MEMORY;
+    p = (idist__prefix_store *)idist__mem_alloc(&parent->mem, sizeof *p);
+    if (!p) {
+        idist_store_close(store);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    p->parent = parent;
+    idist__copy_text(p->prefix, sizeof p->prefix, prefix);
+    (*store)->impl = p;
+    (*store)->run = idist__prefix_run;
+    (*store)->close = idist__prefix_close;
+    (*store)->port = parent->port;
+    return IDIST_OK;
+}
+
+int idist_store_port(const idist_store *store) { return store ? store->port : 0; }
+
+// Fills what all requests have, and looks at the keys.
+static idist_status idist__store_begin(idist_store *store, idist__req *r, int op, const char *key, int timeout_ms) {
+    memset(r, 0, sizeof *r);
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
+    r->op = op;
+    r->deadline_ns = idist__os_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    if (op == IDIST__REQ_NUM_KEYS || op == IDIST__REQ_CHECK || op == IDIST__REQ_WAIT) return IDIST_OK;
+    if (!key || !key[0] || strlen(key) > IDIST__KEY_MAX)
+        return idist__fail(IDIST_ERR_ARG, "store: a key has 1 to %u bytes", IDIST__KEY_MAX);
+    r->key.data = key;
+    r->key.nbytes = strlen(key);
+    return IDIST_OK;
+}
+
+static idist_status idist__store_value(idist__blob *blob, const void *value, size_t nbytes, size_t max) {
+    if ((nbytes && !value) || nbytes > max)
+        return idist__fail(IDIST_ERR_ARG, "store: a value is NULL or longer than %zu bytes", max);
+    blob->data = (const char *)value;
+    blob->nbytes = nbytes;
+    return IDIST_OK;
+}
+
+idist_status idist_store_set(idist_store *store, const char *key, const void *value, size_t nbytes) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, IDIST__REQ_SET, key, 0);
+    if (s == IDIST_OK) s = idist__store_value(&r.a, value, nbytes, IDIST__VALUE_MAX);
+    return s == IDIST_OK ? store->run(store, &r) : s;
+}
+
+idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity, size_t *nbytes, int timeout_ms) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, IDIST__REQ_GET, key, timeout_ms);
+    if (s == IDIST_OK && capacity && !value) s = idist__fail(IDIST_ERR_ARG, "store_get: value is NULL");
+    if (s != IDIST_OK) return s;
+    r.value = value;
+    r.capacity = capacity;
+    s = store->run(store, &r);
+    if (nbytes && (s == IDIST_OK || s == IDIST_ERR_TRUNCATED)) *nbytes = r.nbytes;
+    return s;
+}
+
+idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, IDIST__REQ_ADD, key, 0);
+    if (s != IDIST_OK) return s;
+    r.number = delta;
+    s = store->run(store, &r);
+    if (s == IDIST_OK && result) *result = r.number;
+    return s;
+}
+
+idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected, size_t nexpected,
+                                     const void *desired, size_t ndesired, void *value, size_t capacity, size_t *nbytes) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, IDIST__REQ_COMPARE_SET, key, 0);
+    if (s == IDIST_OK) s = idist__store_value(&r.a, expected, nexpected, IDIST__VALUE_MAX / 2);
+    if (s == IDIST_OK) s = idist__store_value(&r.b, desired, ndesired, IDIST__VALUE_MAX / 2);
+    if (s == IDIST_OK && capacity && !value) s = idist__fail(IDIST_ERR_ARG, "store_compare_set: value is NULL");
+    if (s != IDIST_OK) return s;
+    r.value = value;
+    r.capacity = capacity;
+    s = store->run(store, &r);
+    if (nbytes && (s == IDIST_OK || s == IDIST_ERR_TRUNCATED)) *nbytes = r.nbytes;
+    return s;
+}
+
+static idist_status idist__store_keys(idist_store *store, int op, const char *const *keys, size_t n, int timeout_ms, bool *flag) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, op, NULL, timeout_ms);
+    idist__blob *blobs;
+    size_t i;
+    if (s != IDIST_OK) return s;
+    if ((n && !keys) || n > IDIST__KEYS_MAX) return idist__fail(IDIST_ERR_ARG, "store: keys is NULL or more than %u", IDIST__KEYS_MAX);
+    for (i = 0; i < n; i++)
+        if (!keys[i] || !keys[i][0] || strlen(keys[i]) > IDIST__KEY_MAX)
+            return idist__fail(IDIST_ERR_ARG, "store: a key has 1 to %u bytes", IDIST__KEY_MAX);
+    if (flag) *flag = true;
+    if (!n) return IDIST_OK;
+    blobs = (idist__blob *)idist__mem_alloc(&store->mem, n * sizeof *blobs);
+    if (!blobs) return IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n; i++) {
+        blobs[i].data = keys[i];
+        blobs[i].nbytes = strlen(keys[i]);
+    }
+    r.keys = blobs;
+    r.nkeys = n;
+    s = store->run(store, &r);
+    if (flag) *flag = r.flag;
+    idist__mem_free(&store->mem, blobs);
+    return s;
+}
+
+idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n, int timeout_ms) {
+    return idist__store_keys(store, IDIST__REQ_WAIT, keys, n, timeout_ms, NULL);
+}
+
+idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready) {
+    if (!ready) return idist__fail(IDIST_ERR_ARG, "store_check: ready is NULL");
+    return idist__store_keys(store, IDIST__REQ_CHECK, keys, n, 0, ready);
+}
+
+idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, IDIST__REQ_DELETE, key, 0);
+    if (s == IDIST_OK) s = store->run(store, &r);
+    if (s == IDIST_OK && deleted) *deleted = r.flag;
+    return s;
+}
+
+idist_status idist_store_num_keys(idist_store *store, size_t *n) {
+    idist__req r;
+    idist_status s = idist__store_begin(store, &r, IDIST__REQ_NUM_KEYS, NULL, 0);
+    if (s == IDIST_OK && !n) s = idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
+    if (s == IDIST_OK) s = store->run(store, &r);
+    if (s == IDIST_OK) *n = (size_t)r.number;
+    return s;
+}
+
+//------------------------------------------------------------------------------
+// [impl:launch]  the configuration: explicit field, then environment, then built-in
+// uses os err sock log auth . used by world spawn
+//------------------------------------------------------------------------------
+
+typedef struct idist__config {
+    int rank, world_size;
+    int local_rank, local_size; // what the launcher says; -1: nothing
+    const char *launcher;       // "none", "spawn", "explicit", "idist", "torchrun", ...
+    const char *rank_var;       // which variable decided, or NULL
+    char where[4096];           // rendezvous: "unix:NAME", "tcp:HOST:PORT", "file:PATH"; "" for none
+    idist_store *store;         // or this one
+    int listener;               // rank 0 of a spawn inherits a socket that already listens; else -1
+    int timeout_ms, init_timeout_ms; // resolved: > 0, or -1 for none
+    uint8_t secret[256];
+    size_t secret_nbytes;
+    bool insecure, force_tcp;
+    int algorithm; // 0 auto, 1 latency, 2 bandwidth
+    char host_id[128];
+    char backends[128]; // names asked for, or ""
+    idist_allocator mem;
+    idist_logger logger;
+} idist__config;
+
+// Launchers that give each process its rank and the size in one pair of variables, inner ones first: a torchrun inside srun or
+// mpirun wins over what it inherited.
+typedef struct idist__launcher {
+    const char *name, *rank, *size, *local_rank, *local_size;
+} idist__launcher;
+
+static const idist__launcher idist__launchers[] = {
+    {"idist", "IDIST_RANK", "IDIST_WORLD_SIZE", "IDIST_LOCAL_RANK", "IDIST_LOCAL_WORLD_SIZE"},
+    {"env", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mvapich2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", NULL},
+    {"hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}};
+
+static idist_status idist__env_int(const char *name, int64_t lo, int64_t hi, int *value) {
+    const char *text = name ? idist__os_env(name) : NULL;
+    int64_t v;
+    if (!text) return IDIST_OK;
+    if (!idist__parse_int(text, lo, hi, &v))
+        return idist__fail(IDIST_ERR_ENV, "%s=%s: expected a whole number from %lld to %lld", name, text, (long long)lo, (long long)hi);
+    *value = (int)v;
+    return IDIST_OK;
+}
+
+// Takes the first launcher whose pair is there. Half a pair is an error: guessing the rest would start N worlds of 1.
+static idist_status idist__launch_detect(idist__config *c) {
+    size_t i;
+    idist_status s;
+    for (i = 0; i < IDIST__COUNT_OF(idist__launchers); i++) {
+        const idist__launcher *l = &idist__launchers[i];
+        bool rank = idist__os_env(l->rank) != NULL, size = idist__os_env(l->size) != NULL;
+        if (!rank && !size) continue;
+        if (rank != size)
+            return idist__fail(IDIST_ERR_ENV, "%s is set but %s is not: a launcher sets both; unset it to run alone",
+                               rank ? l->rank : l->size, rank ? l->size : l->rank);
+        if ((s = idist__env_int(l->size, 1, 1000000, &c->world_size)) != IDIST_OK) return s;
+        if ((s = idist__env_int(l->rank, 0, 1000000, &c->rank)) != IDIST_OK) return s;
+        if ((s = idist__env_int(l->local_rank, 0, 1000000, &c->local_rank)) != IDIST_OK) return s;
+        if ((s = idist__env_int(l->local_size, 1, 1000000, &c->local_size)) != IDIST_OK) return s;
+        if (c->rank >= c->world_size)
+            return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", l->rank, c->rank, l->size, c->world_size);
+        if (c->local_size > c->world_size || (c->local_size > 0 && c->local_rank >= c->local_size))
+            return idist__fail(IDIST_ERR_ENV, "%s=%d and %s=%d do not fit %s=%d", l->local_rank, c->local_rank, l->local_size,
+                               c->local_size, l->size, c->world_size);
+        c->launcher = i == 1 && idist__os_env("TORCHELASTIC_RUN_ID") ? "torchrun" : l->name;
+        c->rank_var = l->rank;
+        return IDIST_OK;
+    }
+    return IDIST_OK;
+}
+
+static idist_status idist__launch_rank(idist__config *c, const idist_desc *d) {
+    c->rank = 0;
+    c->world_size = 1;
+    c->local_rank = c->local_size = -1;
+    c->launcher = "none";
+    if (d->world_size == 0 && d->rank == 0) return idist__launch_detect(c);
+    if (d->world_size < 1 || d->rank < 0 || d->rank >= d->world_size)
+        return idist__fail(IDIST_ERR_ARG, "rank %d of world_size %d: both are needed, and 0 <= rank < world_size", d->rank, d->world_size);
+    c->launcher = "explicit";
+    c->rank = d->rank;
+    c->world_size = d->world_size;
+    return IDIST_OK;
+}
+
+// Ranks that share a loopback address share a host, and need no TCP: the same address names a local socket.
+static void idist__launch_where_tcp(idist__config *c, const char *host, int port) {
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    if (!c->force_tcp && (idist__sock_host_is_loopback(host) || c->local_size == c->world_size))
+        snprintf(c->where, sizeof c->where, "unix:idist-%lu-%d-%s", (unsigned long)geteuid(), port, restart ? restart : "0");
+    else
+        snprintf(c->where, sizeof c->where, strchr(host, ':') ? "tcp:[%s]:%d" : "tcp:%s:%d", host, port);
+}
+
+static idist_status idist__launch_where_env(idist__config *c, const idist_desc *d) {
+    const char *host = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR");
+    int port = 29500;
+    idist_status s = idist__env_int("MASTER_PORT", 1, 65535, &port);
+    if (d->master_port) {
+        if (d->master_port < 0 || d->master_port > 65535)
+            return idist__fail(IDIST_ERR_ARG, "master_port %d is not between 1 and 65535", d->master_port);
+        port = d->master_port;
+    } else if (s != IDIST_OK) {
+        return s;
+    }
+    if (!host) {
+        if (c->local_size != c->world_size)
+            return idist__fail(IDIST_ERR_ENV, "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find each other. Set "
+                               "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all ranks "
+                               "are on this host)", c->rank, c->world_size, c->rank_var ? c->rank_var : c->launcher);
+        host = "127.0.0.1";
+    }
+    idist__launch_where_tcp(c, host, port);
+    return IDIST_OK;
+}
+
+static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
+    const char *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
+    char host[256];
+    int port;
+    c->store = d->store;
+    if (c->world_size == 1 || c->store) return IDIST_OK;
+    if (!init || strcmp(init, "env://") == 0) return idist__launch_where_env(c, d);
+    if (strncmp(init, "file:///", 8) == 0 && strlen(init) < sizeof c->where) {
+        snprintf(c->where, sizeof c->where, "file:%s", init + 7);
+        return IDIST_OK;
+    }
+    if (strncmp(init, "tcp://", 6) == 0 && idist__parse_host_port(init + 6, host, sizeof host, &port) && port > 0) {
+        idist__launch_where_tcp(c, host, port);
+        return IDIST_OK;
+    }
+    return idist__fail(IDIST_ERR_ARG, "init_method \"%s\" is none of env://, tcp://host:port, file:///path", init);
+}
+
+// IDIST_SECRET_FILE must be a file that only its owner can read.
+static idist_status idist__launch_secret_file(idist__config *c, const char *path) {
+    struct stat st;
+    ssize_t n = -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path, strerror(errno));
+    if (fstat(fd, &st) != 0 || (st.st_mode & 077) || st.st_uid != geteuid()) {
+        close(fd);
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)", path);
+    }
+    do n = read(fd, c->secret, sizeof c->secret);
+    while (n < 0 && errno == EINTR);
+    close(fd);
+    if (n < 16) return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s holds fewer than 16 bytes", path);
+    c->secret_nbytes = (size_t)n;
+    return IDIST_OK;
+}
+
+static idist_status idist__launch_secret(idist__config *c, const idist_desc *d) {
+    const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
+    c->insecure = idist__os_env("IDIST_INSECURE") != NULL && strcmp(idist__os_env("IDIST_INSECURE"), "0") != 0;
+    if (!d->secret && file) return idist__launch_secret_file(c, file);
+    if (!d->secret && text && strlen(text) < 16)
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET has %zu bytes; at least 16 are needed", strlen(text));
+    if (d->secret ? d->secret_nbytes < 16 : d->secret_nbytes > 0)
+        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and at least 16 bytes");
+    c->secret_nbytes = d->secret ? d->secret_nbytes : text ? strlen(text) : 0;
+    if (c->secret_nbytes > sizeof c->secret) return idist__fail(IDIST_ERR_ARG, "a secret has at most %zu bytes", sizeof c->secret);
+    if (c->secret_nbytes) memcpy(c->secret, d->secret ? d->secret : text, c->secret_nbytes);
+    return IDIST_OK;
+}
+
+static idist_status idist__launch_choice(const char *field, const char *var, const char *const *names, int n, int *choice) {
+    const char *text = field ? field : idist__os_env(var);
+    int i;
+    *choice = 0;
+    if (!text) return IDIST_OK;
+    for (i = 0; i < n; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *choice = i;
+            return IDIST_OK;
+        }
+    return idist__fail(field ? IDIST_ERR_ARG : IDIST_ERR_ENV, "%s=%s: use one of %s, %s%s%s", var, text, names[0], names[1],
+                       n > 2 ? ", " : "", n > 2 ? names[2] : "");
+}
+
+static idist_status idist__launch_timeout(int field, const char *var, int fallback, int *value) {
+    idist_status s;
+    *value = 0;
+    if (field) *value = field;
+    else if ((s = idist__env_int(var, -1, INT32_MAX, value)) != IDIST_OK) return s;
+    if (!*value) *value = fallback;
+    if (*value < 0) *value = -1;
+    return IDIST_OK;
+}
+
+// The one place where defaults are filled in.
+static idist_status idist__launch_config(idist__config *c, const idist_desc *desc) {
+    static const char *const algorithms[] = {"auto", "latency", "bandwidth"};
+    static const char *const transports[] = {"auto", "tcp"};
+    idist_desc d;
+    idist_status s;
+    int transport;
+    const char *text;
+    memset(c, 0, sizeof *c);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    c->listener = -1;
+    c->mem = d.allocator;
+    c->logger = d.logger;
+    if (!c->mem.alloc_fn != !c->mem.free_fn) return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
+    if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 2, &transport)) != IDIST_OK) return s;
+    c->force_tcp = transport == 1;
+    if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 3, &c->algorithm)) != IDIST_OK) return s;
+    if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
+    if ((s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) != IDIST_OK)
+        return s;
+    text = d.host_id ? d.host_id : idist__os_env("IDIST_HOSTID");
+    if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
+    text = d.backend ? d.backend : idist__os_env("IDIST_BACKEND");
+    if (text) idist__copy_text(c->backends, sizeof c->backends, text);
+    if ((s = idist__launch_secret(c, &d)) != IDIST_OK) return s;
+    if ((s = idist__launch_rank(c, &d)) != IDIST_OK) return s;
+    return idist__launch_where(c, &d);
+}
+
+//------------------------------------------------------------------------------
+// [impl:world]  worlds, groups and tasks: what the call path and the backends share
+// uses os err mem log type launch . used by call self life and the backends
+//
+// One mutex per world guards everything in it. A caller that waits drives the backend itself; when several wait, one
+// drives (w->driving) and the others sleep on w->changed until it completes their task or gives the wheel up. Requests that
+// nobody waits for are driven by a progress thread, which exists from the first request on and steps back whenever a
+// caller blocks.
+//------------------------------------------------------------------------------
+
+typedef enum idist__kind {
+    IDIST__NONE,
+    IDIST__ALL_REDUCE,
+    IDIST__REDUCE,
+    IDIST__BROADCAST,
+    IDIST__BARRIER,
+    IDIST__ALL_GATHER,
+    IDIST__GATHER,
+    IDIST__SCATTER,
+    IDIST__REDUCE_SCATTER,
+    IDIST__ALL_TO_ALL,
+    IDIST__SCAN,
+    IDIST__EXSCAN,
+    IDIST__ALL_GATHERV,
+    IDIST__GATHERV,
+    IDIST__SCATTERV,
+    IDIST__ALL_TO_ALLV,
+    IDIST__SEND,
+    IDIST__RECV,
+    // Names of calls that are made of the ones above; they label the fingerprint.
+    IDIST__BROADCAST_BYTES,
+    IDIST__ALL_GATHER_BYTES,
+    IDIST__NEW_GROUP,
+    IDIST__SPLIT,
+    IDIST__ONE_RANK_FIRST,
+    IDIST__ONE_RANK_ONLY,
+    IDIST__FINALIZE,
+    IDIST__KIND_COUNT
+} idist__kind;
+
+static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
+    "nothing",        "all_reduce",       "reduce",    "broadcast", "barrier", "all_gather", "gather",     "scatter",
+    "reduce_scatter", "all_to_all",       "scan",      "exscan",    "all_gatherv", "gatherv", "scatterv",  "all_to_allv",
+    "send",           "recv",             "broadcast_bytes", "all_gather_bytes", "new_group", "split", "one_rank_first",
+    "one_rank_only",  "finalize"};
+
+// An operation as data.
+typedef struct idist__call {
+    idist__kind kind;  // what is run
+    idist__kind label; // what the user called
+    const void *send;
+    void *recv;
+    size_t count; // as in the API; v-forms: the own contribution
+    const size_t *sendcounts, *senddispls, *recvcounts, *recvdispls;
+    idist_dtype dtype;
+    idist_op op;
+    int root; // or the peer of send and recv; -1 where there is none
+    int tag;
+    idist_recv_info *info;
+    uint64_t check; // what must be equal on all ranks besides: count, or a hash of counts
+} idist__call;
+
+// What two ranks compare about a call, 24 bytes of every message.
+typedef struct idist__print {
+    uint8_t kind, dtype, op, algorithm;
+    int32_t root;
+    uint64_t check;
+    uint32_t seq; // number of the call within its group
+    uint32_t zero;
+} idist__print;
+
+typedef struct idist__world idist__world;
+typedef enum idist__driver { IDIST__DRIVER_NONE, IDIST__DRIVER_CALLER, IDIST__DRIVER_THREAD } idist__driver;
+
+struct idist__task { // one operation under way
+    idist__task *next, *prev; // in w->tasks while it runs
+    idist__task *chain;       // in the list of an idist_group_begin
+    idist__task *older;       // in w->all_tasks
+    idist_group *group;
+    idist__call call;
+    idist_status status;
+    bool done, async;
+    bool announced; // the others were told that we wait in this call
+    bool warned;    // a log line said that it takes long
+    uint32_t seq;
+    int64_t started_ns, deadline_ns;
+    char text[512]; // why it failed
+    void *impl;     // the backend's part, behind this struct
+};
+
+struct idist_group {
+    idist__world *w;
+    idist_group *next;
+    uint64_t ctx; // the same on all members, unique in the world
+    int rank;     // -1: not a member
+    int size;
+    int *ranks;   // world rank of each member
+    uint32_t seq; // collectives started
+    uint32_t nchildren;
+    int ntasks;    // running
+    int nrequests; // not yet waited for
+    idist_status status; // not IDIST_OK: unusable since ...
+    char cause[400];     // ... this happened
+    idist_group *node;   // the members on this host, made when one_rank_first asks for it
+    void *impl;
+};
+
+typedef struct idist__node { // what is known of a rank
+    char hostname[64];
+    uint64_t host; // equal on one host
+    int local_rank, local_size, node_rank;
+} idist__node;
+
+typedef struct idist__user_op {
+    idist_op_fn fn;
+    void *arg;
+    double factor; // premultiplied sum, when fn is NULL
+    bool used, commutative;
+} idist__user_op;
+
+// A backend. The core calls start, progress, cancel, tell, announce, missing, group_open and sleep with the world's lock held. None but
+// open, close and sleep may block, and sleep gives the lock up meanwhile.
+struct idist_backend_api {
+    uint32_t abi;  // IDIST__BACKEND_ABI
+    uint32_t size; // of this struct
+    const char *name;
+    size_t task_nbytes;  // room it wants behind each task, zeroed
+    size_t group_nbytes; // and behind each group
+    // Why it cannot serve this configuration; NULL when it can.
+    const char *(*refuse)(const idist__config *config);
+    // Meets the other ranks within cfg.init_timeout_ms, fills w->nodes. On failure everything it made is gone again.
+    idist_status (*open)(idist__world *w);
+    // Frees all. clean: everybody is through the last barrier; otherwise say good-bye to whoever listens, and go.
+    void (*close)(idist__world *w, bool clean);
+    idist_status (*group_open)(idist_group *g);
+    void (*group_close)(idist_group *g);
+    // Begins a task; ends it by idist__complete, now or later.
+    void (*start)(idist__task *t);
+    // Moves everything that can move.
+    void (*progress)(idist__world *w);
+    // Sleeps until something has come (and looks after it), `wake` was called, or the moment is there. One thread at a time.
+    void (*sleep)(idist__world *w, int64_t until_ns);
+    void (*wake)(idist__world *w);
+    // Forgets a task: after it no byte of its buffers is touched. False when others were already involved in it, so that its
+    // group cannot go on.
+    bool (*cancel)(idist__task *t);
+    // Tells the other members that the group failed, as g->status and g->cause say.
+    void (*tell)(idist_group *g);
+    // Tells the other members that this rank waits in t, so that they can object, and answer that they are there.
+    void (*announce)(idist__task *t);
+    // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)"); returns how many.
+    int (*missing)(idist__task *t, char *text, size_t cap);
+};
+
+#define IDIST__BACKEND_ABI 1
+#define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
+#define IDIST__WARN_NS (60000 * IDIST__MS)
+
+struct idist__world {
+    idist_group group; // all ranks; first, so that a world is its group
+    idist__config cfg;
+    idist__log log;
+    const idist_backend_api *backend;
+    void *impl; // the backend's
+    char hostname[64];
+    char backends[128]; // names of those built in
+    idist__node *nodes; // of every rank
+    int nnodes;
+    int *fork_guard;
+    idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; // a task ended, or nobody drives any more: for callers
+    pthread_cond_t work;    // there is a request and no caller: for the progress thread
+    idist__task *tasks;      // running
+    idist__task *idle_tasks; // to be used again
+    idist__task *all_tasks;  // ever allocated; freed with the world
+    int nasync;              // running, with a request
+    int nblocked;            // callers inside idist__task_wait
+    idist__driver driver;    // who sleeps in the backend
+    int64_t spin_ns; // how long a caller polls before it sleeps
+    bool thread_runs, thread_stops;
+    pthread_t thread;
+};
+
+static idist__world *idist__default_world; // set by idist_initialize, the one global
+
+static idist__world *idist__world_default(void) { return __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE); }
+
+static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
+
+static idist__print idist__task_print(const idist__task *t, int algorithm) {
+    idist__print p;
+    memset(&p, 0, sizeof p);
+    p.kind = (uint8_t)t->call.label;
+    p.dtype = (uint8_t)t->call.dtype;
+    p.op = (uint8_t)t->call.op;
+    p.algorithm = (uint8_t)algorithm;
+    p.root = t->call.root;
+    p.check = t->call.check;
+    p.seq = t->seq;
+    return p;
+}
+
+static bool idist__kind_reduces(idist__kind kind) {
+    return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCAN ||
+           kind == IDIST__EXSCAN;
+}
+
+static bool idist__kind_is_v(idist__kind kind) { return kind >= IDIST__ALL_GATHERV && kind <= IDIST__ALL_TO_ALLV; }
+
+// "all_reduce #42 (F32 x 1024, SUM)"
+static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
+    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+    snprintf(buf, cap, "%s #%u", idist__kind_names[kind], (unsigned)p->seq);
+    if (kind == IDIST__BARRIER || kind >= IDIST__SEND) return;
+    idist__append(buf, cap, " (%s", idist_dtype_name((idist_dtype)p->dtype));
+    if (!idist__kind_is_v(kind)) idist__append(buf, cap, " x %llu", (unsigned long long)p->check);
+    if (idist__kind_reduces(kind)) idist__append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
+    if (p->root >= 0) idist__append(buf, cap, ", root %d", (int)p->root);
+    idist__append(buf, cap, ")");
+}
+
+static void idist__task_text(const idist__task *t, char *buf, size_t cap) {
+    const idist__call *c = &t->call;
+    if (c->kind == IDIST__SEND || c->kind == IDIST__RECV) {
+        snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label], idist_dtype_name(c->dtype), c->count,
+                 c->kind == IDIST__SEND ? "to" : "from");
+        if (c->root == IDIST_ANY_SOURCE) idist__append(buf, cap, "any rank");
+        else idist__append(buf, cap, "rank %d", c->root);
+        if (c->tag == IDIST_ANY_TAG) idist__append(buf, cap, ", any tag)");
+        else idist__append(buf, cap, ", tag %d)", c->tag);
+    } else {
+        idist__print p = idist__task_print(t, 0);
+        idist__print_text(&p, buf, cap);
+    }
+}
+
+// Ends a task. text says why when it failed, without the name of the operation.
+static void idist__complete(idist__task *t, idist_status status, const char *text) {
+    idist__world *w = t->group->w;
+    if (t->done) return;
+    t->status = status;
+    if (status != IDIST_OK) {
+        idist__task_text(t, t->text, sizeof t->text);
+        idist__append(t->text, sizeof t->text, ": %s", text);
+    }
+    if (t->prev) t->prev->next = t->next;
+    else w->tasks = t->next;
+    if (t->next) t->next->prev = t->prev;
+    t->next = t->prev = NULL;
+    t->done = true;
+    t->group->ntasks--;
+    if (t->async) w->nasync--;
+    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+}
+
+// The group fails, for this reason, once: its tasks end, later calls are refused, and unless we were told by another rank, the
+// others are told.
+static void idist__group_fail(idist_group *g, idist_status status, const char *cause, bool tell) {
+    idist__world *w = g->w;
+    idist__task *t, *next;
+    if (g->status != IDIST_OK) return;
+    g->status = status;
+    idist__copy_text(g->cause, sizeof g->cause, cause);
+    idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
+    if (tell) w->backend->tell(g);
+    for (t = w->tasks; t; t = next) {
+        next = t->next;
+        if (t->group != g) continue;
+        w->backend->cancel(t);
+        idist__complete(t, status, g->cause);
+        next = w->tasks; // the backend may have ended others
+    }
+}
+
+// A rank is gone: every group with it fails.
+static void idist__world_lost(idist__world *w, int rank, const char *how) {
+    idist_group *g;
+    char cause[400];
+    int i;
+    snprintf(cause, sizeof cause, "rank %d on %s was lost: %s", rank, w->nodes[rank].hostname, how);
+    for (g = &w->group; g; g = g->next)
+        for (i = 0; i < g->size && g->rank >= 0; i++)
+            if (g->ranks[i] == rank) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause, true);
+}
+
+// Deadlines and announcements of the running tasks; returns when to look again.
+static int64_t idist__world_timers(idist__world *w) {
+    int64_t now = idist__os_now_ns(), next = IDIST__FOREVER;
+    idist__task *t, *following;
+    for (t = w->tasks; t; t = following) {
+        int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
+        char cause[400];
+        following = t->next;
+        if (now >= t->deadline_ns) {
+            int missing;
+            snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
+            idist__append(cause, sizeof cause, "; missing: ");
+            missing = w->backend->missing(t, cause, sizeof cause);
+            if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
+            if (w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
+            else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause, true);
+            following = w->tasks;
+            continue;
+        }
+        if (!t->announced && now >= at) {
+            t->announced = true;
+            w->backend->announce(t);
+            if (t->done) {
+                following = w->tasks;
+                continue;
+            }
+        }
+        if (t->announced) at = t->started_ns + IDIST__WARN_NS;
+        if (t->announced && !t->warned && now >= at) {
+            char what[128];
+            t->warned = true;
+            idist__task_text(t, what, sizeof what);
+            cause[0] = 0;
+            w->backend->missing(t, cause, sizeof cause);
+            idist__log_print(&w->log, IDIST_LOG_WARN, "%s has waited for 60 s; missing: %s", what, cause[0] ? cause : "nobody");
+        }
+        if (t->announced && t->warned) at = IDIST__FOREVER;
+        if (t->deadline_ns < at) at = t->deadline_ns;
+        if (at < next) next = at;
+    }
+    return next;
+}
+
+// One turn at the wheel: sleep until something happens, then move what moves.
+static void idist__world_turn(idist__world *w, idist__driver driver) {
+    int64_t until = idist__world_timers(w);
+    if (!w->tasks) return;
+    w->driver = driver;
+    w->backend->sleep(w, until);
+    w->driver = IDIST__DRIVER_NONE;
+    w->backend->progress(w);
+    if (w->nblocked > (driver == IDIST__DRIVER_CALLER ? 1 : 0)) pthread_cond_broadcast(&w->changed);
+}
+
+// Waits for a task. The lock is held, and given up while sleeping.
+static void idist__task_wait(idist__task *t) {
+    idist__world *w = t->group->w;
+    int64_t spin_end = 0;
+    if (t->done) return;
+    w->nblocked++;
+    while (!t->done) {
+        if (w->driver == IDIST__DRIVER_NONE) {
+            if (!spin_end) spin_end = t->started_ns + w->spin_ns;
+            w->backend->progress(w);
+            if (!t->done && idist__os_now_ns() >= spin_end) idist__world_turn(w, IDIST__DRIVER_CALLER);
+        } else {
+            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it steps back for us
+            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
+        }
+    }
+    w->nblocked--;
+    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+    else if (w->nasync && w->thread_runs) pthread_cond_signal(&w->work);
+}
+
+static void *idist__world_thread(void *arg) {
+    idist__world *w = (idist__world *)arg;
+    pthread_mutex_lock(&w->lock);
+    while (!w->thread_stops) {
+        if (w->nasync && !w->nblocked && w->driver == IDIST__DRIVER_NONE) idist__world_turn(w, IDIST__DRIVER_THREAD);
+        else pthread_cond_wait(&w->work, &w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static idist_status idist__world_need_thread(idist__world *w) {
+    if (w->thread_runs) return IDIST_OK;
+    if (idist__os_thread(&w->thread, idist__world_thread, w) != 0)
+        return idist__fail(IDIST_ERR_SYSTEM, "no thread for the progress of requests");
+    w->thread_runs = true;
+    return IDIST_OK;
+}
+
+static idist__task *idist__task_new(idist_group *g) {
+    idist__world *w = g->w;
+    size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
+    idist__task *t = w->idle_tasks;
+    if (t) {
+        idist__task *older = t->older;
+        w->idle_tasks = t->next;
+        memset(t, 0, nbytes);
+        t->older = older;
+    } else {
+        t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
+        if (!t) return NULL;
+        t->older = w->all_tasks;
+        w->all_tasks = t;
+    }
+    t->impl = t + 1;
+    t->group = g;
+    return t;
+}
+
+static void idist__task_free(idist__task *t) {
+    idist__world *w = t->group->w;
+    t->next = w->idle_tasks;
+    w->idle_tasks = t;
+}
+
+// Puts a task among the running ones and hands it to the backend.
+static void idist__task_start(idist__task *t) {
+    idist_group *g = t->group;
+    idist__world *w = g->w;
+    t->started_ns = idist__os_now_ns();
+    if (t->call.kind != IDIST__SEND && t->call.kind != IDIST__RECV) t->seq = ++g->seq;
+    t->next = w->tasks;
+    if (w->tasks) w->tasks->prev = t;
+    w->tasks = t;
+    g->ntasks++;
+    if (t->async) {
+        w->nasync++;
+        g->nrequests++;
+    }
+    w->backend->start(t);
+    if (t->done) return;
+    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w); // what the sleeper has to look at has changed
+    else if (t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
+}
+
+// The size of a group's private part follows the struct.
+static idist_group *idist__group_new(idist__world *w, uint64_t ctx, const int *ranks, int n) {
+    idist_group *g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
+    int i;
+    if (!g) return NULL;
+    g->ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)(n + 1));
+    g->impl = idist__mem_alloc(&w->cfg.mem, w->backend->group_nbytes);
+    if (!g->ranks || !g->impl) {
+        idist__mem_free(&w->cfg.mem, g->ranks);
+        idist__mem_free(&w->cfg.mem, g->impl);
+        idist__mem_free(&w->cfg.mem, g);
+        return NULL;
+    }
+    g->w = w;
+    g->ctx = ctx;
+    g->size = n;
+    g->rank = -1;
+    for (i = 0; i < n; i++) {
+        g->ranks[i] = ranks[i];
+        if (ranks[i] == w->group.rank) g->rank = i;
+    }
+    return g;
+}
+
+static void idist__group_free(idist_group *g) {
+    idist_group **at;
+    idist__world *w = g->w;
+    for (at = &w->group.next; *at && *at != g; at = &(*at)->next) continue;
+    if (*at) {
+        *at = g->next;
+        if (g->rank >= 0) w->backend->group_close(g);
+    }
+    idist__mem_free(&w->cfg.mem, g->ranks);
+    idist__mem_free(&w->cfg.mem, g->impl);
+    idist__mem_free(&w->cfg.mem, g);
+}
+
+//------------------------------------------------------------------------------
+// [impl:call]  every communication call passes through idist__call_run: checks, numbering, start, wait
+// uses world . used by coll p2p group help
+//------------------------------------------------------------------------------
+
+// Where the elements of a call lie: how many at send and at recv, and where in-place has one start inside the other.
+typedef struct idist__extent {
+    size_t send, recv; // elements
+    bool may_alias;    // in place is allowed ...
+    size_t send_at;    // ... when recv starts at this element of send,
+    size_t recv_at;    // or send at this element of recv
+} idist__extent;
+
+// Elements up to the end of the last part; SIZE_MAX when it overflows.
+static size_t idist__extent_v(const size_t *counts, const size_t *displs, int n) {
+    size_t total = 0, end;
+    int i;
+    for (i = 0; i < n; i++) {
+        size_t at = displs ? displs[i] : total;
+        if (counts[i] > SIZE_MAX / 16 || at > SIZE_MAX / 16) return SIZE_MAX;
+        end = at + counts[i];
+        if (!displs || (counts[i] && end > total)) total = end;
+        if (total > SIZE_MAX / 16) return SIZE_MAX;
+    }
+    return total;
+}
+
+static size_t idist__displ(const size_t *counts, const size_t *displs, int k) {
+    size_t at = 0;
+    int i;
+    if (displs) return displs[k];
+    for (i = 0; i < k; i++) at += counts[i];
+    return at;
+}
+
+static idist_status idist__extent_of(const idist_group *g, const idist__call *c, idist__extent *e) {
+    size_t n = (size_t)g->size, r = (size_t)g->rank, count = c->count, all;
+    bool root = c->root == g->rank;
+    memset(e, 0, sizeof *e);
+    if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
+    all = n * count;
+    e->may_alias = true;
+    switch (c->kind) {
+    case IDIST__ALL_REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: e->send = e->recv = count; break;
+    case IDIST__REDUCE:
+        e->send = count;
+        e->recv = root ? count : 0;
+        break;
+    case IDIST__BROADCAST: e->recv = count; break;
+    case IDIST__ALL_GATHER:
+    case IDIST__GATHER:
+        e->send = count;
+        e->recv = c->kind == IDIST__ALL_GATHER || root ? all : 0;
+        e->recv_at = r * count;
+        break;
+    case IDIST__SCATTER:
+    case IDIST__REDUCE_SCATTER:
+        e->send = c->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
+        e->recv = count;
+        e->send_at = r * count;
+        break;
+    case IDIST__ALL_TO_ALL: e->send = e->recv = all; break;
+    case IDIST__ALL_GATHERV:
+    case IDIST__GATHERV:
+        e->send = count;
+        if (c->kind == IDIST__GATHERV && !root) break;
+        e->recv = idist__extent_v(c->recvcounts, c->recvdispls, g->size);
+        e->recv_at = idist__displ(c->recvcounts, c->recvdispls, g->rank);
+        break;
+    case IDIST__SCATTERV:
+        e->recv = count;
+        if (!root) break;
+        e->send = idist__extent_v(c->sendcounts, c->senddispls, g->size);
+        e->send_at = idist__displ(c->sendcounts, c->senddispls, g->rank);
+        break;
+    case IDIST__ALL_TO_ALLV:
+        e->send = idist__extent_v(c->sendcounts, c->senddispls, g->size);
+        e->recv = idist__extent_v(c->recvcounts, c->recvdispls, g->size);
+        e->may_alias = false;
+        break;
+    case IDIST__SEND: e->send = count; break;
+    case IDIST__RECV: e->recv = count; break;
+    default: break;
+    }
+    return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
+}
+
+static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label], *send = (const char *)c->send, *recv = (const char *)c->recv;
+    size_t size = idist_dtype_size(c->dtype), nsend, nrecv;
+    idist__extent e;
+    if (idist__extent_of(g, c, &e) != IDIST_OK)
+        return idist__fail(IDIST_ERR_ARG, "%s: the counts are too large for memory", name);
+    if (e.send && !send) return idist__fail(IDIST_ERR_ARG, "%s: the send buffer is NULL and count is not 0", name);
+    if (e.recv && !recv) return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0", name);
+    nsend = e.send * size;
+    nrecv = e.recv * size;
+    if (!nsend || !nrecv || send + nsend <= recv || recv + nrecv <= send) return IDIST_OK; // disjoint
+    if (e.may_alias && recv == send + e.send_at * size && e.recv_at == 0) return IDIST_OK;
+    if (e.may_alias && send == recv + e.recv_at * size && e.send_at == 0) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "%s: send and receive buffers overlap, and not in the way that in-place allows", name);
+}
+
+static idist_status idist__check_op(const idist__world *w, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    if ((unsigned)c->op < IDIST_OP_COUNT) {
+        if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
+            return idist__fail(IDIST_ERR_ARG, "%s: %s takes integers, not %s", name, idist_op_name(c->op), idist_dtype_name(c->dtype));
+        if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
+            return idist__fail(IDIST_ERR_ARG, "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1", name);
+        return IDIST_OK;
+    }
+    if ((int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST && w->ops[c->op - IDIST_OP_USER].used) {
+        if (!w->ops[c->op - IDIST_OP_USER].fn && !idist__type_is_float(c->dtype))
+            return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s", name, idist_dtype_name(c->dtype));
+        return IDIST_OK;
+    }
+    return idist__fail(IDIST_ERR_ARG, "%s: %d is no op of this world", name, (int)c->op);
+}
+
+static idist_status idist__check_peer(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    bool any = c->kind == IDIST__RECV;
+    if (!(c->root >= 0 && c->root < g->size) && !(any && c->root == IDIST_ANY_SOURCE))
+        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root, g->size);
+    if (c->tag < 0 && !(any && c->tag == IDIST_ANY_TAG)) return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
+    return IDIST_OK;
+}
+
+static bool idist__has_root(idist__kind kind) {
+    return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER || kind == IDIST__SCATTER ||
+           kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
+}
+
+static idist_status idist__check_counts(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    bool root = c->root == g->rank;
+    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root) || c->kind == IDIST__ALL_TO_ALLV) && !c->recvcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
+    if (((c->kind == IDIST__SCATTERV && root) || c->kind == IDIST__ALL_TO_ALLV) && !c->sendcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
+    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root)) && c->recvcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name, c->count, g->rank, c->recvcounts[g->rank]);
+    if (c->kind == IDIST__SCATTERV && root && c->sendcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name, c->count, g->rank, c->sendcounts[g->rank]);
+    if (c->kind == IDIST__ALL_TO_ALLV && c->sendcounts[g->rank] != c->recvcounts[g->rank])
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts and recvcounts of the own rank differ", name);
+    return IDIST_OK;
+}
+
+// All that can be wrong with one rank's arguments. Nothing was sent yet, so nothing breaks.
+static idist_status idist__call_check(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    idist_status s;
+    if (g->rank < 0) return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
+    if (c->kind == IDIST__BARRIER) return IDIST_OK;
+    if (!idist_dtype_size(c->dtype)) return idist__fail(IDIST_ERR_ARG, "%s: %d is no dtype", name, (int)c->dtype);
+    if (c->kind == IDIST__SEND || c->kind == IDIST__RECV) {
+        if ((s = idist__check_peer(g, c)) != IDIST_OK) return s;
+    } else if (idist__has_root(c->kind) && (c->root < 0 || c->root >= g->size)) {
+        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, c->root, g->size);
+    }
+    if (idist__kind_reduces(c->kind) && (s = idist__check_op(g->w, c)) != IDIST_OK) return s;
+    if ((s = idist__check_counts(g, c)) != IDIST_OK) return s;
+    return idist__check_buffers(g, c);
+}
+
+// Locks the world of a call and finds its group. On failure nothing is locked.
+static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
+    idist__world *w = group ? group->w : idist__world_default();
+    if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
+    if (w->fork_guard && !*w->fork_guard)
+        return idist__fail(IDIST_ERR_STATE, "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
+    pthread_mutex_lock(&w->lock);
+    *out = group ? group : &w->group;
+    return IDIST_OK;
+}
+
+// The status of a finished task, as the caller gets it. Frees the task.
+static idist_status idist__task_result(idist__task *t) {
+    idist_status s = t->status;
+    if (s != IDIST_OK) idist__fail(s, "%s", t->text);
+    if (t->async) t->group->nrequests--;
+    idist__task_free(t);
+    return s;
+}
+
+static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    idist__thread *self = &idist__self;
+    idist_status s = idist__call_check(g, c);
+    idist__task *t;
+    int timeout_ms = o->timeout_ms ? o->timeout_ms : g->w->cfg.timeout_ms;
+    if (s != IDIST_OK) return s;
+    if (o->stream) return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream needs device buffers and a device backend", name);
+    if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
+    if ((t = idist__task_new(g)) == NULL) return IDIST_ERR_NO_MEMORY;
+    t->call = *c;
+    t->async = o->request != NULL;
+    t->deadline_ns = idist__os_deadline(timeout_ms);
+    idist__task_start(t);
+    if (o->request) {
+        o->request->impl = t;
+        return IDIST_OK;
+    }
+    if (self->group_depth) { // idist_group_end waits for it
+        idist__task **last = &self->group_tasks;
+        while (*last) last = &(*last)->chain;
+        *last = t;
+        return IDIST_OK;
+    }
+    idist__task_wait(t);
+    return idist__task_result(t);
+}
+
+static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
+    idist_opts o;
+    idist_group *g;
+    idist_status s;
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    if (c->label == IDIST__NONE) c->label = c->kind;
+    s = idist__call_enter(idist__kind_names[c->label], o.group, &g);
+    if (s == IDIST_OK) {
+        s = idist__call_locked(g, c, &o);
+        pthread_mutex_unlock(&g->w->lock);
+    }
+    if (s != IDIST_OK && idist__self.group_depth && idist__self.group_status == IDIST_OK) idist__self.group_status = s;
+    return s;
+}
+
+static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype) {
+    memset(c, 0, sizeof *c);
+    c->kind = kind;
+    c->send = send;
+    c->recv = recv;
+    c->count = count;
+    c->check = count;
+    c->dtype = dtype;
+    c->root = -1;
+}
+
+//------------------------------------------------------------------------------
+// [impl:self]  the backend of a world of 1, and what any backend does in a group of 1
+// uses world reduce . used by life and the ring
+//------------------------------------------------------------------------------
+
+static void idist__copy(void *dst, const void *src, size_t nbytes) {
+    if (nbytes && dst != src) memmove(dst, src, nbytes);
+}
+
+// Any collective among one rank: its own contribution is the result.
+static void idist__self_collective(idist__task *t) {
+    const idist__call *c = &t->call;
+    size_t size = idist_dtype_size(c->dtype), sat = 0, rat = 0;
+    const idist__user_op *op = (int)c->op >= IDIST_OP_USER ? &t->group->w->ops[c->op - IDIST_OP_USER] : NULL;
+    if (c->kind == IDIST__SCATTERV || c->kind == IDIST__ALL_TO_ALLV) sat = idist__displ(c->sendcounts, c->senddispls, 0);
+    if (c->kind == IDIST__ALL_GATHERV || c->kind == IDIST__GATHERV || c->kind == IDIST__ALL_TO_ALLV)
+        rat = idist__displ(c->recvcounts, c->recvdispls, 0);
+    if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
+        size_t count = c->kind == IDIST__ALL_TO_ALLV ? c->recvcounts[0] : c->count;
+        idist__copy((char *)c->recv + rat * size, (const char *)c->send + sat * size, count * size);
+        if (idist__kind_reduces(c->kind) && op && !op->fn) {
+            if (idist__type_is_half(c->dtype)) {
+                size_t i;
+                for (i = 0; i < count; i++) {
+                    float x;
+                    char *at = (char *)c->recv + i * size;
+                    idist__type_widen(&x, at, 1, c->dtype);
+                    x = (float)(x * op->factor);
+                    idist__type_narrow(at, &x, 1, c->dtype);
+                }
+            } else {
+                idist__reduce_scale(c->recv, count, c->dtype, op->factor);
+            }
+        }
+    }
+    idist__complete(t, IDIST_OK, "");
+}
+
+// Checks a message against the receive that takes it; true when it may be taken. The text goes to the receive.
+static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count, int source, int tag, idist_status *status,
+                                char *text, size_t cap) {
+    *status = IDIST_OK;
+    if (dtype != recv->dtype) {
+        *status = IDIST_ERR_MISMATCH;
+        snprintf(text, cap, "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for another receive", source,
+                 idist_dtype_name(dtype), count, tag);
+    } else if (count > recv->count) {
+        *status = IDIST_ERR_TRUNCATED;
+        snprintf(text, cap, "rank %d sent %zu elements with tag %d. The message is kept for a larger receive", source, count, tag);
+    }
+    return *status == IDIST_OK;
+}
+
+static void idist__recv_done(idist__task *t, int source, int tag, size_t count) {
+    if (t->call.info) {
+        t->call.info->source = source;
+        t->call.info->tag = tag;
+        t->call.info->count = count;
+    }
+    idist__complete(t, IDIST_OK, "");
+}
+
+// A message from this rank to itself. Small ones are copied so that a blocking send returns; large ones wait.
+typedef struct idist__parcel {
+    struct idist__parcel *next;
+    int tag;
+    idist_dtype dtype;
+    size_t count;
+    const void *data;
+    idist__task *sender; // NULL: data is a copy behind this struct
+} idist__parcel;
+
+typedef struct idist__self_group {
+    idist__parcel *parcels;
+} idist__self_group;
+
+#define IDIST__EAGER_BYTES ((size_t)64 * 1024) // messages up to this size are on their way before anybody asks for them
+
+static void idist__self_drop(idist_group *g, idist__parcel **at) {
+    idist__parcel *p = *at;
+    *at = p->next;
+    idist__mem_free(&g->w->cfg.mem, p);
+}
+
+// Gives the first parcel that fits to the oldest receive that wants it.
+static void idist__self_match(idist_group *g) {
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    idist__task *t, *oldest;
+    do {
+        idist__parcel **at = NULL, **p;
+        oldest = NULL;
+        for (t = g->w->tasks; t; t = t->next) { // the youngest comes first
+            if (t->group != g || t->call.kind != IDIST__RECV) continue;
+            for (p = &sg->parcels; *p; p = &(*p)->next)
+                if (t->call.tag == IDIST_ANY_TAG || t->call.tag == (*p)->tag) {
+                    oldest = t;
+                    at = p;
+                    break;
+                }
+        }
+        if (oldest) {
+            idist_status s;
+            char text[256];
+            if (!idist__message_fits(&oldest->call, (*at)->dtype, (*at)->count, 0, (*at)->tag, &s, text, sizeof text)) {
+                idist__complete(oldest, s, text);
+            } else {
+                idist__task *sender = (*at)->sender;
+                int tag = (*at)->tag;
+                size_t count = (*at)->count;
+                idist__copy(oldest->call.recv, (*at)->data, count * idist_dtype_size((*at)->dtype));
+                idist__self_drop(g, at);
+                if (sender) idist__complete(sender, IDIST_OK, "");
+                idist__recv_done(oldest, 0, tag, count);
+            }
+        }
+    } while (oldest);
+}
+
+static void idist__self_send(idist__task *t) {
+    idist_group *g = t->group;
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    bool copy = nbytes <= IDIST__EAGER_BYTES;
+    idist__parcel **last, *p = (idist__parcel *)idist__mem_alloc(&g->w->cfg.mem, sizeof *p + (copy ? nbytes : 0));
+    if (!p) {
+        idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    p->tag = t->call.tag;
+    p->dtype = t->call.dtype;
+    p->count = t->call.count;
+    p->data = t->call.send;
+    p->sender = copy ? NULL : t;
+    if (copy) {
+        p->data = p + 1;
+        idist__copy(p + 1, t->call.send, nbytes);
+    }
+    for (last = &sg->parcels; *last; last = &(*last)->next) continue;
+    *last = p;
+    if (copy) idist__complete(t, IDIST_OK, "");
+    idist__self_match(g);
+}
+
+static void idist__self_start(idist__task *t) {
+    if (t->call.kind == IDIST__SEND) idist__self_send(t);
+    else if (t->call.kind == IDIST__RECV) idist__self_match(t->group);
+    else idist__self_collective(t);
+}
+
+static bool idist__self_cancel(idist__task *t) {
+    idist__self_group *sg = (idist__self_group *)t->group->impl;
+    idist__parcel **p;
+    for (p = &sg->parcels; *p; p = &(*p)->next)
+        if ((*p)->sender == t) {
+            idist__self_drop(t->group, p);
+            break;
+        }
+    return true;
+}
+
+// Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
+static void idist__self_sleep(idist__world *w, int64_t until_ns) {
+    int fd = *(int *)w->impl;
+    uint64_t n;
+    bool woken;
+    pthread_mutex_unlock(&w->lock);
+    woken = idist__sock_wait(fd, POLLIN, until_ns);
+    pthread_mutex_lock(&w->lock);
+    if (woken)
+        while (read(fd, &n, sizeof n) < 0 && errno == EINTR) continue;
+}
+
+static void idist__self_wake(idist__world *w) {
+    uint64_t one = 1;
+    while (write(*(int *)w->impl, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+static idist_status idist__self_open(idist__world *w) {
+    int *fd = (int *)idist__mem_alloc(&w->cfg.mem, sizeof *fd);
+    if (!fd) return IDIST_ERR_NO_MEMORY;
+    *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (*fd < 0) {
+        idist__mem_free(&w->cfg.mem, fd);
+        return idist__fail_errno("eventfd", errno);
+    }
+    w->impl = fd;
+    idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    return IDIST_OK;
+}
+
+static void idist__self_close(idist__world *w, bool clean) {
+    (void)clean;
+    idist__os_close((int *)w->impl);
+    idist__mem_free(&w->cfg.mem, w->impl);
+}
+
+static idist_status idist__self_group_open(idist_group *g) {
+    (void)g;
+    return IDIST_OK;
+}
+
+static void idist__self_group_close(idist_group *g) {
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    while (sg->parcels) idist__self_drop(g, &sg->parcels);
+}
+
+static void idist__self_progress(idist__world *w) { (void)w; }
+static void idist__self_tell(idist_group *g) { (void)g; }
+static void idist__self_announce(idist__task *t) { (void)t; }
+
+static int idist__self_missing(idist__task *t, char *text, size_t cap) {
+    idist__append(text, cap, t->call.kind == IDIST__SEND ? "a receive in this rank" : "a send in this rank");
+    return 1;
+}
+
+static const char *idist__self_refuse(const idist__config *c) {
+    return c->world_size > 1 ? "it serves a world of 1 only" : NULL;
+}
+
+const idist_backend_api *idist_self_backend(void) {
+    static const idist_backend_api api = {IDIST__BACKEND_ABI,     sizeof(idist_backend_api), "self",
+                                          0,                      sizeof(idist__self_group), idist__self_refuse,
+                                          idist__self_open,       idist__self_close,         idist__self_group_open,
+                                          idist__self_group_close, idist__self_start,        idist__self_progress,
+                                          idist__self_sleep,      idist__self_wake,          idist__self_cancel,
+                                          idist__self_tell,       idist__self_announce,      idist__self_missing};
+    return &api;
+}
+
+//------------------------------------------------------------------------------
+// [impl:life]  open and close a world; the getters
+// uses launch world call self . used by spawn
+//------------------------------------------------------------------------------
+
+idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b, const idist_backend_api *c) {
+    idist_backend_list list;
+    memset(&list, 0, sizeof list);
+    list.items[0] = a;
+    list.items[1] = b;
+    list.items[2] = c;
+    return list;
+}
+
+// The list with `self` behind it, checked; names for texts.
+static idist_status idist__backends_check(idist_backend_list *list, char *names, size_t cap) {
+    size_t i, last = 0;
+    names[0] = 0;
+    for (i = 0; i + 1 < IDIST__COUNT_OF(list->items); i++)
+        if (list->items[i]) last = i + 1;
+    list->items[last] = idist_self_backend();
+    for (i = 0; i <= last; i++) {
+        const idist_backend_api *b = list->items[i];
+        if (!b) continue;
+        if (b->abi != IDIST__BACKEND_ABI || b->size != sizeof *b)
+            return idist__fail(IDIST_ERR_NO_BACKEND, "a backend was compiled against another version of idist.h: rebuild all files");
+        idist__append(names, cap, "%s%s", names[0] ? "," : "", b->name);
+    }
+    return IDIST_OK;
+}
+
+static const idist_backend_api *idist__backend_named(const idist_backend_list *list, const char *name, size_t n) {
+    size_t i;
+    for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
+        if (list->items[i] && strlen(list->items[i]->name) == n && memcmp(list->items[i]->name, name, n) == 0) return list->items[i];
+    return NULL;
+}
+
+// The first backend that fits: of those asked for by name, else of all; alone, `self`.
+static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
+    const char *at = w->cfg.backends, *why = NULL;
+    size_t i;
+    if (!*at && w->cfg.world_size == 1) w->backend = idist_self_backend();
+    while (*at && !w->backend) {
+        size_t n = strcspn(at, ",");
+        const idist_backend_api *b = idist__backend_named(list, at, n);
+        if (!b)
+            return idist__fail(IDIST_ERR_NO_BACKEND, "backend \"%.*s\" is not built in; there are: %s. Include its header "
+                               "(idist_%.*s.h) where idist_initialize is called", (int)n, at, w->backends, (int)n, at);
+        if ((why = b->refuse(&w->cfg)) == NULL) w->backend = b;
+        at += n + (at[n] == ',');
+    }
+    for (i = 0; !w->cfg.backends[0] && !w->backend && i < IDIST__COUNT_OF(list->items); i++)
+        if (list->items[i] && (why = list->items[i]->refuse(&w->cfg)) == NULL) w->backend = list->items[i];
+    if (w->backend) return IDIST_OK;
+    return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s", w->cfg.world_size, w->backends,
+                       why ? why : "none was built in");
+}
+
+// Local and node ranks from the table of hosts, so that uneven and cyclic placements come out right.
+static void idist__world_count_nodes(idist__world *w) {
+    int i, k, n = w->group.size;
+    w->nnodes = 0;
+    for (i = 0; i < n; i++) {
+        idist__node *a = &w->nodes[i];
+        a->local_rank = 0;
+        a->local_size = 0;
+        a->node_rank = -1;
+        for (k = 0; k < n; k++) {
+            if (w->nodes[k].host != a->host) continue;
+            if (k < i) {
+                a->local_rank++;
+                a->node_rank = w->nodes[k].node_rank;
+            }
+            a->local_size++;
+        }
+        if (a->node_rank < 0) a->node_rank = w->nnodes++;
+    }
+}
+
+static void idist__world_free(idist__world *w) {
+    idist_allocator mem = w->cfg.mem;
+    while (w->group.next) idist__group_free(w->group.next);
+    while (w->all_tasks) {
+        idist__task *t = w->all_tasks;
+        w->all_tasks = t->older;
+        idist__mem_free(&mem, t);
+    }
+    idist__mem_free(&mem, w->group.ranks);
+    idist__mem_free(&mem, w->group.impl);
+    idist__mem_free(&mem, w->nodes);
+    idist__os_fork_guard_free(w->fork_guard);
+    pthread_cond_destroy(&w->changed);
+    pthread_cond_destroy(&w->work);
+    pthread_mutex_destroy(&w->lock);
+    memset(&w->cfg.secret, 0, sizeof w->cfg.secret);
+    idist__mem_free(&mem, w);
+}
+
+static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list, idist__world **out) {
+    idist__world *w = (idist__world *)idist__mem_alloc(&cfg->mem, sizeof *w);
+    idist_status s;
+    int i, n = cfg->world_size;
+    *out = w;
+    if (!w) return IDIST_ERR_NO_MEMORY;
+    w->cfg = *cfg;
+    pthread_mutex_init(&w->lock, NULL);
+    idist__os_cond_init(&w->changed);
+    idist__os_cond_init(&w->work);
+    if (gethostname(w->hostname, sizeof w->hostname - 1) != 0) idist__copy_text(w->hostname, sizeof w->hostname, "localhost");
+    if ((s = idist__log_init(&w->log, &cfg->logger)) != IDIST_OK) return s;
+    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", cfg->rank, n, w->hostname);
+    if ((s = idist__backends_check(list, w->backends, sizeof w->backends)) != IDIST_OK) return s;
+    if ((s = idist__backend_choose(w, list)) != IDIST_OK) return s;
+    w->group.w = w;
+    w->group.ctx = 1;
+    w->group.rank = cfg->rank;
+    w->group.size = n;
+    w->group.ranks = (int *)idist__mem_alloc(&cfg->mem, sizeof(int) * (size_t)n);
+    w->group.impl = idist__mem_alloc(&cfg->mem, w->backend->group_nbytes);
+    w->nodes = (idist__node *)idist__mem_alloc(&cfg->mem, sizeof *w->nodes * (size_t)n);
+    w->fork_guard = idist__os_fork_guard();
+    if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n; i++) w->group.ranks[i] = i;
+    return IDIST_OK;
+}
+
+static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list, idist__world **out) {
+    idist__world *w = NULL;
+    idist_status s = idist__world_new(cfg, &list, &w);
+    *out = NULL;
+    if (s == IDIST_OK) s = w->backend->open(w);
+    if (s == IDIST_OK) {
+        idist__world_count_nodes(w);
+        // Polling longer than this gains nothing, and with more ranks than cores any polling takes the core from the rank
+        // that everybody waits for.
+        w->spin_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? 20000 : 0;
+        s = w->backend->group_open(&w->group);
+        if (s != IDIST_OK) w->backend->close(w, false);
+    }
+    if (s != IDIST_OK) {
+        if (w) idist__world_free(w);
+        return s;
+    }
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", cfg->world_size, w->backend->name,
+                     cfg->launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
+    *out = w;
+    return IDIST_OK;
+}
+
+static bool idist__world_has_requests(idist__world *w) {
+    idist_group *g;
+    for (g = &w->group; g; g = g->next)
+        if (g->nrequests) return true;
+    return false;
+}
+
+// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both learn of it.
+static idist_status idist__world_last_barrier(idist__world *w) {
+    idist__call c;
+    idist_opts o;
+    memset(&o, 0, sizeof o);
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    c.label = IDIST__FINALIZE;
+    return idist__call_locked(&w->group, &c, &o);
+}
+
+// force: without the last barrier and with requests open: a worker that failed. The others learn of it as of a lost rank.
+static idist_status idist__world_close(idist__world *w, bool force) {
+    idist_status s;
+    if (w->fork_guard && !*w->fork_guard)
+        return idist__fail(IDIST_ERR_STATE, "finalize: this process was forked after idist_initialize; the world belongs to its parent");
+    if (idist__self.group_depth && !force) return idist__fail(IDIST_ERR_STATE, "finalize: inside idist_group_begin; call idist_group_end first");
+    pthread_mutex_lock(&w->lock);
+    if (!force && w->group.status == IDIST_OK && idist__world_has_requests(w)) {
+        pthread_mutex_unlock(&w->lock);
+        return idist__fail(IDIST_ERR_STATE, "finalize: requests are still open; wait for them first");
+    }
+    idist__self.group_depth = 0;
+    idist__self.group_tasks = NULL;
+    s = force ? IDIST_OK : idist__world_last_barrier(w);
+    if (w == idist__world_default()) __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    w->thread_stops = true;
+    pthread_cond_broadcast(&w->work);
+    w->backend->wake(w);
+    pthread_mutex_unlock(&w->lock);
+    if (w->thread_runs) pthread_join(w->thread, NULL);
+    while (w->group.next) idist__group_free(w->group.next);
+    w->backend->group_close(&w->group);
+    w->backend->close(w, s == IDIST_OK && !force);
+    idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
+    idist__world_free(w);
+    return s;
+}
+
+idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_backend_list backends) {
+    idist__config cfg;
+    idist__world *w = NULL;
+    idist_status s;
+    if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
+    *world = NULL;
+    if ((s = idist__launch_config(&cfg, desc)) != IDIST_OK) return s;
+    s = idist__world_open(&cfg, backends, &w);
+    if (s == IDIST_OK) *world = &w->group;
+    return s;
+}
+
+idist_status idist_close(idist_group **world) {
+    idist_status s;
+    if (!world || !*world || *world != &(*world)->w->group)
+        return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
+    s = idist__world_close((*world)->w, false);
+    if (s != IDIST_ERR_STATE) *world = NULL;
+    return s;
+}
+
+static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER;
+
+idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends) {
+    idist_group *world = NULL;
+    idist_status s;
+    pthread_mutex_lock(&idist__life_lock);
+    if (idist__world_default()) s = idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+    else s = idist_open_with(desc, &world, backends);
+    if (s == IDIST_OK) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&idist__life_lock);
+    return s;
+}
+
+idist_status idist_finalize(void) {
+    idist_status s;
+    idist__world *w;
+    pthread_mutex_lock(&idist__life_lock);
+    w = idist__world_default();
+    s = w ? idist__world_close(w, false) : idist__fail(IDIST_ERR_STATE, "finalize: there is no world; call idist_initialize first");
+    pthread_mutex_unlock(&idist__life_lock);
+    return s;
+}
+
+bool idist_is_initialized(void) { return idist__world_default() != NULL; }
+
+idist_status idist_abort(idist_group *group) {
+    idist_group *g;
+    char cause[200];
+    idist_status s = idist__call_enter("abort", group, &g);
+    if (s != IDIST_OK) return s;
+    snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
+    idist__group_fail(g, IDIST_ERR_ABORTED, cause, true);
+    g->w->backend->wake(g->w);
+    pthread_mutex_unlock(&g->w->lock);
+    return IDIST_OK;
+}
+
+static const idist__node *idist__own_node(void) {
+    idist__world *w = idist__world_default();
+    return w ? &w->nodes[w->group.rank] : NULL;
+}
+
+int idist_get_rank(void) { return idist_group_rank(NULL); }
+int idist_get_world_size(void) { return idist_group_size(NULL); }
+int idist_get_local_rank(void) { return idist__own_node() ? idist__own_node()->local_rank : 0; }
+int idist_get_nproc_per_node(void) { return idist__own_node() ? idist__own_node()->local_size : 1; }
+int idist_get_nnodes(void) { return idist__world_default() ? idist__world_default()->nnodes : 1; }
+int idist_get_node_rank(void) { return idist__own_node() ? idist__own_node()->node_rank : 0; }
+const char *idist_backend(void) { return idist__world_default() ? idist__world_default()->backend->name : "self"; }
+const char *idist_device(void) { return "cpu"; }
+const char *idist_launcher(void) { return idist__world_default() ? idist__world_default()->cfg.launcher : "none"; }
+
+const char *idist_hostname(void) {
+    idist__world *w = idist__world_default();
+    if (w) return w->hostname;
+    if (gethostname(idist__self.config, 64) != 0) idist__copy_text(idist__self.config, 64, "localhost");
+    idist__self.config[63] = 0;
+    return idist__self.config;
+}
+
+const char *idist_available_backends_of(idist_backend_list backends) {
+    if (idist__backends_check(&backends, idist__self.config, sizeof idist__self.config) != IDIST_OK) return "self";
+    return idist__self.config;
+}
+
+const char *idist_show_config(void) {
+    idist__world *w = idist__world_default();
+    char *buf = idist__self.config;
+    size_t cap = sizeof idist__self.config;
+    snprintf(buf, cap, "backend: %s\ndevice: %s\nhostname: %s\n", idist_backend(), idist_device(), w ? w->hostname : "-");
+    idist__append(buf, cap, "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum nodes: %d\nnode rank: %d\n",
+                  idist_get_world_size(), idist_get_rank(), idist_get_local_rank(), idist_get_nproc_per_node(), idist_get_nnodes(),
+                  idist_get_node_rank());
+    idist__append(buf, cap, "launcher: %s%s%s\n", idist_launcher(), w && w->cfg.rank_var ? " by " : "",
+                  w && w->cfg.rank_var ? w->cfg.rank_var : "");
+    if (w) idist__append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n", w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+    return buf;
+}
+
+//------------------------------------------------------------------------------
+// [impl:coll]  the public collectives: each fills one call
+// uses call . used by group help spawn
+//------------------------------------------------------------------------------
+
+// A label other than NONE names the call that this one is a part of.
+static idist_status idist__all_gather_as(idist__kind label, const void *send, void *recv, size_t count, idist_dtype dtype,
+                                         uint64_t check, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__ALL_GATHER, send, recv, count, dtype);
+    c.label = label;
+    c.check = check;
+    return idist__call_run(&c, opts);
+}
+
+static idist_status idist__broadcast_as(idist__kind label, void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__BROADCAST, NULL, buf, count, dtype);
+    c.label = label;
+    c.root = root;
+    return idist__call_run(&c, opts);
+}
+
+static idist_status idist__barrier_as(idist__kind label, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    c.label = label;
+    return idist__call_run(&c, opts);
+}
+
+static idist_status idist__reduce_as(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
+                                     const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.op = op;
+    c.root = root;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    return idist__reduce_as(IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root, const idist_opts *opts) {
+    return idist__reduce_as(IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
+}
+
+idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    return idist__reduce_as(IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    return idist__reduce_as(IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    return idist__reduce_as(IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+    return idist__broadcast_as(IDIST__NONE, buf, count, dtype, root, opts);
+}
+
+idist_status idist_barrier(const idist_opts *opts) { return idist__barrier_as(IDIST__NONE, opts); }
+
+idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
+    return idist__all_gather_as(IDIST__NONE, send, recv, count, dtype, count, opts);
+}
+
+static idist_status idist__rooted(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                                  const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.root = root;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+    return idist__rooted(IDIST__GATHER, send, recv, count, dtype, root, opts);
+}
+
+idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+    return idist__rooted(IDIST__SCATTER, send, recv, count, dtype, root, opts);
+}
+
+idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
+    return idist__rooted(IDIST__ALL_TO_ALL, send, recv, count, dtype, -1, opts);
+}
+
+// The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two ranks are checked against the
+// length of the message between them.
+idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
+    idist__call c;
+    int n = idist_group_size(opts ? opts->group : NULL);
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts, const size_t *recvdispls,
+                           idist_dtype dtype, int root, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    c.root = root;
+    c.check = 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv, size_t recvcount,
+                            idist_dtype dtype, int root, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
+    c.sendcounts = sendcounts;
+    c.senddispls = senddispls;
+    c.root = root;
+    c.check = 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
+                               const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
+    c.sendcounts = sendcounts;
+    c.senddispls = senddispls;
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    return idist__call_run(&c, opts);
+}
+
+static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
+    if (opts && opts->request) return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
+    if (idist__self.group_depth) return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end", name);
+    return IDIST_OK;
+}
+
+idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root, const idist_opts *opts) {
+    const idist_group *group = opts ? opts->group : NULL;
+    bool is_root = idist_group_rank(group) == root;
+    uint64_t n = 0;
+    void *waste = NULL;
+    idist_status s = idist__check_blocking("broadcast_bytes", opts);
+    if (s != IDIST_OK) return s;
+    if (!nbytes || (capacity && !buf)) return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: buf or nbytes is NULL");
+    if (is_root && *nbytes > capacity)
+        return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: root says %zu bytes in a buffer of %zu", *nbytes, capacity);
+    if (is_root) n = *nbytes;
+    if ((s = idist__broadcast_as(IDIST__BROADCAST_BYTES, &n, 1, IDIST_U64, root, opts)) != IDIST_OK) return s;
+    // A rank whose buffer is too small takes part all the same, so that the others are not held up.
+    if (n > capacity && (waste = malloc((size_t)n)) == NULL) {
+        idist_abort(opts ? opts->group : NULL);
+        return idist__fail(IDIST_ERR_NO_MEMORY, "broadcast_bytes: no memory for %llu bytes", (unsigned long long)n);
+    }
+    s = idist__broadcast_as(IDIST__BROADCAST_BYTES, waste ? waste : buf, (size_t)n, IDIST_U8, root, opts);
+    free(waste);
+    if (s != IDIST_OK) return s;
+    *nbytes = (size_t)n;
+    if (n > capacity)
+        return idist__fail(IDIST_ERR_TRUNCATED, "broadcast_bytes: %llu bytes came, the buffer has %zu", (unsigned long long)n, capacity);
+    return IDIST_OK;
+}
+
+idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity, size_t *sizes, const idist_opts *opts) {
+    int i, n = idist_group_size(opts ? opts->group : NULL);
+    size_t total = 0, own = nbytes;
+    void *waste = NULL;
+    idist__call c;
+    idist_status s = idist__check_blocking("all_gather_bytes", opts);
+    if (s != IDIST_OK) return s;
+    if (!sizes || (capacity && !buf) || (nbytes && !send)) return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send, buf or sizes is NULL");
+    s = idist__all_gather_as(IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own, IDIST_U8, sizeof own, opts);
+    if (s != IDIST_OK) return s;
+    for (i = 0; i < n; i++) total += sizes[i];
+    if (total > capacity && (waste = malloc(total)) == NULL) {
+        idist_abort(opts ? opts->group : NULL);
+        return idist__fail(IDIST_ERR_NO_MEMORY, "all_gather_bytes: no memory for %zu bytes", total);
+    }
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, waste ? waste : buf, nbytes, IDIST_U8);
+    c.label = IDIST__ALL_GATHER_BYTES;
+    c.recvcounts = sizes;
+    c.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
+    s = idist__call_run(&c, opts);
+    free(waste);
+    if (s == IDIST_OK && total > capacity)
+        return idist__fail(IDIST_ERR_TRUNCATED, "all_gather_bytes: %zu bytes came, the buffer has %zu", total, capacity);
+    return s;
+}
+
+//------------------------------------------------------------------------------
+// [impl:p2p]  send, receive, requests, and calls that progress together
+// uses call . used by -
+//------------------------------------------------------------------------------
+
+static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, int peer, int tag,
+                               idist_recv_info *info, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.root = peer;
+    c.tag = tag;
+    c.info = info;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts) {
+    return idist__p2p(IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL, opts);
+}
+
+idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info, const idist_opts *opts) {
+    return idist__p2p(IDIST__RECV, NULL, buf, count, dtype, src, tag, info, opts);
+}
+
+idist_status idist_wait(idist_request *request) {
+    idist__task *t;
+    idist__world *w;
+    idist_status s;
+    if (!request) return idist__fail(IDIST_ERR_ARG, "wait: request is NULL");
+    t = (idist__task *)request->impl;
+    if (!t) return IDIST_OK;
+    w = t->group->w;
+    pthread_mutex_lock(&w->lock);
+    idist__task_wait(t);
+    request->impl = NULL;
+    s = idist__task_result(t);
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+idist_status idist_test(idist_request *request, bool *done) {
+    idist__task *t;
+    idist__world *w;
+    idist_status s = IDIST_OK;
+    if (!request || !done) return idist__fail(IDIST_ERR_ARG, "test: request or done is NULL");
+    *done = true;
+    t = (idist__task *)request->impl;
+    if (!t) return IDIST_OK;
+    w = t->group->w;
+    pthread_mutex_lock(&w->lock);
+    if (!t->done && w->driver == IDIST__DRIVER_NONE) {
+        w->backend->progress(w);
+        if (!t->done) idist__world_timers(w);
+    }
+    *done = t->done;
+    if (t->done) {
+        request->impl = NULL;
+        s = idist__task_result(t);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+idist_status idist_wait_all(idist_request *requests, size_t n) {
+    idist_status first = IDIST_OK;
+    char text[sizeof idist__self.text];
+    size_t i;
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
+    for (i = 0; i < n; i++) {
+        idist_status s = idist_wait(&requests[i]);
+        if (s == IDIST_OK || first != IDIST_OK) continue;
+        first = s;
+        memcpy(text, idist__self.text, sizeof text);
+    }
+    if (first != IDIST_OK) memcpy(idist__self.text, text, sizeof text);
+    return first;
+}
+
+idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
+    idist__world *w = NULL;
+    idist__task *found = NULL;
+    idist_status s;
+    size_t i, at = n;
+    if ((n && !requests) || !index) return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
+    *index = n;
+    for (i = 0; i < n && !w; i++)
+        if (requests[i].impl) w = ((idist__task *)requests[i].impl)->group->w;
+    if (!w) return IDIST_OK;
+    for (i = 0; i < n; i++)
+        if (requests[i].impl && ((idist__task *)requests[i].impl)->group->w != w)
+            return idist__fail(IDIST_ERR_ARG, "wait_any: the requests belong to different worlds");
+    pthread_mutex_lock(&w->lock);
+    w->nblocked++;
+    while (!found) {
+        for (i = 0; i < n && !found; i++)
+            if (requests[i].impl && ((idist__task *)requests[i].impl)->done) {
+                found = (idist__task *)requests[i].impl;
+                at = i;
+            }
+        if (found) break;
+        if (w->driver == IDIST__DRIVER_NONE) {
+            w->backend->progress(w);
+            for (i = 0; i < n && !found; i++)
+                if (requests[i].impl && ((idist__task *)requests[i].impl)->done) found = (idist__task *)requests[i].impl;
+            if (!found) idist__world_turn(w, IDIST__DRIVER_CALLER);
+            found = NULL; // the loop above finds it again, with its index
+        } else {
+            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w);
+            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
+        }
+    }
+    w->nblocked--;
+    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+    else if (w->nasync && w->thread_runs) pthread_cond_signal(&w->work);
+    requests[at].impl = NULL;
+    *index = at;
+    s = idist__task_result(found);
+    pthread_mutex_unlock(&w->lock);
+    return s;
+}
+
+idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount, int src, int recvtag,
+                            idist_dtype dtype, idist_recv_info *info, const idist_opts *opts) {
+    idist_request both[2];
+    idist_opts o;
+    size_t size = idist_dtype_size(dtype);
+    const char *a = (const char *)send, *b = (const char *)recv;
+    idist_status s = idist__check_blocking("sendrecv", opts);
+    if (s != IDIST_OK) return s;
+    if (size && sendcount && recvcount && a && b && a < b + recvcount * size && b < a + sendcount * size)
+        return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
+    memset(&o, 0, sizeof o);
+    memset(both, 0, sizeof both);
+    if (opts) o = *opts;
+    o.request = &both[0];
+    if ((s = idist_recv(recv, recvcount, dtype, src, recvtag, info, &o)) != IDIST_OK) return s;
+    o.request = &both[1];
+    s = idist_send(send, sendcount, dtype, dst, sendtag, &o);
+    if (s != IDIST_OK) { // a wrong argument: take the receive back, nothing was sent
+        idist__task *t = (idist__task *)both[0].impl;
+        pthread_mutex_lock(&t->group->w->lock);
+        if (!t->done) {
+            t->group->w->backend->cancel(t);
+            idist__complete(t, s, "the send beside it was refused");
+        }
+        idist__task_result(t);
+        pthread_mutex_unlock(&t->group->w->lock);
+        return s;
+    }
+    return idist_wait_all(both, 2);
+}
+
+idist_status idist_group_begin(void) {
+    if (!idist__self.group_depth++) idist__self.group_status = IDIST_OK;
+    return IDIST_OK;
+}
+
+idist_status idist_group_end(void) {
+    idist__thread *self = &idist__self;
+    char text[sizeof self->text];
+    idist_status first;
+    if (!self->group_depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (--self->group_depth) return IDIST_OK;
+    first = self->group_status;
+    memcpy(text, self->text, sizeof text);
+    while (self->group_tasks) {
+        idist__task *t = self->group_tasks;
+        idist__world *w = t->group->w;
+        idist_status s;
+        self->group_tasks = t->chain;
+        pthread_mutex_lock(&w->lock);
+        idist__task_wait(t);
+        s = idist__task_result(t);
+        pthread_mutex_unlock(&w->lock);
+        if (s == IDIST_OK || first != IDIST_OK) continue;
+        first = s;
+        memcpy(text, self->text, sizeof text);
+    }
+    if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
+    return first;
+}
+
+//------------------------------------------------------------------------------
+// [impl:group]  groups and user ops
+// uses coll . used by help
+//------------------------------------------------------------------------------
+
+int idist_group_rank(const idist_group *group) {
+    const idist__world *w = group ? NULL : idist__world_default();
+    return group ? group->rank : w ? w->group.rank : 0;
+}
+
+int idist_group_size(const idist_group *group) {
+    const idist__world *w = group ? NULL : idist__world_default();
+    return group ? group->size : w ? w->group.size : 1;
+}
+
+int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
+    int i, world_rank;
+    if (!from && idist__world_default()) from = &idist__world_default()->group;
+    if (!to && idist__world_default()) to = &idist__world_default()->group;
+    if (!from || !to) return rank == 0 ? 0 : -1;
+    if (from->w != to->w || rank < 0 || rank >= from->size) return -1;
+    world_rank = from->ranks[rank];
+    for (i = 0; i < to->size; i++)
+        if (to->ranks[i] == world_rank) return i;
+    return -1;
+}
+
+// Members agree on ctx without talking: it follows from the parent's, the number of groups made from it, and the color.
+static idist_status idist__group_make(idist_group *parent, uint64_t color, const int *ranks, int n, idist_group **out) {
+    idist__world *w = parent->w;
+    uint64_t ctx = idist__mix(idist__mix(parent->ctx, parent->nchildren), color);
+    idist_group *g = idist__group_new(w, ctx ? ctx : 1, ranks, n);
+    idist_status s = IDIST_OK;
+    if (!g) return IDIST_ERR_NO_MEMORY;
+    g->next = w->group.next;
+    w->group.next = g;
+    if (g->rank >= 0) s = w->backend->group_open(g);
+    if (s != IDIST_OK) {
+        g->rank = -1; // was never opened
+        idist__group_free(g);
+        return s;
+    }
+    *out = g;
+    return IDIST_OK;
+}
+
+static int idist__compare_ints(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return (x > y) - (x < y);
+}
+
+idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
+    idist_group *world;
+    idist_status s;
+    int i, *sorted;
+    if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
+    *group = NULL;
+    if ((s = idist__check_blocking("new_group", NULL)) != IDIST_OK) return s;
+    if ((s = idist__call_enter("new_group", NULL, &world)) != IDIST_OK) return s;
+    pthread_mutex_unlock(&world->w->lock);
+    if (!ranks || n < 1 || n > world->size) return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
+    sorted = (int *)idist__mem_alloc(&world->w->cfg.mem, sizeof(int) * (size_t)n);
+    if (!sorted) return IDIST_ERR_NO_MEMORY;
+    memcpy(sorted, ranks, sizeof(int) * (size_t)n);
+    qsort(sorted, (size_t)n, sizeof(int), idist__compare_ints);
+    for (i = 0; i < n && s == IDIST_OK; i++)
+        if (sorted[i] < 0 || sorted[i] >= world->size || (i && sorted[i] == sorted[i - 1]))
+            s = idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", sorted[i], world->size - 1);
+    if (s == IDIST_OK) { // a barrier whose fingerprint carries the list
+        idist__call c;
+        idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+        c.label = IDIST__NEW_GROUP;
+        c.check = idist__hash(sorted, sizeof(int) * (size_t)n);
+        s = idist__call_run(&c, NULL);
+    }
+    if (s == IDIST_OK) {
+        pthread_mutex_lock(&world->w->lock);
+        world->nchildren++;
+        s = idist__group_make(world, 0, sorted, n, group);
+        pthread_mutex_unlock(&world->w->lock);
+    }
+    idist__mem_free(&world->w->cfg.mem, sorted);
+    return s;
+}
+
+// The members of one color, ordered by key, then by rank in the parent. all: color and key of each rank.
+static int idist__split_members(const idist_group *parent, const int *all, int color, int *ranks) {
+    int i, k, n = 0;
+    int *order = ranks + parent->size;
+    if (color < 0) return 0;
+    for (i = 0; i < parent->size; i++) {
+        if (all[2 * i] != color) continue;
+        for (k = n++; k > 0 && all[2 * order[k - 1] + 1] > all[2 * i + 1]; k--) order[k] = order[k - 1];
+        order[k] = i;
+    }
+    for (i = 0; i < n; i++) ranks[i] = parent->ranks[order[i]];
+    return n;
+}
+
+idist_status idist_split(idist_group *parent, int color, int key, idist_group **group) {
+    idist_group *p;
+    idist_opts o;
+    idist_status s;
+    int mine[2], *all;
+    if (!group) return idist__fail(IDIST_ERR_ARG, "split: group is NULL");
+    *group = NULL;
+    if ((s = idist__check_blocking("split", NULL)) != IDIST_OK) return s;
+    if ((s = idist__call_enter("split", parent, &p)) != IDIST_OK) return s;
+    pthread_mutex_unlock(&p->w->lock);
+    all = (int *)idist__mem_alloc(&p->w->cfg.mem, sizeof(int) * 4 * (size_t)p->size);
+    if (!all) return IDIST_ERR_NO_MEMORY;
+    memset(&o, 0, sizeof o);
+    o.group = p;
+    mine[0] = color < 0 ? -1 : color;
+    mine[1] = key;
+    s = idist__all_gather_as(IDIST__SPLIT, mine, all, 2, IDIST_I32, 2, &o);
+    if (s == IDIST_OK) {
+        int n = idist__split_members(p, all, mine[0], all + 2 * p->size);
+        pthread_mutex_lock(&p->w->lock);
+        p->nchildren++;
+        s = idist__group_make(p, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, group);
+        pthread_mutex_unlock(&p->w->lock);
+    }
+    idist__mem_free(&p->w->cfg.mem, all);
+    return s;
+}
+
+idist_status idist_free_group(idist_group **group) {
+    idist_group *g;
+    idist_status s = IDIST_OK;
+    if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
+    g = *group;
+    if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
+    pthread_mutex_lock(&g->w->lock);
+    if (g->ntasks || g->nrequests) s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");
+    if (s == IDIST_OK) {
+        idist__world *w = g->w;
+        idist_group *node = g->node;
+        idist__group_free(g);
+        if (node) idist__group_free(node);
+        *group = NULL;
+        pthread_mutex_unlock(&w->lock);
+        return IDIST_OK;
+    }
+    pthread_mutex_unlock(&g->w->lock);
+    return s;
+}
+
+static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, double factor, bool commutative, idist_group *group, idist_op *op) {
+    idist_group *g;
+    idist_status s;
+    size_t i;
+    if (!op) return idist__fail(IDIST_ERR_ARG, "%s: op is NULL", name);
+    *op = IDIST_OP_COUNT;
+    if ((s = idist__call_enter(name, group, &g)) != IDIST_OK) return s;
+    for (i = 0; i < IDIST__COUNT_OF(g->w->ops) && g->w->ops[i].used; i++) continue;
+    if (i == IDIST__COUNT_OF(g->w->ops)) {
+        s = idist__fail(IDIST_ERR_NO_SPACE, "%s: a world has room for %zu ops", name, i);
+    } else {
+        idist__user_op *u = &g->w->ops[i];
+        u->fn = fn;
+        u->arg = arg;
+        u->factor = factor;
+        u->commutative = commutative;
+        u->used = true;
+        *op = (idist_op)(IDIST_OP_USER + (int)i);
+    }
+    pthread_mutex_unlock(&g->w->lock);
+    return s;
+}
+
+idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op) {
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "op_create: fn is NULL");
+    return idist__op_add("op_create", fn, arg, 1, commutative, group, op);
+}
+
+idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op) {
+    return idist__op_add("op_create_premul_sum", NULL, NULL, factor, true, group, op);
+}
+
+idist_status idist_op_free(idist_op op, idist_group *group) {
+    idist_group *g;
+    idist_status s = idist__call_enter("op_free", group, &g);
+    if (s != IDIST_OK) return s;
+    if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
+        s = idist__fail(IDIST_ERR_ARG, "op_free: %d is no user op of this world", (int)op);
+    else g->w->ops[op - IDIST_OP_USER].used = false;
+    pthread_mutex_unlock(&g->w->lock);
+    return s;
+}
+
+void *idist_alloc(size_t nbytes, const idist_opts *opts) {
+    void *p = NULL;
+    (void)opts; // plain memory so far: any world can use it
+    if (posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
+        idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
+        return NULL;
+    }
+    memset(p, 0, nbytes ? nbytes : 1);
+    return p;
+}
+
+void idist_free(void *ptr) { free(ptr); }
+
+//------------------------------------------------------------------------------
+// [impl:help]  one rank first, one rank only
+// uses coll group . used by -
+//------------------------------------------------------------------------------
+
+// fn's result goes to everybody by a broadcast, so that a failure ends the wait instead of prolonging it.
+static idist_status idist__tell_result(idist__kind label, int rank, bool mine, int result, const idist_opts *o) {
+    int32_t r = mine ? (int32_t)result : 0;
+    idist_status s = idist__broadcast_as(label, &r, 1, IDIST_I32, rank, o);
+    if (s != IDIST_OK || !r) return s;
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d", idist__kind_names[label], rank, (int)r);
+}
+
+idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local, const idist_opts *opts) {
+    idist_opts o;
+    idist_status s;
+    idist_group *g;
+    bool first;
+    int result = 0;
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
+    if ((s = idist__check_blocking("one_rank_first", opts)) != IDIST_OK) return s;
+    if ((s = idist__call_enter("one_rank_first", o.group, &g)) != IDIST_OK) return s;
+    pthread_mutex_unlock(&g->w->lock);
+    if (local && !g->node && g->rank >= 0) {
+        idist_group *node = NULL;
+        s = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &node);
+        if (s != IDIST_OK) return s;
+        g->node = node;
+    }
+    if (local) o.group = g->node;
+    if (rank < 0 || rank >= idist_group_size(local ? g->node : g))
+        return idist__fail(IDIST_ERR_ARG, "one_rank_first: rank should be between 0 and %d, but is %d",
+                           idist_group_size(local ? g->node : g) - 1, rank);
+    first = idist_group_rank(local ? g->node : g) == rank;
+    if (first) result = fn(arg);
+    if ((s = idist__tell_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o)) != IDIST_OK || first) return s;
+    result = fn(arg);
+    return result ? idist__fail(IDIST_ERR_CALLBACK, "one_rank_first: the function failed here with %d", result) : IDIST_OK;
+}
+
+idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier, const idist_opts *opts) {
+    const idist_group *group = opts ? opts->group : NULL;
+    idist_status s;
+    bool mine = idist_group_rank(group) == rank;
+    int result = 0;
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
+    if ((s = idist__check_blocking("one_rank_only", opts)) != IDIST_OK) return s;
+    if (rank < 0 || rank >= idist_group_size(group))
+        return idist__fail(IDIST_ERR_ARG, "one_rank_only: rank should be between 0 and %d, but is %d", idist_group_size(group) - 1, rank);
+    if (mine) result = fn(arg);
+    if (barrier) return idist__tell_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
+    return result ? idist__fail(IDIST_ERR_CALLBACK, "one_rank_only: the function failed here with %d", result) : IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
+// [impl:spawn]  worker processes, and Ignite's Parallel
+// uses life . used by -
+//------------------------------------------------------------------------------
+
+// What a worker leaves for its parent, in memory they share.
+typedef struct idist__desk {
+    int finished;  // returned from fn, and its result is in `code`
+    int secondary; // failed because another rank was lost
+    int code;
+    char text[400]; // its last error
+} idist__desk;
+
+typedef struct idist__worker {
+    pid_t pid;
+    int pidfd; // -1: this kernel has none, or the worker was reaped
+    bool ended, told; // told: we ended it
+    int wait_status;
+} idist__worker;
+
+typedef struct idist__spawn {
+    idist__config cfg; // of worker 0
+    idist_backend_list backends;
+    idist_worker_fn fn;
+    void *arg;
+    int n, first_rank;
+    idist__worker *workers;
+    idist__desk *desks;
+    idist__log log;
+    int first_failed; // index, -1: none so far
+    int running;
+} idist__spawn;
+
+static void idist__worker_run(idist__spawn *sp, int i) {
+    idist__desk *desk = &sp->desks[i];
+    idist__config *cfg = &sp->cfg;
+    idist__world *w = NULL;
+    idist_status s;
+    int code;
+    pthread_mutex_init(&idist__log_lock, NULL); // another thread may have held them during the fork
+    pthread_mutex_init(&idist__life_lock, NULL);
+    memset(&idist__self, 0, sizeof idist__self);
+    __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    if (i != 0) idist__os_close(&cfg->listener);
+    cfg->rank = sp->first_rank + i;
+    cfg->local_rank = i;
+    s = idist__world_open(cfg, sp->backends, &w);
+    if (s == IDIST_OK) {
+        __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
+        code = sp->fn(i, sp->arg);
+        desk->code = code & 255 ? code & 255 : code != 0;
+        idist__copy_text(desk->text, sizeof desk->text, code ? idist__self.text : "");
+        w = idist__world_default(); // fn may have finalized by itself
+        if (w) {
+            desk->secondary = w->group.status == IDIST_ERR_PEER_LOST || w->group.status == IDIST_ERR_ABORTED;
+            s = idist__world_close(w, code != 0);
+        }
+        if (s != IDIST_OK && !code && !desk->secondary) desk->code = 1;
+    } else {
+        desk->code = 1;
+        desk->secondary = s == IDIST_ERR_PEER_LOST || s == IDIST_ERR_TIMEOUT;
+    }
+    if (desk->code && !desk->text[0]) idist__copy_text(desk->text, sizeof desk->text, idist__self.text);
+    fflush(NULL);
+    __atomic_store_n(&desk->finished, 1, __ATOMIC_RELEASE);
+    _exit(desk->code);
+}
+
+// One worker. It dies with this thread's process: by signal, and by looking whether the parent went before it asked for that.
+static idist_status idist__spawn_fork(idist__spawn *sp, int i) {
+    pid_t parent = getpid(), pid = fork();
+    if (pid < 0) return idist__fail_errno("fork", errno);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(1);
+        idist__worker_run(sp, i);
+    }
+    sp->workers[i].pid = pid;
+    sp->running++;
+    return IDIST_OK;
+}
+
+static bool idist__worker_failed(const idist__spawn *sp, int i) {
+    const idist__worker *k = &sp->workers[i];
+    return k->ended && !(WIFEXITED(k->wait_status) && WEXITSTATUS(k->wait_status) == 0 &&
+                         __atomic_load_n(&sp->desks[i].finished, __ATOMIC_ACQUIRE));
+}
+
+// Collects the workers that ended. Returns whether one did.
+static bool idist__spawn_reap(idist__spawn *sp) {
+    bool any = false;
+    int i;
+    for (i = 0; i < sp->n; i++) {
+        idist__worker *k = &sp->workers[i];
+        pid_t rc;
+        if (k->ended || k->pid <= 0) continue;
+        do rc = waitpid(k->pid, &k->wait_status, WNOHANG);
+        while (rc < 0 && errno == EINTR);
+        if (rc == 0) continue;
+        if (rc < 0) k->wait_status = 0x7f00; // the program reaped it behind our back; its desk tells whether it was through
+        if (rc < 0 && __atomic_load_n(&sp->desks[i].finished, __ATOMIC_ACQUIRE)) k->wait_status = sp->desks[i].code << 8;
+        k->ended = any = true;
+        sp->running--;
+        idist__os_close(&k->pidfd);
+    }
+    return any;
+}
+
+// The first failure is the first that did not follow from another: a rank that ends because its peer was killed may well be reaped
+// before that peer. While only such are known the decision waits a little.
+static void idist__spawn_judge(idist__spawn *sp, int64_t *decide_at) {
+    int i, secondary = -1;
+    for (i = 0; i < sp->n && sp->first_failed < 0; i++) {
+        if (!idist__worker_failed(sp, i)) continue;
+        if (!sp->desks[i].secondary) sp->first_failed = i;
+        else if (secondary < 0) secondary = i;
+    }
+    if (sp->first_failed >= 0 || secondary < 0) return;
+    if (*decide_at == IDIST__FOREVER) *decide_at = idist__os_deadline(500);
+    if (!sp->running || idist__os_ms_until(*decide_at) == 0) sp->first_failed = secondary;
+}
+
+static void idist__spawn_signal(idist__spawn *sp, int sig) {
+    int i;
+    for (i = 0; i < sp->n; i++)
+        if (!sp->workers[i].ended && sp->workers[i].pid > 0) {
+            sp->workers[i].told = true;
+            kill(sp->workers[i].pid, sig);
+        }
+}
+
+static void idist__spawn_sleep(idist__spawn *sp, struct pollfd *fds, int64_t until_ns) {
+    int i, n = 0, ms = idist__os_ms_until(until_ns);
+    bool blind = false;
+    for (i = 0; i < sp->n; i++) {
+        if (sp->workers[i].ended) continue;
+        if (sp->workers[i].pidfd < 0) blind = true;
+        fds[n].fd = sp->workers[i].pidfd;
+        fds[n++].events = POLLIN;
+    }
+    if (blind && (ms < 0 || ms > 5)) ms = 5; // no pidfd: look often
+    poll(fds, (nfds_t)n, ms);
+}
+
+// Waits for all. After a first failure: grace, SIGTERM, 400 ms, SIGKILL.
+static idist_status idist__spawn_watch(idist__spawn *sp, int grace_ms, bool keep_going) {
+    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&sp->cfg.mem, sizeof *fds * (size_t)sp->n);
+    int64_t decide_at = IDIST__FOREVER, next = IDIST__FOREVER;
+    int stage = 0;
+    if (!fds) idist__spawn_signal(sp, SIGKILL); // then reap blindly, a few lines below
+    while (sp->running) {
+        bool any = idist__spawn_reap(sp);
+        if (any || decide_at != IDIST__FOREVER) idist__spawn_judge(sp, &decide_at);
+        if (!sp->running) break;
+        if (stage == 0 && sp->first_failed >= 0 && !keep_going) {
+            stage = 1;
+            next = idist__os_deadline(grace_ms);
+        } else if (stage >= 1 && idist__os_ms_until(next) == 0) {
+            idist__log_print(&sp->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", sp->running, stage == 1 ? "SIGTERM" : "SIGKILL");
+            idist__spawn_signal(sp, stage == 1 ? SIGTERM : SIGKILL);
+            if (stage == 1) idist__spawn_signal(sp, SIGCONT); // a stopped one must hear it
+            next = idist__os_deadline(stage == 1 ? 400 : 1000);
+            stage = 2;
+        }
+        if (any) continue;
+        if (fds) idist__spawn_sleep(sp, fds, sp->first_failed < 0 && decide_at < next ? decide_at : next);
+        else idist__os_pause_ms(1);
+    }
+    idist__spawn_judge(sp, &decide_at);
+    idist__mem_free(&sp->cfg.mem, fds);
+    return fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+static idist_status idist__spawn_report(idist__spawn *sp, idist_report *out) {
+    idist_report r;
+    const idist__desk *desk;
+    int ws;
+    memset(&r, 0, sizeof r);
+    r.rank = -1;
+    if (sp->first_failed >= 0) {
+        desk = &sp->desks[sp->first_failed];
+        ws = sp->workers[sp->first_failed].wait_status;
+        r.rank = sp->first_rank + sp->first_failed;
+        r.exit_code = WIFEXITED(ws) ? WEXITSTATUS(ws) : -1;
+        r.signal = WIFSIGNALED(ws) ? WTERMSIG(ws) : 0;
+        if (r.signal) snprintf(r.text, sizeof r.text, "rank %d was killed by signal %d (%s)", r.rank, r.signal, strsignal(r.signal));
+        else if (r.exit_code == 0)
+            snprintf(r.text, sizeof r.text, "rank %d exited with code 0 before its function returned: a worker returns, it does not exit", r.rank);
+        else snprintf(r.text, sizeof r.text, "rank %d ended with code %d", r.rank, r.exit_code);
+        if (desk->text[0] && !r.signal) idist__append(r.text, sizeof r.text, ": %s", desk->text);
+    }
+    if (out) *out = r;
+    return r.rank < 0 ? IDIST_OK : idist__fail(IDIST_ERR_WORKER_FAILED, "%s", r.text);
+}
+
+// Where the workers meet: a socket without a file, which listens before the first of them runs; their secret is in their memory.
+static idist_status idist__spawn_meet(idist__spawn *sp) {
+    idist__addr addr;
+    uint64_t id[2];
+    idist_status s;
+    if (sp->cfg.secret_nbytes == 0) {
+        sp->cfg.secret_nbytes = 32;
+        idist__os_random(sp->cfg.secret, 32);
+    }
+    idist__os_random(id, sizeof id);
+    snprintf(sp->cfg.where, sizeof sp->cfg.where, "unix:idist-%016llx%016llx", (unsigned long long)id[0], (unsigned long long)id[1]);
+    if ((s = idist__addr_parse(&addr, sp->cfg.where)) != IDIST_OK) return s;
+    return idist__sock_listen(&addr, sp->cfg.where, &sp->cfg.listener);
+}
+
+static idist_status idist__spawn_config(idist__spawn *sp, const idist_desc *d) {
+    idist_desc alone = *d;
+    idist_status s;
+    int nnodes = d->nnodes > 1 ? d->nnodes : 1;
+    alone.world_size = nnodes > 1 ? nnodes * sp->n : 1;
+    alone.rank = nnodes > 1 ? d->node_rank * sp->n : 0;
+    alone.store = NULL;
+    if ((s = idist__launch_config(&sp->cfg, &alone)) != IDIST_OK) return s;
+    sp->first_rank = alone.rank;
+    sp->cfg.launcher = "spawn";
+    sp->cfg.world_size = nnodes * sp->n;
+    if (nnodes > 1 || sp->n == 1) return IDIST_OK;
+    sp->cfg.local_size = sp->n;
+    return idist__spawn_meet(sp);
+}
+
+// Runs everything that was set up; whatever happens no worker is left when it returns.
+static idist_status idist__spawn_run(idist__spawn *sp, const idist_desc *d) {
+    idist_status s = IDIST_OK, watched;
+    int i;
+    fflush(NULL); // or the workers print again what waits in the buffers
+    for (i = 0; i < sp->n && s == IDIST_OK; i++) s = idist__spawn_fork(sp, i);
+    idist__os_close(&sp->cfg.listener);
+    for (i = 0; i < sp->n; i++)
+        if (sp->workers[i].pid > 0) sp->workers[i].pidfd = (int)syscall(434 /* pidfd_open */, sp->workers[i].pid, 0);
+    if (s != IDIST_OK) idist__spawn_signal(sp, SIGKILL);
+    watched = idist__spawn_watch(sp, d->grace_ms > 0 ? d->grace_ms : 2000, d->keep_going);
+    if (s != IDIST_OK) return s;
+    return watched != IDIST_OK ? watched : idist__spawn_report(sp, d->report);
+}
+
+idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc, idist_backend_list backends) {
+    idist__spawn sp;
+    idist_desc d;
+    idist_status s;
+    size_t nbytes;
+    int i;
+    memset(&sp, 0, sizeof sp);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "spawn: fn is NULL");
+    if (nproc_per_node < 0 || nproc_per_node > 4096) return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive, but is %d", nproc_per_node);
+    sp.n = nproc_per_node ? nproc_per_node : idist__os_ncores();
+    sp.fn = fn;
+    sp.arg = arg;
+    sp.backends = backends;
+    sp.first_failed = -1;
+    if ((s = idist__log_init(&sp.log, &d.logger)) != IDIST_OK) return s;
+    if ((s = idist__spawn_config(&sp, &d)) != IDIST_OK) return s;
+    nbytes = sizeof *sp.desks * (size_t)sp.n;
+    sp.desks = (idist__desk *)mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    sp.workers = (idist__worker *)idist__mem_alloc(&sp.cfg.mem, sizeof *sp.workers * (size_t)sp.n);
+    if ((void *)sp.desks == MAP_FAILED || !sp.workers) {
+        s = idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
+    } else {
+        for (i = 0; i < sp.n; i++) sp.workers[i].pidfd = -1;
+        s = idist__spawn_run(&sp, &d);
+    }
+    idist__os_close(&sp.cfg.listener);
+    if ((void *)sp.desks != MAP_FAILED) munmap(sp.desks, nbytes);
+    idist__mem_free(&sp.cfg.mem, sp.workers);
+    memset(sp.cfg.secret, 0, sizeof sp.cfg.secret);
+    return s;
+}
+
+// The checks of Ignite's Parallel, in its order and close to its words.
+static idist_status idist__parallel_check(const idist_desc *d) {
+    if (d->nproc_per_node < 0) return idist__fail(IDIST_ERR_ARG, "Argument nproc_per_node should positive, but given %d", d->nproc_per_node);
+    if (d->nnodes < 0) return idist__fail(IDIST_ERR_ARG, "Argument nnodes should positive, but given %d", d->nnodes);
+    if (!d->nproc_per_node) return IDIST_OK;
+    if (d->node_rank < 0 || (d->node_rank > 0 && d->node_rank >= (d->nnodes ? d->nnodes : 1)))
+        return idist__fail(IDIST_ERR_ARG, "Argument node_rank should be between 0 and %d, but given %d", (d->nnodes ? d->nnodes : 1) - 1, d->node_rank);
+    if (d->nnodes > 1 && !d->init_method && (!d->master_addr || !d->master_port))
+        return idist__fail(IDIST_ERR_ARG, "If number of nodes larger than one, arguments master_addr and master_port or init_method should be "
+                           "specified, but given master_addr=%s and master_port=%d", d->master_addr ? d->master_addr : "NULL", d->master_port);
+    return IDIST_OK;
+}
+
+idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg, idist_backend_list backends) {
+    idist__log log;
+    idist_desc d;
+    idist_status s;
+    int code;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "parallel_run: fn is NULL");
+    if ((s = idist__log_init(&log, &d.logger)) != IDIST_OK) return s;
+    if ((s = idist__parallel_check(&d)) != IDIST_OK) return s;
+    if (d.nproc_per_node) {
+        idist__log_print(&log, IDIST_LOG_INFO, "Initialized distributed launcher; parameters to spawn processes: nproc_per_node: %d, nnodes: %d, node_rank: %d",
+                         d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
+        s = idist_spawn_with(fn, arg, d.nproc_per_node, &d, backends);
+        idist__log_print(&log, IDIST_LOG_INFO, "End of run");
+        return s;
+    }
+    if (d.nnodes || d.node_rank)
+        idist__log_print(&log, IDIST_LOG_WARN, "parallel_run: nnodes and node_rank are ignored without nproc_per_node: the launcher decides");
+    if ((s = idist_initialize_with(&d, backends)) != IDIST_OK) return s;
+    idist__log_print(&log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'; run in %d processes", idist_backend(), idist_get_world_size());
+    code = fn(idist_get_local_rank(), arg);
+    if (code && idist__world_default()) idist__world_close(idist__world_default(), true);
+    else if (idist_is_initialized()) s = idist_finalize();
+    idist__log_print(&log, IDIST_LOG_INFO, "End of run; finalized processing group");
+    if (code) return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code, idist__self.text[0] ? ": " : "", idist__self.text);
+    return s;
+}
+
+#endif // IDIST_IMPLEMENTATION
+
+#ifndef IDIST_NO_RING
+#include "idist_ring.h"
+#endif

@@ -1,0 +1,2574 @@
+/* idist_ring.h */
+#ifndef IDIST_H
+#include "idist.h"
+#endif
+#ifndef IDIST_RING_H
+#define IDIST_RING_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+//------------------------------------------------------------------------------
+// [ring:api]  the backend's entry in IDIST_BACKENDS
+//------------------------------------------------------------------------------
+
+// Any number of ranks, on one host or several; CPU memory.
+IDIST_API const idist_backend_api *idist_ring_backend(void);
+
+#undef IDIST__ENTRY_RING
+#define IDIST__ENTRY_RING idist_ring_backend()
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // IDIST_RING_H
+
+// Only here for the API? Stop reading.
+
+#if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_RING_IMPLEMENTATION_DONE)
+#define IDIST_RING_IMPLEMENTATION_DONE
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+//------------------------------------------------------------------------------
+// [ring:types]  links, verbs, messages: what the sections below share
+// used by transport link verb engine algo join
+//------------------------------------------------------------------------------
+
+// A frame is 64 bytes, in the byte order that the handshake found equal on both sides; nbytes of payload may follow.
+//
+//   type   what follows                  fields used besides ctx
+//   EAGER  a whole message               print, tag, nbytes
+//   RTS    nothing: a message is ready   print, tag, id (the sender's name for it), nbytes (its size)
+//   CTS    nothing: send it              id (as in RTS), aux (the receiver's name for it)
+//   DATA   a piece of it                 id (the receiver's name), nbytes (of the piece)
+//   CREDIT nothing                       nbytes of eager messages were consumed
+//   WAITS  nothing: I wait in a call     print, tag and aux: see idist__ring_announce
+//   HERE   nothing: I entered it too     print
+//   ABORT  text: the group failed        aux (the status), nbytes
+//   BYE    nothing: I finalized
+typedef struct idist__frame {
+    uint8_t type, flags;
+    uint16_t zero;
+    uint32_t tag; // step of a collective, or the user's tag
+    uint64_t ctx; // group
+    idist__print print;
+    uint64_t nbytes;
+    uint64_t id;
+    uint64_t aux;
+} idist__frame;
+
+enum {
+    IDIST__EAGER = 1,
+    IDIST__RTS,
+    IDIST__CTS,
+    IDIST__DATA,
+    IDIST__CREDIT,
+    IDIST__WAITS,
+    IDIST__HERE,
+    IDIST__ABORT,
+    IDIST__BYE
+};
+
+#define IDIST__FRAME_BYTES sizeof(idist__frame)
+#define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
+#define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
+#define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
+#define IDIST__STAGE_BYTES ((size_t)32 * 1024)
+
+// One send or one receive under way: what the algorithms are made of.
+typedef struct idist__verb {
+    struct idist__verb *next; // in the one list that holds it
+    idist__task *task;        // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
+    int slot;                 // of a receive in a collective, -1: none
+    bool send, started;       // started: the other side was told about it
+    char *data;
+    size_t nbytes, moved;
+    idist__frame frame;  // what goes out, or what the receive wants
+    size_t frame_moved;  // of the frame under way
+    size_t piece, piece_moved; // of its payload
+    uint64_t id;
+    uint64_t stamp; // order of posting
+    char *owned;    // payload that is freed with the verb
+} idist__verb;
+
+// A message that came before anybody asked for it.
+typedef struct idist__message {
+    struct idist__message *next;
+    idist__frame frame;
+    char *data;           // eager: the payload, behind this struct
+    size_t moved;         // how much of it is here
+    idist__verb *claim;   // the receive that takes it once it is complete
+    idist__verb *self_send; // to ourselves: the payload is still with the sender
+    uint64_t stamp;
+} idist__message;
+
+// A transport moves bytes between two ranks. It never blocks; `port` is its own. read and write: > 0 bytes moved, 0 nothing can
+// move now, -1 the stream ended (errno 0) or broke (errno).
+typedef struct idist__transport {
+    const char *name;
+    ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
+    ptrdiff_t (*write)(void *port, const struct iovec *parts, int nparts);
+    int (*poll_fd)(void *port); // readable / writable as the port is
+    void (*close)(void *port);
+    bool lossy_close; // closing with unread bytes may destroy what the other side has not read yet
+} idist__transport;
+
+typedef struct idist__link { // the connection to one rank
+    const idist__transport *transport;
+    int fd;
+    void *port; // &fd for sockets
+    bool open;
+    bool bye;        // the other side finalized: the end of the stream is no loss
+    bool write_dead; // writing failed; reading will tell why
+    idist__verb *out, **out_end;    // going out, in order
+    idist__verb *waiting;           // sends that wait for CTS
+    idist__verb *posted;            // receives of collectives, not matched yet
+    idist__verb *receiving;         // matched, DATA is coming
+    idist__message *early, **early_end; // unexpected, in order of arrival
+    size_t window, owed;            // eager bytes we may still send; consumed but not yet told
+    char *stage;                    // bytes read but not looked at: stage[at .. end)
+    size_t at, end;
+    idist__frame in;
+    size_t in_moved;
+    size_t left;         // payload of `in` still to come,
+    char *target;        // and where it goes; NULL: nowhere
+    idist__verb *in_verb;       // what it belongs to
+    idist__message *in_message; //
+    char text[IDIST__TEXT_BYTES + 1]; // of an ABORT
+    idist__frame peer_waits;    // the last WAITS, while nothing else came after it
+    uint64_t p2p_sent, p2p_got; // messages of send / recv
+} idist__link;
+
+typedef struct idist__ring { // the backend's part of a world
+    idist__world *w;
+    idist__link *links; // by world rank; the own one holds messages to ourselves
+    struct pollfd *polls;
+    int *poll_ranks;
+    int wake;
+    idist__verb *idle;
+    uint64_t stamp, next_id;
+    // A failure noticed in the middle of something is carried out when that is through.
+    idist_group *failed;
+    idist_status failed_status;
+    char failed_cause[400];
+    pthread_t caller; // the thread that calls, while it is only one
+    bool has_caller, many_callers;
+} idist__ring;
+
+#define IDIST__HISTORY 64
+
+typedef struct idist__seen { // what is known of a member's progress in a group
+    uint32_t seq;            // it entered this call
+    idist__print print;      //
+} idist__seen;
+
+typedef struct idist__ring_group {
+    int *rank_of;       // rank in the group by world rank; -1
+    idist__seen *seen;  // by rank in the group
+    idist__verb *recvs; // receives of recv, oldest first
+    idist__print history[IDIST__HISTORY]; // of our own calls, by seq
+} idist__ring_group;
+
+static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
+
+static idist__ring_group *idist__ring_group_of(const idist_group *g) { return (idist__ring_group *)g->impl; }
+
+static idist_group *idist__ring_find_group(idist__ring *ring, uint64_t ctx) {
+    idist_group *g;
+    for (g = &ring->w->group; g; g = g->next)
+        if (g->ctx == ctx && g->rank >= 0) return g;
+    return NULL;
+}
+
+//------------------------------------------------------------------------------
+// [ring:transport]  bytes over stream sockets
+// uses types . used by link join
+//------------------------------------------------------------------------------
+
+static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) { return idist__sock_read(*(int *)port, buf, nbytes); }
+
+static ptrdiff_t idist__stream_write(void *port, const struct iovec *parts, int nparts) {
+    return idist__sock_write(*(int *)port, parts, nparts);
+}
+
+static int idist__stream_fd(void *port) { return *(int *)port; }
+
+static void idist__stream_close(void *port) { idist__os_close((int *)port); }
+
+static const idist__transport idist__transport_tcp = {"tcp", idist__stream_read, idist__stream_write, idist__stream_fd,
+                                                      idist__stream_close, true};
+static const idist__transport idist__transport_unix = {"unix", idist__stream_read, idist__stream_write, idist__stream_fd,
+                                                       idist__stream_close, false};
+
+//------------------------------------------------------------------------------
+// [ring:op]  a collective under way, and the macros that let an algorithm wait
+// uses types . used by verb algo engine
+//
+// An algorithm is a function that is called again whenever one of its sends or receives is through. It either keeps its
+// place by itself (streams), or is written as straight code between CO_BEGIN and CO_END, where CO_AWAIT leaves the function
+// until its condition holds. Nothing in it may live in local variables across an AWAIT; the state is in idist__op.
+//------------------------------------------------------------------------------
+
+#define IDIST__SLOTS 8                             // receives of a stream that are posted ahead
+#define IDIST__CHUNK_BYTES ((size_t)256 * 1024)    // unit of a stream
+
+typedef struct idist__op idist__op;
+
+// A stream: items come in one after the other, are taken (reduced, say), and items go out. See idist__stream_run.
+typedef struct idist__item {
+    int peer; // rank in the group
+    char *data;
+    size_t nbytes;
+} idist__item;
+
+struct idist__op {
+    void (*run)(idist__task *t);
+    void (*finish)(idist__task *t); // after the last step, e.g. a copy to where the result belongs
+    int algorithm;                  // 1 latency, 2 bandwidth: part of the fingerprint
+    int line;                       // where run goes on
+    bool running;
+    uint32_t rx; // bit k: the receive in slot k is not through
+    int nsends, nrecvs; // not through
+    int n, r, root;
+    size_t size; // of an element as reduced: F16 is carried as F32
+    size_t count;
+    size_t nbytes; // count * size
+    idist__reduce_fn reduce;
+    const idist__user_op *user;
+    const char *in; // own contribution
+    char *out;      // result
+    char *work;     // scratch of the algorithm
+    char *slots;    // where a stream's receives land
+    char *memory;   // all scratch, in one piece
+    // state of an algorithm
+    int mask, v, p2, nr;
+    size_t i, k;
+    // state of a stream
+    size_t nrecv, nsend, head, posted, taken, sent, chunk, chunks;
+    idist__item (*recv_at)(idist__task *t, size_t k);
+    idist__item (*send_at)(idist__task *t, size_t k);
+    void (*take)(idist__task *t, size_t k);
+};
+
+static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
+
+#define IDIST__CO_BEGIN(o)  \
+    switch ((o)->line) {    \
+    case 0:
+#define IDIST__CO_AWAIT(o, condition)    \
+    do {                                 \
+        (o)->line = __LINE__;            \
+        __attribute__((fallthrough));    \
+    case __LINE__:                       \
+        if (!(condition)) return;        \
+    } while (0)
+#define IDIST__CO_END(o) \
+    default: break;      \
+    }
+
+// acc = lo (op) hi over count elements. A user op works in place on its second operand.
+static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count, idist_dtype dtype) {
+    if (!o->user || !o->user->fn) {
+        o->reduce(acc, lo, hi, count);
+    } else if (acc == hi) {
+        o->user->fn(lo, acc, count, dtype, o->user->arg);
+    } else {
+        char *tmp = (char *)malloc(count ? count * o->size : 1); // acc == lo: the result must not go over it too early
+        if (!tmp) return;
+        memcpy(tmp, hi, count * o->size);
+        o->user->fn(lo, tmp, count, dtype, o->user->arg);
+        memcpy(acc, tmp, count * o->size);
+        free(tmp);
+    }
+}
+
+static void idist__op_done(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    if (t->done) return;
+    if (o->finish) o->finish(t);
+    idist__mem_free(&t->group->w->cfg.mem, o->memory);
+    o->memory = NULL;
+    idist__complete(t, IDIST_OK, "");
+}
+
+static void idist__op_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    if (o->running || t->done) return;
+    o->running = true; // a verb that is through at once must not call the algorithm inside itself
+    o->run(t);
+    o->running = false;
+}
+
+//------------------------------------------------------------------------------
+// [ring:link]  frames in and out of one connection
+// uses types transport op . used by verb engine join
+//------------------------------------------------------------------------------
+
+static idist__verb *idist__verb_new(idist__ring *ring) {
+    idist__verb *v = ring->idle;
+    if (v) {
+        ring->idle = v->next;
+        memset(v, 0, sizeof *v);
+    } else {
+        v = (idist__verb *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
+    }
+    if (v) {
+        v->slot = -1;
+        v->stamp = ++ring->stamp;
+    }
+    return v;
+}
+
+static void idist__verb_free(idist__ring *ring, idist__verb *v) {
+    idist__mem_free(&ring->w->cfg.mem, v->owned);
+    v->next = ring->idle;
+    ring->idle = v;
+}
+
+// Remembers a failure; idist__ring_settle carries it out.
+static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status, const char *cause) {
+    if (ring->failed || g->status != IDIST_OK) return;
+    ring->failed = g;
+    ring->failed_status = status;
+    idist__copy_text(ring->failed_cause, sizeof ring->failed_cause, cause);
+}
+
+static void idist__ring_settle(idist__ring *ring) {
+    while (ring->failed) {
+        idist_group *g = ring->failed;
+        ring->failed = NULL;
+        idist__group_fail(g, ring->failed_status, ring->failed_cause, true);
+    }
+}
+
+// A verb is through: its task learns of it and goes on.
+static void idist__verb_done(idist__ring *ring, idist__verb *v) {
+    idist__task *t = v->task;
+    bool send = v->send;
+    int slot = v->slot;
+    idist__verb_free(ring, v);
+    if (!t || t->done) return;
+    if (t->call.kind == IDIST__SEND) {
+        idist__complete(t, IDIST_OK, "");
+    } else {
+        idist__op *o = idist__op_of(t);
+        if (send) o->nsends--;
+        else o->nrecvs--;
+        if (slot >= 0) o->rx &= ~(1u << slot);
+        idist__op_run(t);
+    }
+}
+
+static void idist__link_push(idist__link *l, idist__verb *v) {
+    v->next = NULL;
+    v->frame_moved = v->piece_moved = 0;
+    *l->out_end = v;
+    l->out_end = &v->next;
+}
+
+static void idist__link_pop(idist__link *l) {
+    l->out = l->out->next;
+    if (!l->out) l->out_end = &l->out;
+}
+
+// Drops what was to go out: the other side does not read any more.
+static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
+    l->write_dead = true;
+    while (l->out) {
+        idist__verb *v = l->out;
+        idist__link_pop(l);
+        idist__verb_free(ring, v); // the task, if any, ends with its group when reading finds the loss
+    }
+}
+
+// A frame and its payload are out: what comes of the verb.
+static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) {
+    idist__link_pop(l);
+    if (v->frame.type == IDIST__RTS) {
+        v->next = l->waiting;
+        l->waiting = v;
+    } else if (v->frame.type == IDIST__DATA && (v->moved += v->piece) < v->nbytes) {
+        v->piece = v->nbytes - v->moved < IDIST__PIECE_BYTES ? v->nbytes - v->moved : IDIST__PIECE_BYTES;
+        v->frame.nbytes = v->piece;
+        idist__link_push(l, v); // behind the others: a large message does not hold up small ones
+    } else {
+        idist__verb_done(ring, v);
+    }
+}
+
+// Writes as much as the socket takes.
+static void idist__link_flush(idist__ring *ring, idist__link *l) {
+    while (l->out && !l->write_dead) {
+        idist__verb *v = l->out;
+        struct iovec parts[2];
+        int nparts = 0;
+        ptrdiff_t n;
+        size_t k;
+        if (v->frame_moved < IDIST__FRAME_BYTES) {
+            parts[nparts].iov_base = (char *)&v->frame + v->frame_moved;
+            parts[nparts++].iov_len = IDIST__FRAME_BYTES - v->frame_moved;
+        }
+        if (v->piece_moved < v->piece) {
+            parts[nparts].iov_base = v->data + v->moved + v->piece_moved;
+            parts[nparts++].iov_len = v->piece - v->piece_moved;
+        }
+        n = l->transport->write(l->port, parts, nparts);
+        if (n < 0) {
+            idist__link_write_failed(ring, l);
+            return;
+        }
+        if (n == 0) return;
+        v->started = true;
+        k = IDIST__FRAME_BYTES - v->frame_moved < (size_t)n ? IDIST__FRAME_BYTES - v->frame_moved : (size_t)n;
+        v->frame_moved += k;
+        v->piece_moved += (size_t)n - k;
+        if (v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece) idist__link_sent(ring, l, v);
+    }
+}
+
+// Queues a frame that no task waits for; text may follow it.
+static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f, const char *text) {
+    idist__verb *v = l->open && !l->write_dead ? idist__verb_new(ring) : NULL;
+    if (!v) return;
+    v->send = true;
+    v->frame = *f;
+    if (text) {
+        size_t n = strlen(text);
+        v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, n + 1);
+        if (v->owned) {
+            memcpy(v->owned, text, n);
+            v->data = v->owned;
+            v->nbytes = v->piece = n;
+        }
+        v->frame.nbytes = v->nbytes;
+    }
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
+// Eager bytes were taken out of our memory; the sender learns of it when enough has come together.
+static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
+    idist__frame f;
+    l->owed += nbytes + IDIST__FRAME_BYTES;
+    if (l->owed < IDIST__WINDOW_BYTES / 2) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__CREDIT;
+    f.nbytes = l->owed;
+    l->owed = 0;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
+    idist__message **at;
+    for (at = &l->early; *at && *at != m; at = &(*at)->next) continue;
+    if (*at) *at = m->next;
+    if (l->early_end == &m->next) {
+        for (at = &l->early; *at; at = &(*at)->next) continue;
+        l->early_end = at;
+    }
+    if (l->in_message == m) {
+        l->in_message = NULL;
+        l->target = NULL;
+    }
+    idist__mem_free(&ring->w->cfg.mem, m);
+}
+
+static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f, size_t payload) {
+    idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
+    if (!m) return NULL;
+    memset(m, 0, sizeof *m);
+    m->frame = *f;
+    m->data = (char *)(m + 1);
+    m->stamp = ++ring->stamp;
+    *l->early_end = m;
+    l->early_end = &m->next;
+    return m;
+}
+
+//------------------------------------------------------------------------------
+// [ring:match]  which receive gets which message, and whether two calls are the same
+// uses link op . used by verb engine
+//------------------------------------------------------------------------------
+
+// The field in which two calls differ, or NULL.
+static const char *idist__print_difference(const idist__print *a, const idist__print *b) {
+    if (a->kind != b->kind) return "operation";
+    if (a->dtype != b->dtype) return "dtype";
+    if (a->op != b->op) return "op";
+    if (a->root != b->root) return "root";
+    if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
+    if (a->algorithm != b->algorithm) return "algorithm";
+    return NULL;
+}
+
+// Two ranks are in different calls: the group fails on all of them.
+static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, const idist__print *theirs, const idist__print *ours,
+                                 const char *field) {
+    char a[128], b[128], cause[400];
+    int me = ring->w->group.rank;
+    idist__print_text(ours, a, sizeof a);
+    idist__print_text(theirs, b, sizeof b);
+    snprintf(cause, sizeof cause, "the %s differs: rank %d called %s, rank %d called %s", field, me < peer ? me : peer, me < peer ? a : b,
+             me < peer ? peer : me, me < peer ? b : a);
+    idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
+}
+
+static idist__task *idist__ring_find_task(idist__ring *ring, const idist_group *g, uint32_t seq) {
+    idist__task *t;
+    for (t = ring->w->tasks; t; t = t->next)
+        if (t->group == g && t->seq == seq) return t;
+    return NULL;
+}
+
+// Compares a frame of a collective with our call of the same number, running or finished. False on a mismatch. A frame for a call
+// that we have not begun says nothing yet.
+static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__seen *seen = &rg->seen[rg->rank_of[peer]];
+    const idist__print *ours = &rg->history[f->print.seq % IDIST__HISTORY];
+    const char *field;
+    if ((int32_t)(f->print.seq - seen->seq) >= 0) {
+        seen->seq = f->print.seq;
+        seen->print = f->print;
+    }
+    if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
+    field = idist__print_difference(&f->print, ours);
+    // What is left over of a finished call that looked the same: the calls were not the same after all.
+    if (!field && (f->type == IDIST__EAGER || f->type == IDIST__RTS) && !idist__ring_find_task(ring, g, f->print.seq)) field = "sequence";
+    if (field) idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
+    return !field;
+}
+
+static bool idist__recv_wants(const idist__verb *v, const idist_group *g, int peer, const idist__frame *f) {
+    const idist__call *c = &v->task->call;
+    return (c->root == IDIST_ANY_SOURCE || g->ranks[c->root] == peer) && (c->tag == IDIST_ANY_TAG || (uint32_t)c->tag == f->tag);
+}
+
+static void idist__recv_finish(idist__ring *ring, idist__verb *v, int peer, const idist__frame *f) {
+    idist__task *t = v->task;
+    int source = idist__ring_group_of(t->group)->rank_of[peer];
+    idist__verb_free(ring, v);
+    idist__recv_done(t, source, (int)f->tag, (size_t)f->print.check);
+}
+
+// A receive is through, whichever kind it is.
+static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
+    if (v->task && v->task->call.kind == IDIST__RECV) idist__recv_finish(ring, v, peer, &v->frame);
+    else idist__verb_done(ring, v);
+}
+
+// Takes out of the group's receives the oldest that wants this p2p message. Receives that it does not fit fail, and the message stays.
+static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    idist__verb **at = &idist__ring_group_of(g)->recvs;
+    while (*at) {
+        idist__verb *v = *at;
+        idist_status s;
+        char text[256];
+        if (!idist__recv_wants(v, g, peer, f)) {
+            at = &v->next;
+            continue;
+        }
+        *at = v->next;
+        if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check, idist__ring_group_of(g)->rank_of[peer],
+                                (int)f->tag, &s, text, sizeof text))
+            return v;
+        idist__complete(v->task, s, text);
+        idist__verb_free(ring, v);
+    }
+    return NULL;
+}
+
+static idist__verb *idist__match_posted(idist__link *l, const idist__frame *f) {
+    idist__verb **at;
+    for (at = &l->posted; *at; at = &(*at)->next) {
+        idist__verb *v = *at;
+        if (v->frame.ctx != f->ctx || v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
+        *at = v->next;
+        return v;
+    }
+    return NULL;
+}
+
+// The receive for a frame that begins a message, or NULL: it came early, or its group has failed.
+static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer, const idist__frame *f) {
+    idist_group *g = idist__ring_find_group(ring, f->ctx);
+    idist__verb *v;
+    if (!g || g->status != IDIST_OK) return NULL;
+    if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
+    if (!idist__ring_agree(ring, g, peer, f)) return NULL;
+    v = idist__match_posted(l, f);
+    if (v && v->nbytes != f->nbytes) {
+        char cause[400];
+        snprintf(cause, sizeof cause, "the count differs: rank %d sends %llu bytes to rank %d, which expects %zu, in %s #%u", peer,
+                 (unsigned long long)f->nbytes, ring->w->group.rank, v->nbytes, idist__kind_names[v->task->call.label], (unsigned)v->task->seq);
+        v->next = l->posted;
+        l->posted = v;
+        idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
+        return NULL;
+    }
+    return v;
+}
+
+// A large message was announced and somebody wants it.
+static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, idist__verb *v, const idist__frame *f) {
+    idist__frame cts;
+    memset(&cts, 0, sizeof cts);
+    v->id = ++ring->next_id;
+    v->nbytes = (size_t)f->nbytes;
+    v->moved = 0;
+    v->frame = *f;
+    v->started = true;
+    v->next = l->receiving;
+    l->receiving = v;
+    cts.type = IDIST__CTS;
+    cts.ctx = f->ctx;
+    cts.id = f->id;
+    cts.aux = v->id;
+    idist__link_control(ring, l, &cts, NULL);
+}
+
+// Gives an early message to a receive. The payload of an eager one may still be coming in.
+static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m, idist__verb *v) {
+    v->frame = m->frame;
+    if (m->self_send) {
+        idist__verb *sender = m->self_send;
+        idist__copy(v->data, sender->data, sender->nbytes);
+        idist__message_free(ring, l, m);
+        idist__verb_done(ring, sender);
+        idist__verb_received(ring, v, peer);
+    } else if (m->frame.type == IDIST__RTS) {
+        idist__frame f = m->frame;
+        idist__message_free(ring, l, m);
+        idist__link_clear_to_send(ring, l, v, &f);
+    } else if (m->moved < m->frame.nbytes) {
+        m->claim = v;
+    } else {
+        size_t nbytes = (size_t)m->frame.nbytes;
+        idist__copy(v->data, m->data, nbytes);
+        idist__message_free(ring, l, m);
+        if (peer != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
+        idist__verb_received(ring, v, peer);
+    }
+}
+
+//------------------------------------------------------------------------------
+// [ring:verb]  the non-blocking verbs: send and receive
+// uses match . used by algo engine
+//------------------------------------------------------------------------------
+
+static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data, size_t nbytes, const idist__print *print) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__link *l = &ring->links[world_rank];
+    idist__verb *v = idist__verb_new(ring);
+    if (!v) {
+        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    v->task = t;
+    v->send = true;
+    v->data = (char *)(uintptr_t)data;
+    v->nbytes = nbytes;
+    v->frame.ctx = t->group->ctx;
+    v->frame.tag = tag;
+    v->frame.print = *print;
+    v->frame.nbytes = nbytes;
+    if (print->kind == IDIST__SEND) l->p2p_sent++;
+    if (nbytes <= IDIST__EAGER_BYTES && l->window >= nbytes + IDIST__FRAME_BYTES) {
+        v->frame.type = IDIST__EAGER;
+        v->piece = nbytes;
+        l->window -= nbytes + IDIST__FRAME_BYTES;
+    } else {
+        v->frame.type = IDIST__RTS;
+        v->id = v->frame.id = ++ring->next_id;
+    }
+    if (!l->open || l->write_dead) {
+        idist__verb_free(ring, v); // its task ends when the loss of that rank is carried out
+        return;
+    }
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
+// A step of a collective: nbytes go to a rank of the group.
+static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data, size_t nbytes) {
+    idist__op *o = idist__op_of(t);
+    idist__print p = idist__task_print(t, o->algorithm);
+    o->nsends++;
+    idist__verb_send(t, idist__world_rank(t->group, to), step, data, nbytes, &p);
+}
+
+// And nbytes come from one, into slot 0 .. 31 (or -1: only counted).
+static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data, size_t nbytes) {
+    idist__op *o = idist__op_of(t);
+    idist__ring *ring = idist__ring_of(t->group->w);
+    int peer = idist__world_rank(t->group, from);
+    idist__link *l = &ring->links[peer];
+    idist__verb *v = idist__verb_new(ring);
+    idist__message *m;
+    o->nrecvs++;
+    if (slot >= 0) o->rx |= 1u << slot;
+    if (!v) {
+        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    v->task = t;
+    v->slot = slot;
+    v->data = (char *)data;
+    v->nbytes = nbytes;
+    v->frame.ctx = t->group->ctx;
+    v->frame.tag = step;
+    v->frame.print = idist__task_print(t, o->algorithm);
+    v->next = l->posted;
+    l->posted = v;
+    for (m = l->early; m; m = m->next) {
+        if (m->claim || m->frame.ctx != v->frame.ctx || m->frame.print.kind == IDIST__SEND) continue;
+        if (m->frame.print.seq != t->seq || m->frame.tag != step || m->frame.type > IDIST__RTS) continue;
+        v = idist__match_frame(ring, l, peer, &m->frame);
+        if (v) idist__message_give(ring, l, peer, m, v);
+        return;
+    }
+}
+
+// A message to ourselves lies among the early ones of our own link.
+static void idist__send_to_self(idist__task *t, const idist__print *print) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    int me = ring->w->group.rank;
+    idist__link *l = &ring->links[me];
+    size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    bool eager = nbytes <= IDIST__EAGER_BYTES;
+    idist__verb *sender = eager ? NULL : idist__verb_new(ring), *v;
+    idist__message *m;
+    idist__frame f;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__EAGER;
+    f.ctx = t->group->ctx;
+    f.tag = (uint32_t)t->call.tag;
+    f.print = *print;
+    f.nbytes = nbytes;
+    m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
+    if (!m || (!eager && !sender)) {
+        idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    m->moved = nbytes;
+    if (eager) {
+        idist__copy(m->data, t->call.send, nbytes);
+        idist__complete(t, IDIST_OK, "");
+    } else {
+        sender->task = t;
+        sender->send = true;
+        sender->data = (char *)(uintptr_t)t->call.send;
+        sender->nbytes = nbytes;
+        m->self_send = sender;
+    }
+    v = idist__match_frame(ring, l, me, &f);
+    if (v) idist__message_give(ring, l, me, m, v);
+}
+
+static void idist__send_start(idist__task *t) {
+    idist__print p;
+    memset(&p, 0, sizeof p);
+    p.kind = IDIST__SEND;
+    p.dtype = (uint8_t)t->call.dtype;
+    p.check = t->call.count;
+    p.root = t->group->rank;
+    if (t->call.root == t->group->rank) idist__send_to_self(t, &p);
+    else
+        idist__verb_send(t, idist__world_rank(t->group, t->call.root), (uint32_t)t->call.tag, t->call.send,
+                         t->call.count * idist_dtype_size(t->call.dtype), &p);
+}
+
+// The earliest message, over all links it may come from, that this receive wants.
+static void idist__recv_start(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__verb *v = idist__verb_new(ring), **end;
+    idist__message *m, *best = NULL;
+    int i, peer = -1;
+    if (!v) {
+        idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    v->task = t;
+    v->data = (char *)t->call.recv;
+    v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    for (end = &rg->recvs; *end; end = &(*end)->next) continue;
+    *end = v;
+    for (i = 0; i < t->group->size; i++) {
+        int from = t->group->ranks[i];
+        if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
+        for (m = ring->links[from].early; m; m = m->next) {
+            if (m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) continue;
+            if (m->frame.ctx != t->group->ctx || !idist__recv_wants(v, t->group, from, &m->frame)) continue;
+            if (!best || m->stamp < best->stamp) {
+                best = m;
+                peer = from;
+            }
+            break; // messages of one rank keep their order
+        }
+    }
+    if (!best) return;
+    // Older receives did not want it, so it goes to this one, or this one fails.
+    v = idist__match_recv(ring, t->group, peer, &best->frame);
+    if (v) idist__message_give(ring, &ring->links[peer], peer, best, v);
+}
+
+//------------------------------------------------------------------------------
+// [ring:algo]  the collectives, in two kinds: few steps for small messages, few bytes for large ones
+// uses verb op . used by engine
+//
+// n ranks, B bytes per rank, a start-up time per message and a time per byte.
+//
+//   operation       small ("latency")                     large ("bandwidth")
+//   barrier         dissemination, log n steps            -
+//   broadcast       binomial tree, log n                  chain, B + (n-2) chunks
+//   reduce          binomial tree, log n                  chain
+//   all_reduce      recursive doubling, B log n bytes     ring, 2 B (n-1)/n bytes
+//   all_gather      Bruck, log n steps                    ring, B (n-1) bytes
+//   reduce_scatter  recursive doubling of all n blocks    ring, B (n-1) bytes
+//   gather, scatter binomial tree, log n                  direct
+//   all_to_all      Bruck, log n steps, B n/2 log n bytes pairwise, B (n-1) bytes
+//   scan, exscan    recursive doubling, log n             chain
+//   v-forms         -                                     direct or pairwise; all_gatherv as ring
+//
+// Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005; Bruck et al., "Efficient
+// Algorithms for All-to-All Communications", 1997; Patarasuk and Yuan, "Bandwidth optimal all-reduce", 2009.
+//
+// Every block of a result is computed in one place, or by ranks that combine the same operands in the same order; so all ranks
+// end with the same bits, and no order depends on who came first.
+//------------------------------------------------------------------------------
+
+static int idist__wrap(int rank, int n) { return ((rank % n) + n) % n; }
+
+// Elements of block b when `count` are cut into n nearly equal blocks; the first ones are larger by one.
+static size_t idist__block_at(size_t count, int n, int b) {
+    size_t q = count / (size_t)n, rest = count % (size_t)n;
+    return (size_t)b * q + ((size_t)b < rest ? (size_t)b : rest);
+}
+
+static size_t idist__block_count(size_t count, int n, int b) {
+    return idist__block_at(count, n, b + 1) - idist__block_at(count, n, b);
+}
+
+// ---- streams ----
+//
+// Item k goes out when k < head, or when item k - head has been taken: so a ring sends its own block first (head = its chunks) and
+// then passes on what it took, and a link of a chain passes on at once (head = 0). Some receives are posted ahead; they land where
+// recv_at says, or in a slot of scratch when it says NULL. The tag is the number of the item.
+
+static char *idist__stream_slot(const idist__op *o, size_t k) { return o->slots + (k % IDIST__SLOTS) * o->chunk * o->size; }
+
+static void idist__stream_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    for (;;) {
+        while (o->posted < o->nrecv && o->posted < o->taken + IDIST__SLOTS) {
+            idist__item item = o->recv_at(t, o->posted);
+            char *at = item.data || !o->slots ? item.data : idist__stream_slot(o, o->posted);
+            size_t k = o->posted++;
+            idist__recv_step(t, (int)(k % IDIST__SLOTS), item.peer, (uint32_t)k, at, item.nbytes);
+        }
+        while (o->sent < o->nsend && (o->sent < o->head || o->sent - o->head < o->taken) && o->nsends < IDIST__SLOTS) {
+            idist__item item = o->send_at(t, o->sent);
+            idist__send_step(t, item.peer, (uint32_t)o->sent++, item.data, item.nbytes);
+        }
+        if (o->taken == o->posted || (o->rx & (1u << (o->taken % IDIST__SLOTS)))) break;
+        if (o->take) o->take(t, o->taken);
+        o->taken++;
+    }
+    if (o->taken == o->nrecv && o->sent == o->nsend && !o->nsends) idist__op_done(t);
+}
+
+// Chunk j of a block of `count` elements, as bytes from the block's start. Chunks beyond its end are empty.
+static idist__item idist__chunk_of(const idist__op *o, char *block, size_t count, size_t j, int peer) {
+    idist__item item;
+    size_t at = j * o->chunk < count ? j * o->chunk : count;
+    size_t k = count - at < o->chunk ? count - at : o->chunk;
+    item.peer = peer;
+    item.data = block ? block + at * o->size : NULL;
+    item.nbytes = k * o->size;
+    return item;
+}
+
+static void idist__stream_begin(idist__op *o, size_t nrecv, size_t nsend, size_t head, idist__item (*recv_at)(idist__task *, size_t),
+                                idist__item (*send_at)(idist__task *, size_t), void (*take)(idist__task *, size_t)) {
+    o->nrecv = nrecv;
+    o->nsend = nsend;
+    o->head = head;
+    o->recv_at = recv_at;
+    o->send_at = send_at;
+    o->take = take;
+    o->run = idist__stream_run;
+}
+
+// Cuts blocks of at most `count` elements into chunks.
+static void idist__stream_chunks(idist__op *o, size_t count) {
+    o->chunk = IDIST__CHUNK_BYTES / o->size;
+    o->chunks = count ? (count + o->chunk - 1) / o->chunk : 1;
+    if (o->chunks == 1) o->chunk = count ? count : 1;
+}
+
+// ---- ring: all_reduce, reduce_scatter, all_gather ----
+//
+// The ranks form a ring; everybody sends to the right and receives from the left, all links busy at once. With n = 4, rank r starts
+// with block r. In step s it sends block r - s and receives block r - s - 1, to which it adds its own part:
+//
+//        step 0     step 1     step 2                    and then the same walk again, without adding,
+//   r=0  sends 0    3          2      -> holds sum of 1   hands the finished sums to everybody: steps
+//   r=1  sends 1    0          3      -> holds sum of 2   3 .. 5 send 1, 0, 3 from rank 0.
+//   r=2  sends 2    1          0      -> holds sum of 3
+//   r=3  sends 3    2          1      -> holds sum of 0   2 (n-1)/n of the bytes per rank in all.
+//
+// Blocks are cut into chunks so that adding one overlaps with receiving the next. The first sends come straight from the send
+// buffer and the sums go straight to the receive buffer: nothing is copied beforehand. A block is overwritten in the second walk
+// only by data that depends on our first send of it, so in place is safe.
+
+static int idist__ring_block(const idist__op *o, size_t k, int back) { return idist__wrap(o->r - (int)(k / o->chunks) - back, o->n); }
+
+static bool idist__ring_adds(const idist__op *o, size_t k) { return k < (size_t)(o->n - 1) * o->chunks; }
+
+static idist__item idist__all_reduce_item(const idist__op *o, const char *base, size_t k, int block, int peer) {
+    size_t at = idist__block_at(o->count, o->n, block) * o->size;
+    return idist__chunk_of(o, base ? (char *)(uintptr_t)base + at : NULL, idist__block_count(o->count, o->n, block), k % o->chunks, peer);
+}
+
+static idist__item idist__all_reduce_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__all_reduce_item(o, idist__ring_adds(o, k) ? NULL : o->out, k, idist__ring_block(o, k, 1), idist__wrap(o->r - 1, o->n));
+}
+
+static idist__item idist__all_reduce_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__all_reduce_item(o, k < o->chunks ? o->in : o->out, k, idist__ring_block(o, k, 0), idist__wrap(o->r + 1, o->n));
+}
+
+static void idist__all_reduce_take(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    int b = idist__ring_block(o, k, 1);
+    idist__item own = idist__all_reduce_item(o, o->in, k, b, 0), sum = idist__all_reduce_item(o, o->out, k, b, 0);
+    if (idist__ring_adds(o, k)) idist__op_reduce(o, sum.data, idist__stream_slot(o, k), own.data, own.nbytes / o->size, t->call.dtype);
+}
+
+static void idist__all_reduce_ring(idist__op *o) {
+    size_t steps = (size_t)(2 * (o->n - 1));
+    idist__stream_chunks(o, idist__block_count(o->count, o->n, 0));
+    idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks, idist__all_reduce_recv, idist__all_reduce_send, idist__all_reduce_take);
+}
+
+// reduce_scatter: the first walk alone, begun one block earlier so that rank r ends with block r. Sums on their way are kept in
+// scratch; the last one goes to the receive buffer.
+static idist__item idist__reduce_scatter_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__chunk_of(o, NULL, o->count, k % o->chunks, idist__wrap(o->r - 1, o->n));
+}
+
+static idist__item idist__reduce_scatter_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    const char *base = k < o->chunks ? o->in : o->work;
+    size_t at = (size_t)idist__ring_block(o, k, 1) * o->nbytes;
+    return idist__chunk_of(o, (char *)(uintptr_t)base + at, o->count, k % o->chunks, idist__wrap(o->r + 1, o->n));
+}
+
+static void idist__reduce_scatter_take(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    int b = idist__ring_block(o, k, 2);
+    bool last = k >= (size_t)(o->n - 2) * o->chunks;
+    idist__item own = idist__chunk_of(o, (char *)(uintptr_t)o->in + (size_t)b * o->nbytes, o->count, k % o->chunks, 0);
+    idist__item sum = idist__chunk_of(o, last ? o->out : o->work + (size_t)b * o->nbytes, o->count, k % o->chunks, 0);
+    idist__op_reduce(o, sum.data, idist__stream_slot(o, k), own.data, own.nbytes / o->size, t->call.dtype);
+}
+
+static void idist__reduce_scatter_ring(idist__op *o) {
+    size_t items;
+    idist__stream_chunks(o, o->count);
+    items = (size_t)(o->n - 1) * o->chunks;
+    idist__stream_begin(o, items, items, o->chunks, idist__reduce_scatter_recv, idist__reduce_scatter_send, idist__reduce_scatter_take);
+}
+
+// all_gather and all_gatherv: the second walk alone.
+static idist__item idist__all_gather_item(idist__task *t, size_t k, int block, int peer) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    size_t count = c->recvcounts ? c->recvcounts[block] : o->count;
+    size_t at = c->recvcounts ? idist__displ(c->recvcounts, c->recvdispls, block) : (size_t)block * o->count;
+    return idist__chunk_of(o, o->out + at * o->size, count, k % o->chunks, peer);
+}
+
+static idist__item idist__all_gather_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__all_gather_item(t, k, idist__ring_block(o, k, 1), idist__wrap(o->r - 1, o->n));
+}
+
+static idist__item idist__all_gather_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__all_gather_item(t, k, idist__ring_block(o, k, 0), idist__wrap(o->r + 1, o->n));
+}
+
+static void idist__all_gather_ring(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    size_t most = o->count, items, at = (size_t)o->r * o->count;
+    int i;
+    for (i = 0; c->recvcounts && i < o->n; i++)
+        if (c->recvcounts[i] > most) most = c->recvcounts[i];
+    if (c->recvcounts) at = idist__displ(c->recvcounts, c->recvdispls, o->r);
+    idist__copy(o->out + at * o->size, o->in, o->nbytes);
+    idist__stream_chunks(o, most);
+    items = (size_t)(o->n - 1) * o->chunks;
+    idist__stream_begin(o, items, items, o->chunks, idist__all_gather_recv, idist__all_gather_send, NULL);
+}
+
+// ---- chain: broadcast, reduce, scan, exscan ----
+//
+// Chunks travel along the ranks like a bucket brigade; after n - 2 chunks of delay every link carries data all the time.
+// v numbers the ranks from the root; the broadcast runs upwards from v = 0, the reduction down to it, the scan along the
+// ranks themselves.
+
+static idist__item idist__broadcast_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__chunk_of(o, o->out, o->count, k, idist__wrap(o->r - 1, o->n));
+}
+
+static idist__item idist__broadcast_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__chunk_of(o, o->out, o->count, k, idist__wrap(o->r + 1, o->n));
+}
+
+static void idist__broadcast_chain(idist__op *o) {
+    idist__stream_chunks(o, o->count);
+    idist__stream_begin(o, o->v ? o->chunks : 0, o->v < o->n - 1 ? o->chunks : 0, o->v ? 0 : o->chunks, idist__broadcast_recv,
+                        idist__broadcast_send, NULL);
+}
+
+static idist__item idist__reduce_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__chunk_of(o, NULL, o->count, k, idist__wrap(o->r + 1, o->n));
+}
+
+static idist__item idist__reduce_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    const char *base = o->v == o->n - 1 ? o->in : o->work;
+    return idist__chunk_of(o, (char *)(uintptr_t)base, o->count, k, idist__wrap(o->r - 1, o->n));
+}
+
+static void idist__reduce_take(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    idist__item own = idist__chunk_of(o, (char *)(uintptr_t)o->in, o->count, k, 0);
+    idist__item sum = idist__chunk_of(o, o->v ? o->work : o->out, o->count, k, 0);
+    idist__op_reduce(o, sum.data, own.data, idist__stream_slot(o, k), own.nbytes / o->size, t->call.dtype);
+}
+
+static void idist__reduce_chain(idist__op *o) {
+    idist__stream_chunks(o, o->count);
+    idist__stream_begin(o, o->v < o->n - 1 ? o->chunks : 0, o->v ? o->chunks : 0, o->v < o->n - 1 ? 0 : o->chunks, idist__reduce_recv,
+                        idist__reduce_send, idist__reduce_take);
+}
+
+// What a rank sends on is the prefix with its own part; what it keeps is that (scan) or what came in (exscan).
+static idist__item idist__scan_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    return idist__chunk_of(o, NULL, o->count, k, o->r - 1);
+}
+
+static idist__item idist__scan_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    const char *base = o->r == 0 ? o->in : t->call.kind == IDIST__SCAN ? o->out : o->work;
+    return idist__chunk_of(o, (char *)(uintptr_t)base, o->count, k, o->r + 1);
+}
+
+static void idist__scan_take(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    idist__item own = idist__chunk_of(o, (char *)(uintptr_t)o->in, o->count, k, 0);
+    idist__item out = idist__chunk_of(o, o->out, o->count, k, 0);
+    char *came = idist__stream_slot(o, k);
+    if (t->call.kind == IDIST__SCAN) {
+        idist__op_reduce(o, out.data, came, own.data, own.nbytes / o->size, t->call.dtype);
+    } else {
+        idist__item sum = idist__chunk_of(o, o->work, o->count, k, 0);
+        if (o->r < o->n - 1) idist__op_reduce(o, sum.data, came, own.data, own.nbytes / o->size, t->call.dtype);
+        idist__copy(out.data, came, out.nbytes); // after: in place, `own` lies here too
+    }
+}
+
+static void idist__scan_chain(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    if (o->r == 0 && t->call.kind == IDIST__SCAN) idist__copy(o->out, o->in, o->nbytes);
+    idist__stream_chunks(o, o->count);
+    idist__stream_begin(o, o->r ? o->chunks : 0, o->r < o->n - 1 ? o->chunks : 0, o->r ? 0 : o->chunks, idist__scan_recv, idist__scan_send,
+                        idist__scan_take);
+}
+
+// ---- direct: gather, scatter, all_to_all and their v-forms ----
+//
+// Every pair exchanges its own message. In item k a rank sends to r + 1 + k and receives from r - 1 - k, so that nobody is
+// everybody's first target. The tag is the distance, which both ends know. Only some are under way at a time.
+
+static idist__item idist__direct_item(idist__task *t, int peer, bool receives) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    const size_t *counts = receives ? c->recvcounts : c->sendcounts, *displs = receives ? c->recvdispls : c->senddispls;
+    const char *base = receives ? o->out : o->in;
+    bool many = receives ? c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV : c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    size_t count = counts ? counts[peer] : o->count;
+    idist__item item;
+    item.peer = peer;
+    item.nbytes = count * o->size;
+    item.data = (char *)(uintptr_t)base;
+    if (many) item.data += (counts ? idist__displ(counts, displs, peer) : (size_t)peer * o->count) * o->size;
+    return item;
+}
+
+static idist__item idist__direct_recv(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    bool rooted = idist__has_root(t->call.kind);
+    return idist__direct_item(t, rooted && o->r != o->root ? o->root : idist__wrap(o->r - 1 - (int)k, o->n), true);
+}
+
+static idist__item idist__direct_send(idist__task *t, size_t k) {
+    idist__op *o = idist__op_of(t);
+    bool rooted = idist__has_root(t->call.kind);
+    return idist__direct_item(t, rooted && o->r != o->root ? o->root : idist__wrap(o->r + 1 + (int)k, o->n), false);
+}
+
+// A stream whose items all go at once; the tag of an item is the distance between its two ends.
+static void idist__direct_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    for (;;) {
+        while (o->posted < o->nrecv && o->nrecvs < IDIST__SLOTS) {
+            idist__item item = o->recv_at(t, o->posted++);
+            idist__recv_step(t, -1, item.peer, (uint32_t)idist__wrap(o->r - item.peer, o->n), item.data, item.nbytes);
+        }
+        if (o->sent == o->nsend || o->nsends >= IDIST__SLOTS) break;
+        {
+            idist__item item = o->send_at(t, o->sent++);
+            idist__send_step(t, item.peer, (uint32_t)idist__wrap(item.peer - o->r, o->n), item.data, item.nbytes);
+        }
+    }
+    if (o->posted == o->nrecv && !o->nrecvs && o->sent == o->nsend && !o->nsends) idist__op_done(t);
+}
+
+static void idist__direct_begin(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    bool gathers = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV, scatters = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
+    bool root = o->r == o->root;
+    size_t others = (size_t)(o->n - 1);
+    size_t nrecv = gathers ? (root ? others : 0) : scatters ? (root ? 0 : 1) : others;
+    size_t nsend = gathers ? (root ? 0 : 1) : scatters ? (root ? others : 0) : others;
+    if (!idist__has_root(c->kind) || root) { // the own part
+        idist__item from = idist__direct_item(t, o->r, false), to = idist__direct_item(t, o->r, true);
+        idist__copy(to.data, from.data, to.nbytes);
+    }
+    idist__stream_begin(o, nrecv, nsend, 0, idist__direct_recv, idist__direct_send, NULL);
+    o->run = idist__direct_run;
+}
+
+// ---- straight code: the small-message algorithms ----
+
+// In round k everybody tells the rank k further on; after log n rounds everybody has heard of all (Hensgen, Finkel, Manber 1988).
+static void idist__barrier_dissemination(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, r = o->r;
+    IDIST__CO_BEGIN(o)
+    for (o->mask = 1; o->mask < n; o->mask *= 2) {
+        idist__recv_step(t, 0, idist__wrap(r - o->mask, n), (uint32_t)o->mask, NULL, 0);
+        idist__send_step(t, idist__wrap(r + o->mask, n), (uint32_t)o->mask, NULL, 0);
+        IDIST__CO_AWAIT(o, !o->rx);
+    }
+    IDIST__CO_AWAIT(o, !o->nsends);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// v receives from v without its lowest set bit, then serves the bits below: 0 -> 4, 2, 1; 4 -> 6, 5; 6 -> 7.
+static void idist__broadcast_tree(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, v = o->v;
+    IDIST__CO_BEGIN(o)
+    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
+    if (v) {
+        idist__recv_step(t, 0, idist__wrap(v - o->mask + o->root, n), 0, o->out, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx);
+    }
+    for (o->mask /= 2; o->mask; o->mask /= 2)
+        if (v + o->mask < n) idist__send_step(t, idist__wrap(v + o->mask + o->root, n), 0, o->out, o->nbytes);
+    IDIST__CO_AWAIT(o, !o->nsends);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// The same tree upwards. acc covers the ranks v .. v + mask - 1, what comes in the next `mask`. For an op that does not commute the
+// tree stands on rank 0 (v = r), and rank 0 passes the result on to the root. work: the sum, then room for one message.
+static void idist__reduce_tree(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, v = o->v, base = idist__wrap(o->r - v, n);
+    char *came = o->work + o->nbytes;
+    IDIST__CO_BEGIN(o)
+    idist__copy(o->work, o->in, o->nbytes);
+    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) {
+        if (v + o->mask >= n) continue;
+        idist__recv_step(t, 0, idist__wrap(v + o->mask + base, n), 0, came, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx);
+        idist__op_reduce(o, o->work, o->work, came, o->count, t->call.dtype);
+    }
+    if (v) idist__send_step(t, idist__wrap(v - o->mask + base, n), 0, o->work, o->nbytes);
+    else if (o->r != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
+    if (o->r == o->root && v) {
+        idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx);
+    } else if (o->r == o->root) {
+        idist__copy(o->out, o->work, o->nbytes);
+    }
+    IDIST__CO_AWAIT(o, !o->nsends);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// In round k partners at distance 2^k exchange what they have and add it: log n rounds. When n is no power of two, the first
+// 2 (n - p2) ranks pair up first, and the odd one of a pair gets the result at the end. A partner's sum covers the ranks just
+// below or just above ours, so the order of the ranks is kept.
+// acc is o->out for all_reduce, o->work for reduce_scatter; `came` one message of scratch behind. o->i counts elements.
+static void idist__doubling(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int r = o->r, rest = o->n - o->p2, partner, rank;
+    bool scatter = t->call.kind == IDIST__REDUCE_SCATTER;
+    size_t count = scatter ? o->count * (size_t)o->n : o->count, nbytes = count * o->size;
+    char *acc = scatter ? o->work : o->out, *came = scatter ? o->work + nbytes : o->work;
+    IDIST__CO_BEGIN(o)
+    idist__copy(acc, o->in, nbytes);
+    o->nr = r < 2 * rest ? (r % 2 ? -1 : r / 2) : r - rest;
+    if (r < 2 * rest && r % 2) {
+        idist__send_step(t, r - 1, 0, acc, nbytes);
+    } else if (r < 2 * rest) {
+        idist__recv_step(t, 0, r + 1, 0, came, nbytes);
+        IDIST__CO_AWAIT(o, !o->rx);
+        idist__op_reduce(o, acc, acc, came, count, t->call.dtype);
+    }
+    for (o->mask = 1; o->mask < o->p2 && o->nr >= 0; o->mask *= 2) {
+        partner = o->nr ^ o->mask;
+        rank = partner < rest ? 2 * partner : partner + rest;
+        idist__recv_step(t, 0, rank, (uint32_t)o->mask, came, nbytes);
+        idist__send_step(t, rank, (uint32_t)o->mask, acc, nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        if ((o->nr ^ o->mask) < o->nr) idist__op_reduce(o, acc, came, acc, count, t->call.dtype);
+        else idist__op_reduce(o, acc, acc, came, count, t->call.dtype);
+    }
+    if (r < 2 * rest && r % 2) {
+        IDIST__CO_AWAIT(o, !o->nsends);
+        idist__recv_step(t, 0, r - 1, 1u << 30, acc, nbytes);
+    } else if (r < 2 * rest) {
+        idist__send_step(t, r + 1, 1u << 30, acc, nbytes);
+    }
+    IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+    if (scatter) idist__copy(o->out, acc + (size_t)r * o->nbytes, o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// After round k we hold the blocks r .. r + 2^(k+1) - 1, in this order, from the start of work; at the end they are turned into place.
+static void idist__all_gather_bruck(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, r = o->r, part;
+    IDIST__CO_BEGIN(o)
+    idist__copy(o->work, o->in, o->nbytes);
+    for (o->mask = 1; o->mask < n; o->mask *= 2) {
+        part = o->mask < n - o->mask ? o->mask : n - o->mask;
+        idist__recv_step(t, 0, idist__wrap(r + o->mask, n), (uint32_t)o->mask, o->work + (size_t)o->mask * o->nbytes, (size_t)part * o->nbytes);
+        idist__send_step(t, idist__wrap(r - o->mask, n), (uint32_t)o->mask, o->work, (size_t)part * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+    }
+    idist__copy(o->out + (size_t)r * o->nbytes, o->work, (size_t)(n - r) * o->nbytes);
+    idist__copy(o->out, o->work + (size_t)(n - r) * o->nbytes, (size_t)r * o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Ranks below v in the binomial tree: how many blocks v holds once its children have sent.
+static int idist__subtree(int v, int n) {
+    int mask;
+    for (mask = 1; mask < n && !(v & mask); mask *= 2) continue;
+    return v + mask < n ? mask : n - v;
+}
+
+// work: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
+static void idist__gather_tree(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, v = o->v, i;
+    IDIST__CO_BEGIN(o)
+    idist__copy(o->work, o->in, o->nbytes);
+    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2)
+        if (v + o->mask < n)
+            idist__recv_step(t, -1, idist__wrap(v + o->mask + o->root, n), 0, o->work + (size_t)o->mask * o->nbytes,
+                             (size_t)idist__subtree(v + o->mask, n) * o->nbytes);
+    IDIST__CO_AWAIT(o, !o->nrecvs);
+    if (v) idist__send_step(t, idist__wrap(v - o->mask + o->root, n), 0, o->work, (size_t)idist__subtree(v, n) * o->nbytes);
+    else
+        for (i = 0; i < n; i++)
+            idist__copy(o->out + (size_t)idist__wrap(i + o->root, n) * o->nbytes, o->work + (size_t)i * o->nbytes, o->nbytes);
+    IDIST__CO_AWAIT(o, !o->nsends);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+static void idist__scatter_tree(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, v = o->v, i;
+    IDIST__CO_BEGIN(o)
+    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
+    if (v) {
+        idist__recv_step(t, 0, idist__wrap(v - o->mask + o->root, n), 0, o->work, (size_t)idist__subtree(v, n) * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx);
+    } else {
+        for (i = 0; i < n; i++)
+            idist__copy(o->work + (size_t)i * o->nbytes, o->in + (size_t)idist__wrap(i + o->root, n) * o->nbytes, o->nbytes);
+    }
+    for (o->mask /= 2; o->mask; o->mask /= 2)
+        if (v + o->mask < n)
+            idist__send_step(t, idist__wrap(v + o->mask + o->root, n), 0, o->work + (size_t)o->mask * o->nbytes,
+                             (size_t)idist__subtree(v + o->mask, n) * o->nbytes);
+    IDIST__CO_AWAIT(o, !o->nsends);
+    idist__copy(o->out, o->work, o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Block i of work is for the rank i further on. In round k all blocks whose number has bit k travel 2^k ranks; a block arrives after
+// the rounds of its bits. Then block i came from the rank i before us. work: n blocks, a pack of blocks to send, one that comes.
+static void idist__all_to_all_bruck(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, r = o->r, i;
+    char *pack = o->work + (size_t)n * o->nbytes, *came = pack + (size_t)n * o->nbytes;
+    IDIST__CO_BEGIN(o)
+    for (i = 0; i < n; i++)
+        idist__copy(o->work + (size_t)i * o->nbytes, o->in + (size_t)idist__wrap(r + i, n) * o->nbytes, o->nbytes);
+    for (o->mask = 1; o->mask < n; o->mask *= 2) {
+        for (i = 0, o->k = 0; i < n; i++)
+            if (i & o->mask) idist__copy(pack + o->k++ * o->nbytes, o->work + (size_t)i * o->nbytes, o->nbytes);
+        idist__recv_step(t, 0, idist__wrap(r - o->mask, n), (uint32_t)o->mask, came, o->k * o->nbytes);
+        idist__send_step(t, idist__wrap(r + o->mask, n), (uint32_t)o->mask, pack, o->k * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        for (i = 0, o->k = 0; i < n; i++)
+            if (i & o->mask) idist__copy(o->work + (size_t)i * o->nbytes, came + o->k++ * o->nbytes, o->nbytes);
+    }
+    for (i = 0; i < n; i++)
+        idist__copy(o->out + (size_t)idist__wrap(r - i, n) * o->nbytes, o->work + (size_t)i * o->nbytes, o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Hillis and Steele: after round k acc covers the 2^(k+1) ranks up to ours. exscan hands the finished prefix to the next rank.
+// work: acc, then room for one message.
+static void idist__scan_doubling(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n, r = o->r;
+    char *acc = o->work, *came = o->work + o->nbytes;
+    IDIST__CO_BEGIN(o)
+    idist__copy(acc, o->in, o->nbytes);
+    for (o->mask = 1; o->mask < n; o->mask *= 2) {
+        if (r >= o->mask) idist__recv_step(t, 0, r - o->mask, (uint32_t)o->mask, came, o->nbytes);
+        if (r + o->mask < n) idist__send_step(t, r + o->mask, (uint32_t)o->mask, acc, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        if (r >= o->mask) idist__op_reduce(o, acc, came, acc, o->count, t->call.dtype);
+    }
+    if (t->call.kind == IDIST__SCAN) {
+        idist__copy(o->out, acc, o->nbytes);
+    } else {
+        if (r) idist__recv_step(t, 0, r - 1, 1u << 30, o->out, o->nbytes);
+        if (r + 1 < n) idist__send_step(t, r + 1, 1u << 30, acc, o->nbytes);
+    }
+    IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+//------------------------------------------------------------------------------
+// [ring:choose]  which algorithm, with which scratch
+// uses algo . used by engine
+//------------------------------------------------------------------------------
+
+// The end of a reduction: average, and back to 16 bits. o->out holds `count` elements on the ranks that get a result.
+static void idist__reduction_finish(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    idist_dtype dtype = c->dtype;
+    bool half = idist__type_is_half(dtype) && !(o->user && o->user->fn);
+    if ((c->kind == IDIST__REDUCE && o->r != o->root) || (c->kind == IDIST__EXSCAN && o->r == 0)) return;
+    if (c->op == IDIST_AVG) idist__reduce_divide(o->out, o->count, half ? IDIST_F32 : dtype, o->n);
+    if (half) idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, dtype);
+}
+
+// Where the large algorithm begins to win, in bytes of one rank's contribution. Measured with idist_perf over unix sockets and
+// loopback TCP at 2 to 8 ranks.
+static size_t idist__switch_bytes(idist__kind kind) {
+    switch (kind) {
+    case IDIST__ALL_REDUCE: return (size_t)64 * 1024;
+    case IDIST__BROADCAST:
+    case IDIST__REDUCE: return (size_t)256 * 1024;
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return (size_t)128 * 1024;
+    case IDIST__ALL_GATHER:
+    case IDIST__REDUCE_SCATTER: return (size_t)16 * 1024;
+    default: return (size_t)2 * 1024; // gather, scatter, all_to_all: trees carry blocks several times
+    }
+}
+
+static int idist__choose(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    idist__kind kind = t->call.kind;
+    int forced = t->group->w->cfg.algorithm;
+    bool commutes = !o->user || o->user->commutative;
+    if (kind == IDIST__BARRIER) return 1;
+    if (idist__kind_is_v(kind)) return 2;
+    if (!o->count) return 1;
+    // Chains and rings start at different ranks for different blocks, so they need an op that commutes; a scan keeps the order.
+    if (!commutes && kind != IDIST__SCAN && kind != IDIST__EXSCAN) return 1;
+    if (forced) return forced;
+    return o->nbytes <= idist__switch_bytes(kind) ? 1 : 2;
+}
+
+// Scratch in bytes: what the algorithm itself works in.
+static size_t idist__work_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n, b = o->nbytes;
+    bool small = o->algorithm == 1;
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: return small ? b : 0;
+    case IDIST__REDUCE: return small ? 2 * b : o->v ? b : 0;
+    case IDIST__SCAN: return small ? 2 * b : 0;
+    case IDIST__EXSCAN: return small ? 2 * b : b;
+    case IDIST__REDUCE_SCATTER: return small ? 2 * n * b : n * b;
+    case IDIST__ALL_GATHER: return small ? n * b : 0;
+    case IDIST__GATHER:
+    case IDIST__SCATTER: return small ? (size_t)idist__subtree(o->v, o->n) * b : 0;
+    case IDIST__ALL_TO_ALL: return small ? 3 * n * b : t->call.send == t->call.recv ? n * b : 0;
+    default: return 0;
+    }
+}
+
+static void idist__op_choose_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool small = o->algorithm == 1;
+    switch (t->call.kind) {
+    case IDIST__BARRIER: o->run = idist__barrier_dissemination; break;
+    case IDIST__BROADCAST:
+        o->run = idist__broadcast_tree;
+        if (!small) idist__broadcast_chain(o);
+        break;
+    case IDIST__REDUCE:
+        o->run = idist__reduce_tree;
+        if (!small) idist__reduce_chain(o);
+        break;
+    case IDIST__ALL_REDUCE:
+        o->run = idist__doubling;
+        if (!small) idist__all_reduce_ring(o);
+        break;
+    case IDIST__REDUCE_SCATTER:
+        o->run = idist__doubling;
+        if (!small) idist__reduce_scatter_ring(o);
+        break;
+    case IDIST__SCAN:
+    case IDIST__EXSCAN:
+        o->run = idist__scan_doubling;
+        if (!small) idist__scan_chain(t);
+        break;
+    case IDIST__ALL_GATHER:
+    case IDIST__ALL_GATHERV:
+        o->run = idist__all_gather_bruck;
+        if (!small) idist__all_gather_ring(t);
+        break;
+    case IDIST__GATHER:
+        o->run = idist__gather_tree;
+        if (!small) idist__direct_begin(t);
+        break;
+    case IDIST__SCATTER:
+        o->run = idist__scatter_tree;
+        if (!small) idist__direct_begin(t);
+        break;
+    case IDIST__ALL_TO_ALL:
+        o->run = idist__all_to_all_bruck;
+        if (small) break;
+        if (t->call.send == t->call.recv && o->nbytes) { // in place: the pairs would overwrite each other
+            idist__copy(o->work, o->in, (size_t)o->n * o->nbytes);
+            o->in = o->work;
+        }
+        idist__direct_begin(t);
+        break;
+    default: idist__direct_begin(t); break;
+    }
+}
+
+static size_t idist__align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
+
+// Sets a collective up: what it works on, in which type, by which algorithm. False when memory is short.
+static bool idist__op_begin(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__call *c = &t->call;
+    idist__world *w = t->group->w;
+    bool reduces = idist__kind_reduces(c->kind), half, scaled;
+    size_t nin, nwork, nslots, nout;
+    o->n = t->group->size;
+    o->r = t->group->rank;
+    o->root = c->root;
+    o->user = (int)c->op >= IDIST_OP_USER ? &w->ops[c->op - IDIST_OP_USER] : NULL;
+    half = reduces && idist__type_is_half(c->dtype) && !(o->user && o->user->fn);
+    scaled = reduces && o->user && !o->user->fn;
+    o->size = half ? sizeof(float) : idist_dtype_size(c->dtype);
+    o->count = c->count;
+    o->nbytes = o->count * o->size;
+    o->in = (const char *)c->send;
+    o->out = (char *)c->recv;
+    for (o->p2 = 1; o->p2 * 2 <= o->n; o->p2 *= 2) continue;
+    o->v = idist__has_root(c->kind) ? idist__wrap(o->r - o->root, o->n) : o->r;
+    if (c->kind == IDIST__REDUCE && o->user && !o->user->commutative) o->v = o->r;
+    if (reduces && !(o->user && o->user->fn)) o->reduce = idist__reduce_table[(unsigned)c->dtype][o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+    o->algorithm = idist__choose(t);
+    nin = half || scaled ? idist__align((c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1) * o->nbytes) : 0;
+    nout = half ? idist__align(o->nbytes) : 0;
+    nwork = idist__align(idist__work_nbytes(t));
+    nslots = reduces && o->algorithm == 2 ? IDIST__SLOTS * (o->nbytes < IDIST__CHUNK_BYTES ? idist__align(o->nbytes) : IDIST__CHUNK_BYTES) : 0;
+    if (nin + nout + nwork + nslots) {
+        o->memory = (char *)idist__mem_raw(&w->cfg.mem, nin + nout + nwork + nslots);
+        if (!o->memory) return false;
+    }
+    o->work = o->memory + nin + nout;
+    if (nslots) o->slots = o->work + nwork;
+    if (nin) {
+        size_t count = o->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1);
+        if (half) idist__type_widen((float *)(void *)o->memory, o->in, count, c->dtype);
+        else idist__copy(o->memory, o->in, count * o->size);
+        o->in = o->memory;
+        if (scaled) idist__reduce_scale(o->memory, count, half ? IDIST_F32 : c->dtype, o->user->factor);
+    }
+    if (half) o->out = o->memory + nin;
+    if (reduces) o->finish = idist__reduction_finish;
+    return true;
+}
+
+//------------------------------------------------------------------------------
+// [ring:engine]  frames arrive, tasks start and end, waits are announced
+// uses verb algo choose match . used by join
+//------------------------------------------------------------------------------
+
+static void idist__link_lost(idist__ring *ring, int peer, const char *how) {
+    idist__link *l = &ring->links[peer];
+    if (!l->open) return;
+    l->open = false;
+    l->transport->close(l->port);
+    if (!l->bye) idist__world_lost(ring->w, peer, how);
+}
+
+// A frame of another rank failed a group. The group may not exist here yet: then the frame waits for it.
+static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
+    idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+    int status = (int)(int64_t)l->in.aux;
+    l->text[l->in.nbytes] = 0;
+    if (status >= 0 || status < IDIST_ERR_INTERNAL) status = IDIST_ERR_INTERNAL;
+    if (g) {
+        idist__group_fail(g, (idist_status)status, l->text, false);
+    } else {
+        idist__message *m = idist__message_new(ring, l, &l->in, sizeof l->text);
+        if (m) memcpy(m->data, l->text, sizeof l->text);
+    }
+}
+
+static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
+    for (; list; list = list->next)
+        if (list->task == t) return true;
+    return false;
+}
+
+// Whether t cannot go on without something from the rank of this link.
+static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
+    if (t->call.kind == IDIST__RECV) return t->call.root == group_rank;
+    return idist__verb_in(l->posted, t) || idist__verb_in(l->receiving, t) || idist__verb_in(l->waiting, t);
+}
+
+// Whether what the other rank waits for can still come from us: it is on its way, or we are in that call.
+static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist__frame *waits) {
+    idist_group *g = idist__ring_find_group(ring, waits->ctx);
+    idist__message *m;
+    if (waits->print.kind == IDIST__RECV) return waits->aux != l->p2p_sent;
+    if (waits->print.kind != IDIST__SEND) return g && (int32_t)(waits->print.seq - g->seq) <= 0;
+    for (m = l->early; m; m = m->next)
+        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id) return false;
+    return true;
+}
+
+// Two ranks of one thread each, both blocked, each in a call that needs the other, and not the same call: neither will ever go
+// on. This is what finds calls on different groups, and a receive against a collective.
+static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
+    idist__link *l = &ring->links[peer];
+    const idist__frame *waits = &l->peer_waits;
+    idist__task *t, *ours = NULL;
+    idist_group *theirs;
+    char a[128], b[128], cause[400];
+    if (waits->type != IDIST__WAITS || waits->flags != 3 || ring->many_callers) return;
+    for (t = ring->w->tasks; t; t = t->next) {
+        if (t->async) continue;
+        if (ours || !t->announced) return; // several calls between group_begin and group_end, or not blocked for long
+        ours = t;
+    }
+    if (!ours || idist__ring_group_of(ours->group)->rank_of[peer] < 0) return;
+    if (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq) return;
+    if (!idist__ring_needs(l, ours, idist__ring_group_of(ours->group)->rank_of[peer])) return;
+    if (idist__ring_answered(ring, l, waits)) return;
+    theirs = idist__ring_find_group(ring, waits->ctx);
+    idist__task_text(ours, a, sizeof a);
+    idist__print_text(&waits->print, b, sizeof b);
+    snprintf(cause, sizeof cause, "the %s differs: rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s",
+             ours->group->ctx == waits->ctx ? "operation" : "group", ring->w->group.rank, peer, a, peer, ring->w->group.rank, b,
+             ours->group->ctx == waits->ctx ? "" : " of another group");
+    idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
+    idist__ring_settle(ring);
+    if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
+}
+
+// The other rank waits in a call. If we were there it learns that; if we are in another one, both learn that.
+static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+    idist__frame f;
+    l->peer_waits = l->in;
+    if (l->in.print.kind != IDIST__SEND && l->in.print.kind != IDIST__RECV && g && g->status == IDIST_OK) {
+        if (!idist__ring_agree(ring, g, peer, &l->in)) return;
+        if ((int32_t)(l->in.print.seq - g->seq) <= 0) {
+            f = l->in;
+            f.type = IDIST__HERE;
+            idist__link_control(ring, l, &f, NULL);
+        }
+    }
+    idist__ring_find_deadlock(ring, peer);
+}
+
+// The beginning of a whole message. Sets where its payload goes. False when the frame is malformed.
+static bool idist__link_eager(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+    bool p2p = l->in.print.kind == IDIST__SEND;
+    if (l->in.type == IDIST__EAGER && l->in.nbytes > IDIST__EAGER_BYTES) return false;
+    if (p2p && (l->in.print.check > SIZE_MAX / 16 || l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
+        return false;
+    if (p2p) l->p2p_got++;
+    l->peer_waits.type = 0;
+    l->in_verb = idist__match_frame(ring, l, peer, &l->in);
+    if (l->in.type == IDIST__RTS) {
+        idist__verb *v = l->in_verb;
+        l->in_verb = NULL;
+        if (v) idist__link_clear_to_send(ring, l, v, &l->in);
+        else idist__message_new(ring, l, &l->in, 0);
+        l->left = 0;
+        return true;
+    }
+    if (l->in_verb) {
+        l->in_verb->frame = l->in;
+        l->target = l->in_verb->data;
+    } else if (!g || g->status == IDIST_OK) {
+        l->in_message = idist__message_new(ring, l, &l->in, (size_t)l->in.nbytes);
+        l->target = l->in_message ? l->in_message->data : NULL;
+    }
+    return true;
+}
+
+static bool idist__link_cts(idist__ring *ring, idist__link *l) {
+    idist__verb **at;
+    for (at = &l->waiting; *at && (*at)->id != l->in.id; at = &(*at)->next) continue;
+    if (*at) { // otherwise the send was cancelled meanwhile
+        idist__verb *v = *at;
+        *at = v->next;
+        v->frame.type = IDIST__DATA;
+        v->frame.id = l->in.aux;
+        v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
+        v->frame.nbytes = v->piece;
+        idist__link_push(l, v);
+        idist__link_flush(ring, l);
+    }
+    return true;
+}
+
+static bool idist__link_data(idist__link *l) {
+    idist__verb *v;
+    for (v = l->receiving; v && v->id != l->in.id; v = v->next) continue;
+    if (l->in.nbytes > IDIST__PIECE_BYTES || (v && l->in.nbytes > v->nbytes - v->moved)) return false;
+    l->in_verb = v; // NULL: the receive was cancelled meanwhile
+    l->target = v ? v->data + v->moved : NULL;
+    return true;
+}
+
+// A frame's 64 bytes are here. False when they make no sense.
+static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
+    bool ok = true;
+    l->in_verb = NULL;
+    l->in_message = NULL;
+    l->target = NULL;
+    l->left = (size_t)l->in.nbytes;
+    switch (l->in.type) {
+    case IDIST__EAGER:
+    case IDIST__RTS: ok = idist__link_eager(ring, l, peer); break;
+    case IDIST__CTS: ok = idist__link_cts(ring, l); break;
+    case IDIST__DATA: ok = idist__link_data(l); break;
+    case IDIST__CREDIT:
+        if (l->in.nbytes > IDIST__WINDOW_BYTES) return false;
+        l->window += (size_t)l->in.nbytes;
+        l->left = 0;
+        break;
+    case IDIST__WAITS: idist__ring_waits(ring, l, peer); break;
+    case IDIST__HERE: {
+        idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+        if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
+        break;
+    }
+    case IDIST__ABORT:
+        if (l->in.nbytes > IDIST__TEXT_BYTES) return false;
+        l->target = l->text;
+        break;
+    case IDIST__BYE: l->bye = true; break;
+    default: return false;
+    }
+    return ok;
+}
+
+// A frame and its payload are complete.
+static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
+    idist__verb *v = l->in_verb, **at;
+    idist__message *m = l->in_message;
+    l->in_verb = NULL;
+    l->in_message = NULL;
+    if (l->in.type == IDIST__EAGER) {
+        if (m) {
+            m->moved = (size_t)l->in.nbytes;
+            if (m->claim) idist__message_give(ring, l, peer, m, m->claim);
+            return;
+        }
+        idist__link_consumed(ring, l, (size_t)l->in.nbytes);
+        if (v) idist__verb_received(ring, v, peer);
+    } else if (l->in.type == IDIST__DATA && v) {
+        v->moved += (size_t)l->in.nbytes;
+        if (v->moved < v->nbytes) return;
+        for (at = &l->receiving; *at != v; at = &(*at)->next) continue;
+        *at = v->next;
+        idist__verb_received(ring, v, peer);
+    } else if (l->in.type == IDIST__ABORT) {
+        idist__ring_aborted(ring, l);
+    }
+}
+
+// Takes what lies in the stage apart. False when it makes no sense.
+static bool idist__link_parse(idist__ring *ring, idist__link *l, int peer) {
+    while (l->open && l->at < l->end) {
+        size_t have = l->end - l->at;
+        if (l->in_moved < IDIST__FRAME_BYTES) {
+            size_t k = IDIST__FRAME_BYTES - l->in_moved < have ? IDIST__FRAME_BYTES - l->in_moved : have;
+            memcpy((char *)&l->in + l->in_moved, l->stage + l->at, k);
+            l->in_moved += k;
+            l->at += k;
+            if (l->in_moved < IDIST__FRAME_BYTES) break;
+            if (!idist__link_frame(ring, l, peer)) return false;
+        } else {
+            size_t k = l->left < have ? l->left : have;
+            if (l->target) {
+                memcpy(l->target, l->stage + l->at, k);
+                l->target += k;
+            }
+            l->left -= k;
+            l->at += k;
+        }
+        if (l->in_moved == IDIST__FRAME_BYTES && !l->left) {
+            l->in_moved = 0;
+            idist__link_payload(ring, l, peer);
+        }
+    }
+    if (l->at == l->end) l->at = l->end = 0;
+    return true;
+}
+
+// Reads what is there, up to a bound so that other links get their turn. Large payloads go straight to their place.
+static void idist__link_read(idist__ring *ring, int peer) {
+    idist__link *l = &ring->links[peer];
+    int turns;
+    for (turns = 0; turns < 16 && l->open; turns++) {
+        bool direct = l->in_moved == IDIST__FRAME_BYTES && l->left >= 4096 && l->target;
+        size_t room = direct ? l->left : IDIST__STAGE_BYTES;
+        ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, room);
+        if (n == 0) return;
+        if (n < 0) {
+            char how[160];
+            if (errno == 0) snprintf(how, sizeof how, "its process ended, or closed the connection without idist_finalize");
+            else snprintf(how, sizeof how, "its connection broke: %s", strerror(errno));
+            idist__link_lost(ring, peer, how);
+            return;
+        }
+        if (direct) {
+            l->target += n;
+            l->left -= (size_t)n;
+            if (l->left) continue;
+            l->in_moved = 0;
+            idist__link_payload(ring, l, peer);
+        } else {
+            l->at = 0;
+            l->end = (size_t)n;
+            if (!idist__link_parse(ring, l, peer)) {
+                idist__link_lost(ring, peer, "it sent a malformed frame");
+                return;
+            }
+            if ((size_t)n < room) return; // that was all, most likely
+        }
+    }
+}
+
+// Looks after all links that poll says something about.
+static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
+    idist__world *w = ring->w;
+    int i, n = 1;
+    uint64_t count;
+    ring->polls[0].fd = ring->wake;
+    ring->polls[0].events = POLLIN;
+    for (i = 0; i < w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (!l->open || l->transport->poll_fd(l->port) < 0) continue;
+        ring->polls[n].fd = l->transport->poll_fd(l->port);
+        ring->polls[n].events = (short)(POLLIN | (l->out && !l->write_dead ? POLLOUT : 0));
+        ring->poll_ranks[n++] = i;
+    }
+    if (sleep) pthread_mutex_unlock(&w->lock);
+    i = poll(ring->polls, (nfds_t)n, sleep ? idist__os_ms_until(until_ns) : 0);
+    if (sleep) pthread_mutex_lock(&w->lock);
+    if (i <= 0) return;
+    if (ring->polls[0].revents)
+        while (read(ring->wake, &count, sizeof count) < 0 && errno == EINTR) continue;
+    for (i = 1; i < n; i++) {
+        idist__link *l = &ring->links[ring->poll_ranks[i]];
+        if (ring->polls[i].revents & POLLOUT) idist__link_flush(ring, l);
+        if (l->open && (ring->polls[i].revents & ~POLLOUT)) idist__link_read(ring, ring->poll_ranks[i]);
+    }
+}
+
+static void idist__ring_progress(idist__world *w) {
+    idist__ring *ring = idist__ring_of(w);
+    int i;
+    if (w->group.size <= 4) { // asking each link is cheaper than asking poll which one to ask
+        for (i = 0; i < w->group.size; i++) {
+            idist__link *l = &ring->links[i];
+            if (!l->open) continue;
+            if (l->out) idist__link_flush(ring, l);
+            idist__link_read(ring, i);
+        }
+    } else {
+        idist__ring_poll(ring, 0, false);
+    }
+    idist__ring_settle(ring);
+}
+
+static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
+    idist__ring *ring = idist__ring_of(w);
+    idist__ring_poll(ring, until_ns, true);
+    idist__ring_settle(ring);
+}
+
+static void idist__ring_wake(idist__world *w) {
+    uint64_t one = 1;
+    while (write(idist__ring_of(w)->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+// Compares the new call with what others already said about the call of this number.
+static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
+    idist_group *g = t->group;
+    idist__ring_group *rg = idist__ring_group_of(g);
+    const idist__print *ours = &rg->history[t->seq % IDIST__HISTORY];
+    int i;
+    for (i = 0; i < g->size; i++) {
+        idist__message *m;
+        const char *field = NULL;
+        if (i == g->rank) continue;
+        if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq) field = idist__print_difference(&rg->seen[i].print, ours);
+        if (field) idist__ring_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
+        for (m = ring->links[g->ranks[i]].early; m && !ring->failed; m = m->next)
+            if (m->frame.ctx == g->ctx && m->frame.print.seq == t->seq && m->frame.print.kind != IDIST__SEND && m->frame.type <= IDIST__RTS)
+                idist__ring_agree(ring, g, g->ranks[i], &m->frame);
+    }
+}
+
+static void idist__ring_start(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    if (!ring->has_caller) {
+        ring->has_caller = true;
+        ring->caller = pthread_self();
+    } else if (!pthread_equal(ring->caller, pthread_self())) {
+        ring->many_callers = true;
+    }
+    if (t->call.kind == IDIST__SEND) idist__send_start(t);
+    else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
+    else if (t->group->size == 1) idist__self_collective(t);
+    else if (!idist__op_begin(t)) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    else {
+        idist__op *o = idist__op_of(t);
+        idist__ring_group_of(t->group)->history[t->seq % IDIST__HISTORY] = idist__task_print(t, o->algorithm);
+        idist__ring_check_start(ring, t);
+        idist__op_choose_run(t);
+        if (!ring->failed) idist__op_run(t);
+    }
+    idist__ring_settle(ring);
+}
+
+// Takes the verbs of a task out of a list. Returns whether there were any.
+static bool idist__verbs_purge(idist__ring *ring, idist__verb **at, const idist__task *t) {
+    bool any = false;
+    while (*at) {
+        idist__verb *v = *at;
+        if (v->task != t) {
+            at = &v->next;
+            continue;
+        }
+        *at = v->next;
+        idist__verb_free(ring, v);
+        any = true;
+    }
+    return any;
+}
+
+// A frame that has partly gone out must go out to its end, or the stream is useless; its payload is copied, since the buffer
+// belongs to the caller again.
+static void idist__verb_orphan(idist__ring *ring, idist__link *l, idist__verb *v) {
+    size_t left = v->piece - v->piece_moved;
+    v->task = NULL;
+    if (!left) {
+        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT; // already written: only keeps it from waiting for CTS
+        v->nbytes = v->piece = v->piece_moved = v->moved = 0;
+        return;
+    }
+    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, left);
+    if (!v->owned) {
+        idist__link_write_failed(ring, l);
+        return;
+    }
+    memcpy(v->owned, v->data + v->moved + v->piece_moved, left);
+    v->data = v->owned;
+    v->moved = v->piece_moved = 0;
+    v->nbytes = v->piece = left;
+}
+
+// The same for what waits to go out. Returns whether the other side has heard of any of it.
+static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist__task *t) {
+    idist__verb **at = &l->out;
+    bool heard = false;
+    if (l->out && l->out->task == t && l->out->frame_moved + l->out->piece_moved > 0) {
+        heard = true;
+        idist__verb_orphan(ring, l, l->out);
+    }
+    while (*at) {
+        idist__verb *v = *at;
+        if (v->task != t) {
+            at = &v->next;
+            continue;
+        }
+        heard = heard || v->started;
+        *at = v->next;
+        idist__verb_free(ring, v);
+    }
+    l->out_end = at;
+    return heard;
+}
+
+static bool idist__ring_cancel(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    bool unmatched = idist__verbs_purge(ring, &rg->recvs, t), heard = false;
+    int i;
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+        if (l->in_verb && l->in_verb->task == t) {
+            idist__verb *v = l->in_verb;
+            if (l->in.type == IDIST__EAGER) idist__verb_free(ring, v); // it is in no list
+            l->in_verb = NULL;
+            l->target = NULL;
+            heard = true;
+        }
+        for (m = l->early; m; m = next) {
+            next = m->next;
+            if (m->claim && m->claim->task == t) {
+                idist__verb_free(ring, m->claim);
+                m->claim = NULL;
+                heard = true;
+            }
+            if (m->self_send && m->self_send->task == t) {
+                idist__verb_free(ring, m->self_send);
+                idist__message_free(ring, l, m);
+            }
+        }
+        heard = idist__link_purge_out(ring, l, t) || heard;
+        heard = idist__verbs_purge(ring, &l->waiting, t) || heard;
+        heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
+        idist__verbs_purge(ring, &l->posted, t);
+    }
+    if (t->call.kind == IDIST__RECV) return unmatched;
+    if (t->call.kind == IDIST__SEND) return !heard;
+    idist__mem_free(&ring->w->cfg.mem, idist__op_of(t)->memory);
+    idist__op_of(t)->memory = NULL;
+    return false;
+}
+
+static void idist__ring_tell(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__frame f;
+    int i;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ABORT;
+    f.ctx = g->ctx;
+    f.aux = (uint64_t)(int64_t)g->status;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
+}
+
+// flags: 1, this call needs something from you; 2, and I have one thread, which is blocked in it.
+static void idist__ring_announce(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__frame f;
+    int i;
+    bool p2p = t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.ctx = t->group->ctx;
+    f.print = idist__task_print(t, 0);
+    if (t->group->size == 1) return;
+    if (!p2p) f.print = rg->history[t->seq % IDIST__HISTORY];
+    for (i = 0; i < t->group->size; i++) {
+        idist__link *l = &ring->links[t->group->ranks[i]];
+        idist__verb *v;
+        if (i == t->group->rank || (p2p && t->call.root != i)) continue;
+        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? 1 : 0) | (!t->async && !ring->many_callers ? 2 : 0));
+        f.aux = l->p2p_got;
+        for (v = l->waiting; v && p2p; v = v->next)
+            if (v->task == t) f.id = v->id;
+        idist__link_control(ring, l, &f, NULL);
+        idist__ring_find_deadlock(ring, t->group->ranks[i]);
+    }
+    idist__ring_settle(ring);
+}
+
+static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
+    idist_group *g = t->group;
+    idist__ring_group *rg = idist__ring_group_of(g);
+    int i, n = 0;
+    if (t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV) {
+        const char *what = t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits";
+        if (t->call.root == IDIST_ANY_SOURCE) idist__append(text, cap, "a message from any rank");
+        else idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root], g->w->nodes[g->ranks[t->call.root]].hostname, what);
+        return 1;
+    }
+    for (i = 0; i < g->size; i++) {
+        if (i == g->rank || (int32_t)(rg->seen[i].seq - t->seq) >= 0) continue;
+        if (n < 8) idist__append(text, cap, "%srank %d on %s", n ? ", " : "", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
+        if (n < 8 && rg->seen[i].seq) {
+            char last[128];
+            idist__print_text(&rg->seen[i].print, last, sizeof last);
+            idist__append(text, cap, " (last seen in %s)", last);
+        }
+        n++;
+    }
+    if (n > 8) idist__append(text, cap, " and %d more", n - 8);
+    return n;
+}
+
+static idist_status idist__ring_group_open(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    int i;
+    rg->rank_of = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->w->group.size);
+    rg->seen = (idist__seen *)idist__mem_alloc(&g->w->cfg.mem, sizeof *rg->seen * (size_t)g->size);
+    if (!rg->rank_of || !rg->seen) {
+        idist__mem_free(&g->w->cfg.mem, rg->rank_of);
+        idist__mem_free(&g->w->cfg.mem, rg->seen);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    for (i = 0; i < g->w->group.size; i++) rg->rank_of[i] = -1;
+    for (i = 0; i < g->size; i++) rg->rank_of[g->ranks[i]] = i;
+    for (i = 0; i < g->size; i++) {
+        idist__link *l = &ring->links[g->ranks[i]];
+        idist__message *m;
+        for (m = l->early; m; m = m->next)
+            if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
+                idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data, false);
+        if (i != g->rank && !l->open) {
+            char cause[200];
+            snprintf(cause, sizeof cause, "rank %d on %s was lost", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
+            idist__group_fail(g, IDIST_ERR_PEER_LOST, cause, false);
+        }
+    }
+    return IDIST_OK;
+}
+
+static void idist__ring_group_close(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    int i;
+    for (i = 0; i < g->w->group.size; i++) {
+        idist__message *m, *next;
+        for (m = ring->links[i].early; m; m = next) {
+            next = m->next;
+            if (m->frame.ctx == g->ctx) idist__message_free(ring, &ring->links[i], m);
+        }
+    }
+    idist__mem_free(&g->w->cfg.mem, rg->rank_of);
+    idist__mem_free(&g->w->cfg.mem, rg->seen);
+}
+
+//------------------------------------------------------------------------------
+// [ring:join]  how the ranks meet, connect to each other, and part
+// uses engine . used by -
+//
+// Through the store everybody learns the job's number, each rank's host, and where each rank listens: a local socket for ranks of
+// one host, TCP for the others. Then every rank connects to the lower ones and accepts the higher ones; each connection is
+// authenticated. Once all are there nobody needs the store or listens any more.
+//------------------------------------------------------------------------------
+
+typedef struct idist__record { // what a rank says about itself
+    char hostname[64];
+    uint64_t host;
+    char local[64]; // address of its local socket, or ""
+} idist__record;
+
+typedef struct idist__join {
+    idist__world *w;
+    idist__ring *ring;
+    idist_store *store; // opened by us, or the user's
+    bool own_store;
+    char prefix[64];
+    uint64_t job;
+    uint8_t key[32];
+    int listeners[2]; // local, tcp; -1
+    char tcp[128];    // where our TCP socket listens
+    bool need_tcp;
+    idist__handshake *shakes; // outgoing by rank, then IDIST__HALF_OPEN_MAX incoming
+    int nlinks;       // connected
+    int64_t deadline_ns;
+} idist__join;
+
+static uint64_t idist__host_key(const idist__config *cfg) {
+    char text[256];
+    struct stat st;
+    ssize_t n;
+    int fd;
+    if (cfg->host_id[0]) return idist__hash(cfg->host_id, strlen(cfg->host_id));
+    memset(text, 0, sizeof text);
+    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        do n = read(fd, text, 64);
+        while (n < 0 && errno == EINTR);
+        close(fd);
+    }
+    if (!text[0] && gethostname(text, 64) != 0) text[0] = '?';
+    // Local sockets live in a network namespace and are checked against the user.
+    if (stat("/proc/self/ns/net", &st) == 0) idist__append(text, sizeof text, "/%llu", (unsigned long long)st.st_ino);
+    idist__append(text, sizeof text, "/%lu", (unsigned long)geteuid());
+    return idist__hash(text, strlen(text));
+}
+
+static void idist__join_key(const idist__join *j, char *key, size_t cap, const char *what, int rank) {
+    if (rank < 0) snprintf(key, cap, "%s%s", j->prefix, what);
+    else snprintf(key, cap, "%s%s/%d", j->prefix, what, rank);
+}
+
+static int idist__join_ms_left(const idist__join *j) {
+    int ms = idist__os_ms_until(j->deadline_ns);
+    return ms == 0 ? 1 : ms;
+}
+
+// Gets a value that a rank puts there when it starts; the time-out names the ranks that did not.
+static idist_status idist__join_get(idist__join *j, const char *what, int rank, void *value, size_t nbytes) {
+    char key[128];
+    size_t n = 0;
+    idist_status s;
+    int i, missing = 0;
+    char text[300] = "";
+    idist__join_key(j, key, sizeof key, what, rank);
+    s = idist_store_get(j->store, key, value, nbytes, &n, idist__join_ms_left(j));
+    if (s == IDIST_OK && n != nbytes) return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
+    if (s != IDIST_ERR_TIMEOUT || rank < 0) return s;
+    for (i = rank; i < j->w->group.size; i++) {
+        const char *keys[1];
+        bool there = true;
+        idist__join_key(j, key, sizeof key, what, i);
+        keys[0] = key;
+        if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || there) continue;
+        if (missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+    }
+    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing, j->w->group.size,
+                       j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+}
+
+static idist_status idist__join_set(idist__join *j, const char *what, int rank, const void *value, size_t nbytes) {
+    char key[128];
+    idist__join_key(j, key, sizeof key, what, rank);
+    return idist_store_set(j->store, key, value, nbytes);
+}
+
+// Opens the store. Worlds made one after the other through one store must not see each other's keys: each rank counts its
+// worlds there. In a store of our own the count can only be 1; more means that two processes have the same rank.
+static idist_status idist__join_store(idist__join *j) {
+    idist__config *cfg = &j->w->cfg;
+    idist_store_desc d;
+    char key[64];
+    int64_t nth = 0;
+    idist_status s;
+    j->store = cfg->store;
+    if (!j->store) {
+        if (!cfg->where[0]) return idist__fail(IDIST_ERR_ENV, "initialize: no rendezvous for a world of %d", cfg->world_size);
+        memset(&d, 0, sizeof d);
+        d.server = cfg->rank == 0;
+        d.timeout_ms = cfg->init_timeout_ms;
+        d.secret = cfg->secret;
+        d.secret_nbytes = cfg->secret_nbytes;
+        d.allocator = cfg->mem;
+        s = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
+        cfg->listener = -1; // the store owns it now
+        if (s != IDIST_OK) return idist__fail(s, "initialize: %s", idist__self.text);
+        j->own_store = true;
+    }
+    snprintf(key, sizeof key, "idist/%d", cfg->rank);
+    if ((s = idist_store_add(j->store, key, 1, &nth)) != IDIST_OK) return s;
+    if (j->own_store && nth != 1)
+        return idist__fail(IDIST_ERR_RANK_TAKEN, "initialize: another process already is rank %d of this job (%s)", cfg->rank,
+                           cfg->rank_var ? cfg->rank_var : "desc.rank");
+    snprintf(j->prefix, sizeof j->prefix, "idist/%lld/", (long long)nth);
+    return IDIST_OK;
+}
+
+// Rank 0 names the job; everybody else compares the size of the world with what rank 0 thinks.
+static idist_status idist__join_job(idist__join *j) {
+    uint64_t job[2];
+    idist_status s;
+    uint8_t key[32];
+    if (j->w->group.rank == 0) {
+        idist__os_random(job, sizeof job);
+        job[1] = (uint64_t)j->w->group.size;
+        s = idist__join_set(j, "job", -1, job, sizeof job);
+    } else {
+        s = idist__join_get(j, "job", -1, job, sizeof job);
+    }
+    if (s != IDIST_OK) return s;
+    if (job[1] != (uint64_t)j->w->group.size)
+        return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 says the world has %llu ranks, this rank says %d", (unsigned long long)job[1], j->w->group.size);
+    j->job = job[0];
+    idist__auth_key(j->w->cfg.secret, j->w->cfg.secret_nbytes, key);
+    idist__hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
+    return IDIST_OK;
+}
+
+static idist_status idist__join_listen_local(idist__join *j, idist__record *me) {
+    idist__addr addr;
+    uint64_t id[2];
+    idist_status s;
+    idist__os_random(id, sizeof id);
+    snprintf(me->local, sizeof me->local, "unix:idist-%016llx%016llx", (unsigned long long)id[0], (unsigned long long)id[1]);
+    if ((s = idist__addr_parse(&addr, me->local)) != IDIST_OK) return s;
+    return idist__sock_listen(&addr, me->local, &j->listeners[0]);
+}
+
+// The address under which other hosts reach this one: what the user says, or that of the connection to the store.
+static idist_status idist__join_own_ip(idist__join *j, bool one_host, char *ip, size_t cap) {
+    const char *env = idist__os_env("IDIST_ADDR");
+    idist__addr a;
+    memset(&a, 0, sizeof a);
+    a.nbytes = sizeof a.sa;
+    if (env) idist__copy_text(ip, cap, env);
+    else if (one_host) idist__copy_text(ip, cap, "127.0.0.1");
+    else if (strncmp(j->w->cfg.where, "tcp:", 4) == 0 &&
+             getsockname(((idist__tcp_store *)j->store->impl)->fd, (struct sockaddr *)&a.sa, &a.nbytes) == 0 && a.sa.ss_family != AF_UNIX)
+        idist__addr_host_text(&a, ip, cap);
+    else
+        return idist__fail(IDIST_ERR_ENV, "initialize: which address do other hosts reach this one at? Set IDIST_ADDR, or use tcp://");
+    return IDIST_OK;
+}
+
+static idist_status idist__join_listen_tcp(idist__join *j, bool one_host) {
+    idist__addr addr;
+    char ip[64];
+    idist_status s = idist__join_own_ip(j, one_host, ip, sizeof ip);
+    if (s != IDIST_OK || (s = idist__addr_tcp(&addr, ip, 0)) != IDIST_OK) return s;
+    if (!idist__addr_is_loopback(&addr) && !j->w->cfg.secret_nbytes && !j->w->cfg.insecure)
+        return idist__fail(IDIST_ERR_NO_SECRET, "initialize: listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network", ip);
+    if ((s = idist__sock_listen(&addr, ip, &j->listeners[1])) != IDIST_OK) return s;
+    addr.nbytes = sizeof addr.sa;
+    if (getsockname(j->listeners[1], (struct sockaddr *)&addr.sa, &addr.nbytes) != 0) return idist__fail_errno("getsockname", errno);
+    snprintf(j->tcp, sizeof j->tcp, "tcp:[%s]:%d", ip, idist__addr_port(&addr));
+    return idist__join_set(j, "tcp", j->w->group.rank, j->tcp, sizeof j->tcp);
+}
+
+// Everybody's host; afterwards it is known whether TCP is needed at all.
+static idist_status idist__join_table(idist__join *j, idist__record *records) {
+    idist__world *w = j->w;
+    idist__record *me = &records[w->group.rank];
+    bool one_host = true;
+    idist_status s = IDIST_OK;
+    int i;
+    idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
+    me->host = idist__host_key(&w->cfg);
+    if (!w->cfg.force_tcp) s = idist__join_listen_local(j, me);
+    if (s == IDIST_OK) s = idist__join_set(j, "node", w->group.rank, me, sizeof *me);
+    for (i = 0; i < w->group.size && s == IDIST_OK; i++) {
+        if (i != w->group.rank) s = idist__join_get(j, "node", i, &records[i], sizeof records[i]);
+        records[i].hostname[sizeof records[i].hostname - 1] = 0;
+        records[i].local[sizeof records[i].local - 1] = 0;
+        idist__copy_text(w->nodes[i].hostname, sizeof w->nodes[i].hostname, records[i].hostname);
+        w->nodes[i].host = records[i].host;
+        if (records[i].host != me->host) one_host = false;
+    }
+    if (s == IDIST_OK && (w->cfg.force_tcp || !one_host)) s = idist__join_listen_tcp(j, one_host);
+    return s;
+}
+
+static void idist__join_linked(idist__join *j, int rank, int fd, bool local) {
+    idist__link *l = &j->ring->links[rank];
+    l->transport = local ? &idist__transport_unix : &idist__transport_tcp;
+    l->fd = fd;
+    l->port = &l->fd;
+    l->open = true;
+    j->nlinks++;
+}
+
+// Begins the connection to a lower rank.
+static idist_status idist__join_connect(idist__join *j, int rank, const idist__record *record, bool local) {
+    idist__addr addr;
+    char where[128];
+    idist_status s;
+    int fd;
+    idist__copy_text(where, sizeof where, record->local);
+    if (!local && (s = idist__join_get(j, "tcp", rank, where, sizeof where)) != IDIST_OK) return s;
+    where[sizeof where - 1] = 0;
+    if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
+    fd = idist__sock_connect(&addr, j->deadline_ns);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        return idist__fail(IDIST_ERR_NO_FDS, "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n", j->w->group.size, j->w->group.size + 16);
+    if (fd < 0) return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank, record->hostname, where, strerror(errno));
+    idist__auth_begin(&j->shakes[rank], fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size, j->deadline_ns);
+    return IDIST_OK;
+}
+
+// Somebody knocks. Strangers take a place in a fixed table, for five seconds, the oldest leaving when it is full.
+static void idist__join_accept(idist__join *j, int listener) {
+    idist__handshake *place = NULL, *first = j->shakes + j->w->group.size;
+    int i, fd = idist__sock_accept(listener);
+    if (fd < 0) return;
+    for (i = 0; i < IDIST__HALF_OPEN_MAX && !place; i++)
+        if (first[i].fd < 0) place = &first[i];
+    for (i = 0; i < IDIST__HALF_OPEN_MAX && !place; i++)
+        if (i == 0 || first[i].deadline_ns < place->deadline_ns) place = &first[i];
+    if (!place) place = first;
+    idist__os_close(&place->fd);
+    idist__auth_begin(place, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size, idist__os_deadline(5000));
+}
+
+// Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is somebody else's problem.
+static idist_status idist__join_step(idist__join *j, int i) {
+    idist__handshake *h = &j->shakes[i];
+    bool done = false, incoming = i >= j->w->group.size, local;
+    idist_status s = idist__auth_step(h, &done);
+    struct sockaddr_storage sa;
+    socklen_t n = sizeof sa;
+    int rank;
+    if (s == IDIST_OK && !done) {
+        if (incoming && idist__os_ms_until(h->deadline_ns) == 0) idist__os_close(&h->fd);
+        return IDIST_OK;
+    }
+    rank = s == IDIST_OK ? (int)h->theirs.rank : -1;
+    if (s == IDIST_OK && (incoming ? rank <= j->w->group.rank || rank >= j->w->group.size : rank != i)) s = IDIST_ERR_AUTH;
+    if (s == IDIST_OK && j->ring->links[rank].open) s = IDIST_ERR_RANK_TAKEN;
+    if (s != IDIST_OK) {
+        if (incoming) idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s", idist__self.text);
+        idist__os_close(&h->fd);
+        if (incoming) return IDIST_OK;
+        return idist__fail(s, "initialize: connecting to rank %d on %s: %s", i, j->w->nodes[i].hostname, idist__self.text);
+    }
+    local = getsockname(h->fd, (struct sockaddr *)&sa, &n) == 0 && sa.ss_family == AF_UNIX;
+    idist__join_linked(j, rank, h->fd, local);
+    h->fd = -1;
+    return IDIST_OK;
+}
+
+static idist_status idist__join_late(const idist__join *j) {
+    char text[300] = "";
+    int i, missing = 0;
+    for (i = 0; i < j->w->group.size; i++)
+        if (i != j->w->group.rank && !j->ring->links[i].open && missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s", j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+}
+
+// All handshakes at once, so that no order of ranks can block another.
+static idist_status idist__join_links(idist__join *j) {
+    int i, n, total = j->w->group.size + IDIST__HALF_OPEN_MAX, wanted = j->w->group.size - 1;
+    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * (size_t)(total + 2));
+    idist_status s = fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    while (s == IDIST_OK && j->nlinks < wanted) {
+        for (n = 0; n < 2; n++) {
+            fds[n].fd = j->listeners[n];
+            fds[n].events = POLLIN;
+        }
+        for (i = 0; i < total; i++, n++) {
+            idist__handshake *h = &j->shakes[i];
+            bool writes = h->server ? h->stage == 1 : h->stage != 1;
+            fds[n].fd = h->fd;
+            fds[n].events = writes ? POLLOUT : POLLIN;
+        }
+        if (idist__os_ms_until(j->deadline_ns) == 0) {
+            s = idist__join_late(j);
+            break;
+        }
+        i = idist__os_ms_until(j->deadline_ns);
+        poll(fds, (nfds_t)n, i < 0 || i > 1000 ? 1000 : i);
+        for (i = 0; i < 2; i++)
+            if (fds[i].fd >= 0 && fds[i].revents) idist__join_accept(j, fds[i].fd);
+        for (i = 0; i < total && s == IDIST_OK; i++)
+            if (j->shakes[i].fd >= 0) s = idist__join_step(j, i);
+    }
+    idist__mem_free(&j->w->cfg.mem, fds);
+    return s;
+}
+
+static idist_status idist__join_run(idist__join *j) {
+    idist__world *w = j->w;
+    int i, n = w->group.size, me = w->group.rank;
+    idist__record *records = (idist__record *)idist__mem_alloc(&w->cfg.mem, sizeof *records * (size_t)n);
+    idist_status s;
+    j->shakes = (idist__handshake *)idist__mem_alloc(&w->cfg.mem, sizeof *j->shakes * (size_t)(n + IDIST__HALF_OPEN_MAX));
+    if (!records || !j->shakes) {
+        idist__mem_free(&w->cfg.mem, records);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    for (i = 0; i < n + IDIST__HALF_OPEN_MAX; i++) j->shakes[i].fd = -1;
+    s = idist__join_store(j);
+    if (s == IDIST_OK) s = idist__join_job(j);
+    if (s == IDIST_OK) s = idist__join_table(j, records);
+    for (i = 0; i < me && s == IDIST_OK; i++)
+        s = idist__join_connect(j, i, &records[i], !w->cfg.force_tcp && records[i].host == records[me].host && records[i].local[0]);
+    if (s == IDIST_OK) s = idist__join_links(j);
+    idist__mem_free(&w->cfg.mem, records);
+    return s;
+}
+
+static void idist__ring_free(idist__ring *ring) {
+    idist_allocator *mem = &ring->w->cfg.mem;
+    int i;
+    for (i = 0; ring->links && i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (l->open) l->transport->close(l->port);
+        idist__link_write_failed(ring, l); // frees what did not go out
+        while (l->early) idist__message_free(ring, l, l->early);
+        idist__mem_free(mem, l->stage);
+    }
+    while (ring->idle) {
+        idist__verb *v = ring->idle;
+        ring->idle = v->next;
+        idist__mem_free(mem, v);
+    }
+    idist__os_close(&ring->wake);
+    idist__mem_free(mem, ring->links);
+    idist__mem_free(mem, ring->polls);
+    idist__mem_free(mem, ring->poll_ranks);
+    idist__mem_free(mem, ring);
+}
+
+static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
+    idist__ring *ring = (idist__ring *)idist__mem_alloc(&w->cfg.mem, sizeof *ring);
+    size_t n = (size_t)w->group.size, i;
+    *out = ring;
+    if (!ring) return IDIST_ERR_NO_MEMORY;
+    ring->w = w;
+    ring->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    ring->links = (idist__link *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->links * n);
+    ring->polls = (struct pollfd *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->polls * (n + 1));
+    ring->poll_ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (n + 1));
+    if (!ring->links || !ring->polls || !ring->poll_ranks) return IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n; i++) {
+        idist__link *l = &ring->links[i];
+        l->out_end = &l->out;
+        l->early_end = &l->early;
+        l->window = IDIST__WINDOW_BYTES;
+        l->fd = -1;
+        if ((l->stage = (char *)idist__mem_raw(&w->cfg.mem, IDIST__STAGE_BYTES)) == NULL) return IDIST_ERR_NO_MEMORY;
+    }
+    return ring->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
+}
+
+static idist_status idist__ring_open(idist__world *w) {
+    idist__join j;
+    idist_status s;
+    int i;
+    memset(&j, 0, sizeof j);
+    j.w = w;
+    j.listeners[0] = j.listeners[1] = -1;
+    j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
+    s = idist__ring_new(w, &j.ring);
+    if (s == IDIST_OK && w->group.size == 1) idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    else if (s == IDIST_OK) s = idist__join_run(&j);
+    idist__os_close(&w->cfg.listener);
+    idist__os_close(&j.listeners[0]);
+    idist__os_close(&j.listeners[1]);
+    for (i = 0; j.shakes && i < w->group.size + IDIST__HALF_OPEN_MAX; i++) idist__os_close(&j.shakes[i].fd);
+    idist__mem_free(&w->cfg.mem, j.shakes);
+    if (j.own_store) {
+        char text[sizeof idist__self.text];
+        memcpy(text, idist__self.text, sizeof text);
+        idist_store_close(&j.store);
+        memcpy(idist__self.text, text, sizeof text);
+    }
+    w->impl = j.ring;
+    if (s != IDIST_OK && j.ring) idist__ring_free(j.ring);
+    return s;
+}
+
+// Whether something that others must still get, or say, is under way.
+static bool idist__ring_busy(idist__ring *ring, bool clean) {
+    int i;
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (!l->open) continue;
+        if (l->out && !l->write_dead) return true;
+        if (clean && !l->bye && l->transport->lossy_close) return true;
+    }
+    return false;
+}
+
+// After the last barrier everybody says BYE. Where closing a connection with unread bytes in it could destroy the other
+// side's, we wait for its BYE. A rank that leaves otherwise only lets its last words (ABORT) go out.
+static void idist__ring_close(idist__world *w, bool clean) {
+    idist__ring *ring = idist__ring_of(w);
+    int64_t deadline_ns = idist__os_deadline(clean ? 5000 : 200);
+    idist__frame f;
+    int i;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__BYE;
+    pthread_mutex_lock(&w->lock);
+    w->group.rank = -1; // frames that still come concern nobody
+    for (i = 0; i < w->group.size && clean; i++) idist__link_control(ring, &ring->links[i], &f, NULL);
+    while (idist__ring_busy(ring, clean) && idist__os_ms_until(deadline_ns) != 0) {
+        idist__ring_poll(ring, deadline_ns, true);
+        ring->failed = NULL; // nobody is left to be told
+    }
+    pthread_mutex_unlock(&w->lock);
+    idist__ring_free(ring);
+}
+
+static const char *idist__ring_refuse(const idist__config *config) {
+    (void)config;
+    return NULL;
+}
+
+const idist_backend_api *idist_ring_backend(void) {
+    static const idist_backend_api api = {IDIST__BACKEND_ABI,      sizeof(idist_backend_api),  "ring",
+                                          sizeof(idist__op),       sizeof(idist__ring_group),  idist__ring_refuse,
+                                          idist__ring_open,        idist__ring_close,          idist__ring_group_open,
+                                          idist__ring_group_close, idist__ring_start,          idist__ring_progress,
+                                          idist__ring_sleep,       idist__ring_wake,           idist__ring_cancel,
+                                          idist__ring_tell,        idist__ring_announce,       idist__ring_missing};
+    return &api;
+}
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // IDIST_IMPLEMENTATION

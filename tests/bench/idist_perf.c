@@ -1,0 +1,606 @@
+// idist_perf - how fast each operation is, from small messages to large ones
+//
+//     make perf
+//     build/idist_perf -op all_reduce -n 4 -b 4 -e 64M -f 4          # 4 processes on this host
+//     torchrun --nproc-per-node 4 --no-python build/idist_perf ...   # or under any launcher
+//
+// Sizes and bandwidths are those of nccl-tests. S is what all ranks together hold of the larger buffer:
+//     all_reduce, reduce, broadcast, scan, sendrecv     S = count * size of the type
+//     the others                                        S = count * size of the type * ranks, count is per rank
+// algbw = S / t. busbw = algbw * f: all_reduce f = 2(n-1)/n; broadcast, reduce, scan, sendrecv f = 1; the others (n-1)/n.
+// t is p50. A time is that of the slowest rank in one iteration, each of which starts with a barrier.
+// Before the timing, one call is checked: every element of every rank is compared with a value computed from its place.
+#ifndef IDIST_IMPLEMENTATION
+#define IDIST_IMPLEMENTATION
+#endif
+#include "../../idist.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef enum perf_op {
+    ALL_REDUCE,
+    REDUCE,
+    BROADCAST,
+    ALL_GATHER,
+    GATHER,
+    SCATTER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    BARRIER,
+    SENDRECV,
+    SCAN,
+    N_OPS
+} perf_op;
+
+// What "in place" means for an operation.
+typedef enum in_place { NEVER, ALWAYS, SAME, SEND_IN_RECV, RECV_IN_SEND } in_place;
+
+typedef struct perf_kind {
+    const char *name;
+    bool per_rank;           // count is per rank: the size counts all ranks
+    bool reduces;            // has an idist_op
+    bool rooted;             // has a root
+    bool send_all, recv_all; // the buffer holds count elements for each rank
+    in_place in_place;
+} perf_kind;
+
+static const perf_kind kinds[N_OPS] = {
+    {"all_reduce", false, true, false, false, false, SAME},
+    {"reduce", false, true, true, false, false, SAME},
+    {"broadcast", false, false, true, false, false, ALWAYS},
+    {"all_gather", true, false, false, false, true, SEND_IN_RECV},
+    {"gather", true, false, true, false, true, SEND_IN_RECV},
+    {"scatter", true, false, true, true, false, RECV_IN_SEND},
+    {"reduce_scatter", true, true, false, true, false, RECV_IN_SEND},
+    {"all_to_all", true, false, false, true, true, SAME},
+    {"barrier", false, false, false, false, false, NEVER},
+    {"sendrecv", false, false, false, false, false, NEVER},
+    {"scan", false, true, false, false, false, SAME},
+};
+
+typedef struct options {
+    perf_op op;
+    int nranks; // 0: not given
+    size_t min_nbytes, max_nbytes, factor;
+    idist_dtype dtype;
+    idist_op reduction;
+    int warmup, iterations, root;
+    bool check, json;
+    int in_place;   // 1, 0, or -1 when not given
+    bool own_alloc; // buffers from idist_alloc
+} options;
+
+// The state of one rank.
+typedef struct bench {
+    const options *opt;
+    const perf_kind *kind;
+    int rank, n;
+    bool in_place;
+    size_t count, size; // elements per call, bytes per element
+    unsigned char *send, *recv;
+    unsigned char *send_memory, *recv_memory; // what to free; send or recv may lie inside the other's memory
+} bench;
+
+typedef struct row {
+    size_t nbytes, count;
+    double min_us, p50_us, p99_us, algbw, busbw;
+    uint64_t wrong;
+} row;
+
+//------------------------------------------------------------------------------
+// the command line
+//------------------------------------------------------------------------------
+
+static const char usage_text[] =
+    "usage: idist_perf [options]\n"
+    "  -op NAME   all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier sendrecv scan\n"
+    "             (default all_reduce)\n"
+    "  -n N       ranks to start on this host (default 2; not used when a launcher started this program)\n"
+    "  -b SIZE    first size in bytes, K, M, G are powers of 1024 (default 4)\n"
+    "  -e SIZE    last size (default 16M)\n"
+    "  -f N       factor from one size to the next, at least 2 (default 4)\n"
+    "  -d TYPE    I8 U8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64 (default F32)\n"
+    "  -o OP      SUM PROD MIN MAX AVG BAND BOR BXOR LAND LOR (default SUM)\n"
+    "  -r ROOT    root of reduce, broadcast, gather, scatter (default 0)\n"
+    "  -w N       iterations before the timing (default 5)\n"
+    "  -i N       iterations (default 20)\n"
+    "  -c 0|1     check the results (default 1)\n"
+    "  -p in|out  in place or not (default: in where the operation can, else out)\n"
+    "  -m malloc|idist  where the buffers come from (default malloc)\n"
+    "  --json     one JSON object instead of the table\n"
+    "  --help     this text\n"
+    "exit code: 0 all well, 1 an error or a wrong result, 2 wrong usage\n";
+
+static void fail_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
+static void fail_usage(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    fputs("idist_perf: ", stderr);
+    vfprintf(stderr, fmt, args);
+    fputs(" (--help lists the options)\n", stderr);
+    va_end(args);
+    exit(2);
+}
+
+static int parse_int(const char *name, const char *text, int lowest) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || errno || value < lowest || value > INT_MAX)
+        fail_usage("%s %s: an integer of at least %d is needed", name, text, lowest);
+    return (int)value;
+}
+
+static size_t parse_size(const char *name, const char *text) {
+    char *end;
+    int shift = 0;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (*end == 'K' || *end == 'k') shift = 10;
+    if (*end == 'M' || *end == 'm') shift = 20;
+    if (*end == 'G' || *end == 'g') shift = 30;
+    if (end == text || text[0] < '0' || text[0] > '9' || end[shift > 0] || errno || value == 0 ||
+        value > (SIZE_MAX >> shift))
+        fail_usage("%s %s: a size like 4, 64K, 16M or 1G is needed", name, text);
+    return (size_t)value << shift;
+}
+
+// The index of `text` among n names, without regard to case.
+static int parse_name(const char *name, const char *text, const char *(*name_of)(int), int n) {
+    for (int i = 0; i < n; i++) {
+        const char *a = text, *b = name_of(i);
+        while (*a && (*a | 32) == (*b | 32)) a++, b++;
+        if (!*a && !*b) return i;
+    }
+    fail_usage("%s %s: no such name", name, text);
+}
+
+static const char *kind_name(int i) { return kinds[i].name; }
+static const char *dtype_name(int i) { return idist_dtype_name((idist_dtype)i); }
+static const char *reduction_name(int i) { return idist_op_name((idist_op)i); }
+
+static int parse_choice(const char *name, const char *text, const char *no, const char *yes) {
+    if (strcmp(text, yes) == 0) return 1;
+    if (strcmp(text, no) != 0) fail_usage("%s %s: %s or %s is needed", name, text, no, yes);
+    return 0;
+}
+
+static bool parse_option(options *o, const char *name, const char *text) {
+    if (strcmp(name, "-op") == 0) o->op = (perf_op)parse_name(name, text, kind_name, N_OPS);
+    else if (strcmp(name, "-n") == 0) o->nranks = parse_int(name, text, 1);
+    else if (strcmp(name, "-b") == 0) o->min_nbytes = parse_size(name, text);
+    else if (strcmp(name, "-e") == 0) o->max_nbytes = parse_size(name, text);
+    else if (strcmp(name, "-f") == 0) o->factor = (size_t)parse_int(name, text, 2);
+    else if (strcmp(name, "-d") == 0) o->dtype = (idist_dtype)parse_name(name, text, dtype_name, IDIST_DTYPE_COUNT);
+    else if (strcmp(name, "-o") == 0) o->reduction = (idist_op)parse_name(name, text, reduction_name, IDIST_OP_COUNT);
+    else if (strcmp(name, "-r") == 0) o->root = parse_int(name, text, 0);
+    else if (strcmp(name, "-w") == 0) o->warmup = parse_int(name, text, 0);
+    else if (strcmp(name, "-i") == 0) o->iterations = parse_int(name, text, 1);
+    else if (strcmp(name, "-c") == 0) o->check = parse_choice(name, text, "0", "1");
+    else if (strcmp(name, "-p") == 0) o->in_place = parse_choice(name, text, "out", "in");
+    else if (strcmp(name, "-m") == 0) o->own_alloc = parse_choice(name, text, "malloc", "idist");
+    else return false;
+    return true;
+}
+
+static void check_options(const options *o) {
+    in_place rule = kinds[o->op].in_place;
+    bool bits = o->reduction >= IDIST_BAND && o->reduction <= IDIST_LOR;
+    if (o->min_nbytes > o->max_nbytes) fail_usage("-b %zu is above -e %zu", o->min_nbytes, o->max_nbytes);
+    if (rule == NEVER && o->in_place == 1) fail_usage("-p in: %s cannot work in place", kinds[o->op].name);
+    if (rule == ALWAYS && o->in_place == 0) fail_usage("-p out: %s has one buffer only", kinds[o->op].name);
+    if (kinds[o->op].reduces && bits && o->dtype >= IDIST_F16)
+        fail_usage("-o %s takes integers only, not %s", idist_op_name(o->reduction), idist_dtype_name(o->dtype));
+    if (o->op == SCAN && o->reduction == IDIST_AVG) fail_usage("-o AVG: scan cannot average");
+}
+
+static options parse_options(int argc, char **argv) {
+    options o = {ALL_REDUCE, 0, 4, (size_t)16 << 20, 4, IDIST_F32, IDIST_SUM, 5, 20, 0, true, false, -1, false};
+    bool min_given = false, max_given = false;
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i];
+        if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+            fputs(usage_text, stdout);
+            exit(0);
+        }
+        if (strcmp(name, "--json") == 0) {
+            o.json = true;
+            continue;
+        }
+        if (strcmp(name, "--op") == 0) name = "-op";
+        if (strcmp(name, "-b") == 0) min_given = true;
+        if (strcmp(name, "-e") == 0) max_given = true;
+        const char *text = i + 1 < argc ? argv[i + 1] : ""; // which no option takes
+        if (!parse_option(&o, name, text)) fail_usage("unknown option %s", name);
+        i++;
+    }
+    // One of the two given: the default of the other gives way.
+    if (!min_given && o.min_nbytes > o.max_nbytes) o.min_nbytes = o.max_nbytes;
+    if (!max_given && o.max_nbytes < o.min_nbytes) o.max_nbytes = o.min_nbytes;
+    check_options(&o);
+    if (o.nranks && o.root >= o.nranks) fail_usage("-r %d: there are only %d ranks", o.root, o.nranks);
+    return o;
+}
+
+//------------------------------------------------------------------------------
+// values: computed from rank and place, small enough to be exact in every type
+//------------------------------------------------------------------------------
+
+static unsigned mix(size_t rank, size_t i) {
+    uint64_t x = (uint64_t)rank * 0x9e3779b97f4a7c15u + (uint64_t)i * 0xbf58476d1ce4e5b9u;
+    return (unsigned)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40);
+}
+
+// Element i of rank's send buffer. Products stay at 8 or below: at most three ranks have a 2 at one place.
+static int value_at(const bench *b, int rank, size_t i) {
+    if (!b->kind->reduces) return (int)(mix((size_t)rank, i) & 127);
+    if (b->opt->reduction == IDIST_SUM || b->opt->reduction == IDIST_AVG) return (int)(mix((size_t)rank, i) & 3);
+    if (b->opt->reduction == IDIST_PROD) return ((size_t)rank + i) % (size_t)b->n < 3 ? 2 : 1;
+    if (b->opt->reduction >= IDIST_LAND) return (int)(mix((size_t)rank, i) & 7) % 4 == 0;
+    return (int)(mix((size_t)rank, i) & 127);
+}
+
+static double combine(idist_op op, double x, int y) {
+    int a = (int)x;
+    switch ((int)op) {
+    case IDIST_PROD: return x * y;
+    case IDIST_MIN: return x < y ? x : y;
+    case IDIST_MAX: return x > y ? x : y;
+    case IDIST_BAND: return a & y;
+    case IDIST_BOR: return a | y;
+    case IDIST_BXOR: return a ^ y;
+    case IDIST_LAND: return a && y;
+    case IDIST_LOR: return a || y;
+    default: return x + y;
+    }
+}
+
+// Element i after the reduction over the ranks 0 .. last.
+static double reduced_at(const bench *b, int last, size_t i) {
+    double x = value_at(b, 0, i);
+    for (int k = 1; k <= last; k++) x = combine(b->opt->reduction, x, value_at(b, k, i));
+    if (b->opt->reduction != IDIST_AVG) return x;
+    return b->opt->dtype >= IDIST_F16 ? x / b->n : (double)((int64_t)x / b->n);
+}
+
+// Element i of this rank's receive buffer.
+static double expected_at(const bench *b, size_t i) {
+    size_t own = (size_t)b->rank * b->count;
+    size_t block = i / b->count, within = i % b->count;
+    switch (b->opt->op) {
+    case ALL_REDUCE:
+    case REDUCE: return reduced_at(b, b->n - 1, i);
+    case SCAN: return reduced_at(b, b->rank, i);
+    case REDUCE_SCATTER: return reduced_at(b, b->n - 1, own + i);
+    case BROADCAST: return value_at(b, b->opt->root, i);
+    case SCATTER: return value_at(b, b->opt->root, own + i);
+    case ALL_TO_ALL: return value_at(b, (int)block, own + within);
+    case SENDRECV: return value_at(b, (b->rank + b->n - 1) % b->n, i);
+    default: return value_at(b, (int)block, within); // all_gather, gather
+    }
+}
+
+// Halves through their bits: value and back, for the small numbers above. BF16 is the upper half of a float.
+static uint16_t half_from(double x, idist_dtype dtype) {
+    float f = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if (dtype == IDIST_BF16) return (uint16_t)(bits >> 16);
+    return x < 0.5 ? 0 : (uint16_t)((bits >> 13) - ((127 - 15) << 10));
+}
+
+static double half_to(uint16_t h, idist_dtype dtype) {
+    uint32_t bits = dtype == IDIST_BF16 ? (uint32_t)h << 16
+                    : h == 0            ? 0
+                                        : ((uint32_t)(h & 0x7fff) << 13) + ((127 - 15) << 23);
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static void store_value(void *p, idist_dtype dtype, int value) {
+    float f = (float)value;
+    double d = value;
+    int64_t word = value;
+    uint16_t half;
+    if (dtype == IDIST_F32) memcpy(p, &f, sizeof f);
+    else if (dtype == IDIST_F64) memcpy(p, &d, sizeof d);
+    else if (dtype >= IDIST_F16) half = half_from(value, dtype), memcpy(p, &half, sizeof half);
+    else memcpy(p, &word, idist_dtype_size(dtype)); // the low bytes, little endian
+}
+
+// Integers must be exact, modulo their width. Floats may round once where the true value does not fit (AVG, large sums).
+static bool is_value(const void *p, idist_dtype dtype, double expected) {
+    double got, slack = 0;
+    int64_t word = (int64_t)expected;
+    float f;
+    uint16_t half;
+    if (dtype < IDIST_F16) return memcmp(p, &word, idist_dtype_size(dtype)) == 0;
+    if (dtype == IDIST_F64) memcpy(&got, p, sizeof got), slack = 1e-15;
+    else if (dtype == IDIST_F32) memcpy(&f, p, sizeof f), got = f, slack = 1e-6;
+    else memcpy(&half, p, sizeof half), got = half_to(half, dtype), slack = dtype == IDIST_F16 ? 1e-3 : 8e-3;
+    double difference = got > expected ? got - expected : expected - got;
+    return difference <= slack * expected;
+}
+
+//------------------------------------------------------------------------------
+// one size
+//------------------------------------------------------------------------------
+
+static void *allocate(const bench *b, size_t nbytes) {
+    return b->opt->own_alloc ? idist_alloc(nbytes, NULL) : calloc(1, nbytes);
+}
+
+static void release(const bench *b, void *p) {
+    if (b->opt->own_alloc) idist_free(p);
+    else free(p);
+}
+
+static size_t send_count(const bench *b) { return b->kind->send_all ? b->count * (size_t)b->n : b->count; }
+static size_t recv_count(const bench *b) { return b->kind->recv_all ? b->count * (size_t)b->n : b->count; }
+
+// Places send and recv as the operation's in-place rule says.
+static bool make_buffers(bench *b) {
+    size_t own = (size_t)b->rank * b->count * b->size;
+    in_place rule = b->in_place ? b->kind->in_place : NEVER;
+    b->send_memory = b->recv_memory = NULL;
+    if (b->opt->op == BARRIER) return true;
+    if (rule != SEND_IN_RECV) b->send_memory = (unsigned char *)allocate(b, send_count(b) * b->size);
+    if (rule == NEVER || rule == SEND_IN_RECV) b->recv_memory = (unsigned char *)allocate(b, recv_count(b) * b->size);
+    b->send = b->send_memory;
+    b->recv = b->recv_memory;
+    if (rule == SAME || rule == ALWAYS) b->recv = b->send;
+    if (rule == RECV_IN_SEND && b->send) b->recv = b->send + own;
+    if (rule == SEND_IN_RECV && b->recv) b->send = b->recv + own;
+    if (b->send && b->recv) return true;
+    fprintf(stderr, "idist_perf: rank %d: no memory for buffers of %zu elements\n", b->rank, recv_count(b));
+    return false;
+}
+
+static void free_buffers(bench *b) {
+    release(b, b->send_memory);
+    release(b, b->recv_memory);
+}
+
+static idist_status call(const bench *b) {
+    const options *o = b->opt;
+    idist_dtype d = o->dtype;
+    int next = (b->rank + 1) % b->n, previous = (b->rank + b->n - 1) % b->n;
+    switch (o->op) {
+    case ALL_REDUCE: return idist_all_reduce(b->send, b->recv, b->count, d, o->reduction, NULL);
+    case REDUCE: return idist_reduce(b->send, b->recv, b->count, d, o->reduction, o->root, NULL);
+    case BROADCAST: return idist_broadcast(b->send, b->count, d, o->root, NULL);
+    case ALL_GATHER: return idist_all_gather(b->send, b->recv, b->count, d, NULL);
+    case GATHER: return idist_gather(b->send, b->recv, b->count, d, o->root, NULL);
+    case SCATTER: return idist_scatter(b->send, b->recv, b->count, d, o->root, NULL);
+    case REDUCE_SCATTER: return idist_reduce_scatter(b->send, b->recv, b->count, d, o->reduction, NULL);
+    case ALL_TO_ALL: return idist_all_to_all(b->send, b->recv, b->count, d, NULL);
+    case BARRIER: return idist_barrier(NULL);
+    case SENDRECV: return idist_sendrecv(b->send, b->count, next, 0, b->recv, b->count, previous, 0, d, NULL, NULL);
+    default: return idist_scan(b->send, b->recv, b->count, d, o->reduction, NULL);
+    }
+}
+
+static idist_status check_once(const bench *b, uint64_t *wrong) {
+    bool receives = (b->opt->op != REDUCE && b->opt->op != GATHER) || b->rank == b->opt->root;
+    bool sends = b->opt->op != BROADCAST || b->rank == b->opt->root;
+    *wrong = 0;
+    if (b->opt->op == BARRIER) return IDIST_OK;
+    memset(b->recv, 0x55, recv_count(b) * b->size);
+    for (size_t i = 0; sends && i < send_count(b); i++)
+        store_value(b->send + i * b->size, b->opt->dtype, value_at(b, b->rank, i));
+    idist_status status = call(b);
+    for (size_t i = 0; !status && receives && i < recv_count(b); i++)
+        if (!is_value(b->recv + i * b->size, b->opt->dtype, expected_at(b, i))) ++*wrong;
+    if (!status) status = idist_all_reduce(wrong, wrong, 1, IDIST_U64, IDIST_SUM, NULL);
+    return status;
+}
+
+static double now_us(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec * 1e-3;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// times[i]: iteration i on the rank that was slowest in it; then sorted.
+static idist_status time_calls(const bench *b, double *times) {
+    idist_status status = IDIST_OK;
+    int n = b->opt->iterations;
+    for (int i = 0; !status && i < b->opt->warmup; i++) status = call(b);
+    for (int i = 0; !status && i < n; i++) {
+        status = idist_barrier(NULL);
+        double start_us = now_us();
+        if (!status) status = call(b);
+        times[i] = now_us() - start_us;
+    }
+    if (!status) status = idist_all_reduce(times, times, (size_t)n, IDIST_F64, IDIST_MAX, NULL);
+    qsort(times, (size_t)n, sizeof times[0], compare_doubles);
+    return status;
+}
+
+static double bus_factor(const bench *b) {
+    double n = b->n;
+    if (b->opt->op == ALL_REDUCE) return 2 * (n - 1) / n;
+    return b->kind->per_rank ? (n - 1) / n : 1;
+}
+
+static idist_status measure(bench *b, double *times, row *r) {
+    size_t n = (size_t)b->opt->iterations;
+    memset(r, 0, sizeof *r);
+    r->count = b->count;
+    r->nbytes = b->count * b->size * (b->kind->per_rank ? (size_t)b->n : 1);
+    // A rank without memory must not leave the others waiting: all learn of it.
+    uint64_t no_memory = make_buffers(b) ? 0 : 1;
+    idist_status status = idist_all_reduce(&no_memory, &no_memory, 1, IDIST_U64, IDIST_SUM, NULL);
+    if (!status && no_memory) status = IDIST_ERR_NO_MEMORY;
+    if (!status && b->opt->check) status = check_once(b, &r->wrong);
+    if (!status) status = time_calls(b, times);
+    free_buffers(b);
+    r->min_us = times[0];
+    r->p50_us = times[(n - 1) / 2];
+    r->p99_us = times[(n * 99 + 99) / 100 - 1];
+    if (b->opt->op != BARRIER && r->p50_us > 0) r->algbw = (double)r->nbytes / r->p50_us / 1e3;
+    r->busbw = r->algbw * bus_factor(b);
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// output, on rank 0
+//------------------------------------------------------------------------------
+
+static const char *type_text(const bench *b) { return b->opt->op == BARRIER ? "-" : idist_dtype_name(b->opt->dtype); }
+static const char *op_text(const bench *b) { return b->kind->reduces ? idist_op_name(b->opt->reduction) : "-"; }
+
+static void print_head(const bench *b) {
+    const options *o = b->opt;
+    if (b->rank != 0) return;
+    if (o->json) {
+        printf("{\"program\": \"idist_perf\", \"version\": \"%s\", \"operation\": \"%s\", \"ranks\": %d, \"nodes\": %d, ",
+               IDIST_VERSION, b->kind->name, b->n, idist_get_nnodes());
+        printf("\"backend\": \"%s\", \"launcher\": \"%s\", \"type\": \"%s\", \"op\": \"%s\", \"in_place\": %s, ",
+               idist_backend(), idist_launcher(), type_text(b), op_text(b), b->in_place ? "true" : "false");
+        printf("\"warmup\": %d, \"iterations\": %d, \"checked\": %s, \"results\": [", o->warmup, o->iterations,
+               o->check ? "true" : "false");
+        return;
+    }
+    printf("# idist_perf %s: %s%s, ranks %d, nodes %d, backend %s, launcher %s, warm-up %d, iterations %d\n", IDIST_VERSION,
+           b->kind->name, b->in_place ? " in place" : "", b->n, idist_get_nnodes(), idist_backend(), idist_launcher(),
+           o->warmup, o->iterations);
+    printf("# %10s %12s %6s %6s %11s %11s %11s %9s %9s %8s\n", "size", "count", "type", "op", "min", "p50", "p99", "algbw",
+           "busbw", "wrong");
+    printf("# %10s %12s %6s %6s %11s %11s %11s %9s %9s\n", "B", "elements", "", "", "us", "us", "us", "GB/s", "GB/s");
+}
+
+static void print_row(const bench *b, const row *r, bool first) {
+    if (b->rank != 0) return;
+    if (b->opt->json) {
+        printf(
+            "%s\n  {\"size\": %zu, \"count\": %zu, \"min_us\": %.3f, \"p50_us\": %.3f, \"p99_us\": %.3f, \"algbw\": %.4f, "
+            "\"busbw\": %.4f, \"wrong\": ",
+            first ? "" : ",", r->nbytes, r->count, r->min_us, r->p50_us, r->p99_us, r->algbw, r->busbw);
+        if (b->opt->check) printf("%llu}", (unsigned long long)r->wrong);
+        else printf("null}");
+    } else {
+        printf("  %10zu %12zu %6s %6s %11.2f %11.2f %11.2f %9.3f %9.3f ", r->nbytes, r->count, type_text(b), op_text(b),
+               r->min_us, r->p50_us, r->p99_us, r->algbw, r->busbw);
+        if (b->opt->check) printf("%8llu\n", (unsigned long long)r->wrong);
+        else printf("%8s\n", "-");
+    }
+    fflush(stdout);
+}
+
+static void print_tail(const bench *b) {
+    if (b->rank == 0 && b->opt->json) printf("\n]}\n");
+    fflush(stdout);
+}
+
+//------------------------------------------------------------------------------
+// all sizes
+//------------------------------------------------------------------------------
+
+// At least one element: a row of nothing says nothing.
+static size_t count_of(const bench *b, size_t nbytes) {
+    size_t count = nbytes / b->size / (b->kind->per_rank ? (size_t)b->n : 1);
+    if (b->opt->op == BARRIER) return 0;
+    return count ? count : 1;
+}
+
+static int run_sizes(bench *b, double *times) {
+    const options *o = b->opt;
+    size_t last_count = SIZE_MAX;
+    uint64_t wrong = 0;
+    bool first = true;
+    print_head(b);
+    for (size_t nbytes = o->min_nbytes;; nbytes *= o->factor) {
+        row r;
+        b->count = count_of(b, nbytes);
+        if (b->count != last_count) {
+            idist_status status = measure(b, times, &r);
+            if (status) {
+                fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", b->rank, b->kind->name, idist_status_name(status),
+                        idist_last_error());
+                return 1;
+            }
+            print_row(b, &r, first);
+            wrong += r.wrong;
+            first = false;
+        }
+        last_count = b->count;
+        if (nbytes > o->max_nbytes / o->factor) break;
+    }
+    print_tail(b);
+    return wrong != 0;
+}
+
+static int worker(int local_rank, void *arg) {
+    bench b;
+    (void)local_rank;
+    memset(&b, 0, sizeof b);
+    b.opt = (const options *)arg;
+    b.kind = &kinds[b.opt->op];
+    b.rank = idist_get_rank();
+    b.n = idist_get_world_size();
+    b.size = idist_dtype_size(b.opt->dtype);
+    b.in_place = b.kind->in_place != NEVER && b.opt->in_place != 0;
+    if (b.kind->rooted && b.opt->root >= b.n) {
+        fprintf(stderr, "idist_perf: -r %d: there are only %d ranks\n", b.opt->root, b.n);
+        return 2;
+    }
+    double *times = (double *)calloc((size_t)b.opt->iterations, sizeof *times);
+    if (!times) return 1;
+    int result = run_sizes(&b, times);
+    free(times);
+    return result;
+}
+
+static bool has_launcher(void) {
+    static const char *const names[] = {"WORLD_SIZE", "IDIST_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                        "HOROVOD_SIZE"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *value = getenv(names[i]);
+        if (value && *value) return true;
+    }
+    return false;
+}
+
+// The worker's result, which idist_parallel_run does not hand on when it runs in this process.
+typedef struct job {
+    options options;
+    int result;
+} job;
+
+static int run_job(int local_rank, void *arg) {
+    job *j = (job *)arg;
+    return j->result = worker(local_rank, &j->options);
+}
+
+int main(int argc, char **argv) {
+    job j;
+    idist_desc desc;
+    idist_report report;
+    memset(&desc, 0, sizeof desc);
+    memset(&report, 0, sizeof report);
+    report.rank = -1;
+    j.options = parse_options(argc, argv);
+    j.result = 0;
+    desc.report = &report;
+    if (!getenv("IDIST_TIMEOUT_MS")) desc.timeout_ms = 120000; // a benchmark that hangs should say so soon
+    if (!getenv("IDIST_INIT_TIMEOUT_MS")) desc.init_timeout_ms = 60000;
+    if (!has_launcher()) desc.nproc_per_node = j.options.nranks ? j.options.nranks : 2;
+    idist_status status = idist_parallel_run(&desc, run_job, &j);
+    if (j.result) return j.result;
+    if (report.rank >= 0 && report.exit_code == 2) return 2;
+    if (status) fprintf(stderr, "idist_perf: %s: %s\n", idist_status_name(status), idist_last_error());
+    return status ? 1 : 0;
+}

@@ -1,0 +1,363 @@
+#!/bin/bash
+# compile.sh - the headers as every language and compiler sees them, and in every arrangement of files. Writes TAP.
+#
+# Each program calls the library, spawns two ranks, and is run. A compiler that is absent is a skip with its reason.
+# KEEP=1 leaves the folder with sources and logs.
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/compile-test.XXXXXX") || exit 1
+if [ "${KEEP:-0}" = 1 ]; then echo "# folder: $work"; else trap 'rm -rf "$work"' EXIT; fi
+# Variables of a launcher or of the user must not reach the programs.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
+warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+limit="timeout -k 5 ${IDIST_COMPILE_LIMIT:-100}"
+number=0
+failed=0
+
+result() { # result STATUS NAME: one TAP line; the end of the log when it failed
+    number=$((number + 1))
+    if [ "$1" = 0 ]; then
+        echo "ok $number - $2"
+    else
+        failed=$((failed + 1))
+        echo "not ok $number - $2"
+        if [ "$1" = 124 ] || [ "$1" = 137 ]; then echo "#   hang: killed after its deadline"; fi
+        echo "#   got exit status $1 expected 0"
+        tail -n 25 "$work/log" | sed 's/^/#   /'
+    fi
+}
+
+skip() { # skip NAME REASON
+    number=$((number + 1))
+    echo "ok $number - $1 # SKIP $2"
+}
+
+run() { # run COMMAND...: into the log, with a deadline
+    echo "+ $*" >>"$work/log"
+    $limit "$@" >>"$work/log" 2>&1 </dev/null
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+#------------------------------------------------------------------------------
+# sources
+#------------------------------------------------------------------------------
+
+cat >"$work/impl.c" <<'END'
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+END
+
+# In the common subset of C99 and C++11. Calls what a small program would call, in a world of 1 and in two ranks.
+cat >"$work/user_body.h" <<'END'
+#include <stdio.h>
+#include <string.h>
+
+static int user_worker(int local_rank, void *arg)
+{
+    int rank = idist_get_rank(), n = idist_get_world_size();
+    float x[3] = {1.0f, 2.0f, 3.0f}, y[3] = {0.0f, 0.0f, 0.0f};
+    int ids[2] = {-1, -1};
+    idist_opts opts;
+    idist_request request;
+    memset(&opts, 0, sizeof opts);
+    memset(&request, 0, sizeof request);
+    if (n != *(const int *)arg || rank != local_rank) return 1;
+    if (idist_all_reduce(x, y, 3, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK) return 2;
+    if (y[0] != (float)n || y[2] != 3.0f * (float)n) return 3;
+    opts.request = &request;
+    if (idist_all_gather(&rank, ids, 1, IDIST_I32, &opts) != IDIST_OK) return 4;
+    if (idist_wait(&request) != IDIST_OK) return 5;
+    if (ids[0] != 0 || ids[n - 1] != n - 1) return 6;
+    return idist_barrier(NULL) == IDIST_OK ? 0 : 7;
+}
+
+static int user_main(int n)
+{
+    idist_desc desc;
+    int one = 1;
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_ms = 20000;
+    desc.init_timeout_ms = 20000;
+    if (idist_initialize(&desc) != IDIST_OK) return 10;
+    if (user_worker(0, &one) != 0) return 11;
+    if (idist_initialize(NULL) != IDIST_ERR_STATE || !idist_last_error()[0]) return 12;
+    if (idist_finalize() != IDIST_OK) return 13;
+    idist_status status = idist_spawn(user_worker, &n, n, &desc);
+    if (status != IDIST_OK) {
+        printf("%s: %s\n", idist_status_name(status), idist_last_error());
+        return 14;
+    }
+    printf("fine: %s\n", idist_available_backends());
+    return 0;
+}
+END
+
+cat >"$work/user.c" <<'END'
+#include "idist.h"
+#include "user_body.h"
+int main(void) { return user_main(2); }
+END
+
+cat >"$work/system_first.c" <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "idist.h"
+#include "idist.h"
+#include "user_body.h"
+int main(void) { return user_main(2); }
+END
+
+cat >"$work/single.c" <<'END'
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+#include "user_body.h"
+int main(void) { return user_main(2); }
+END
+
+cat >"$work/api_then_impl.c" <<'END'
+#include "idist.h"
+#include "idist.h"
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+#include "idist.h"
+#include "idist_ring.h"
+#include "user_body.h"
+int main(void) { return user_main(2); }
+END
+
+cat >"$work/ring_first.c" <<'END'
+#define IDIST_IMPLEMENTATION
+#include "idist_ring.h"
+#include "idist.h"
+#include "user_body.h"
+int main(void) { return user_main(2); }
+END
+
+cat >"$work/ring_first_api.c" <<'END'
+#include "idist_ring.h"
+#include "idist.h"
+#include "user_body.h"
+int main(void) { return user_main(2); }
+END
+
+cat >"$work/no_ring.c" <<'END'
+#define IDIST_NO_RING
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+#include <stdio.h>
+#include <string.h>
+int main(void)
+{
+    idist_desc desc;
+    double x = 2.5, y = 0.0;
+    memset(&desc, 0, sizeof desc);
+    if (strstr(idist_available_backends(), "ring")) return 1;
+    if (idist_initialize(NULL) != IDIST_OK) return 2;
+    if (strcmp(idist_backend(), "self") != 0) return 3;
+    if (idist_all_reduce(&x, &y, 1, IDIST_F64, IDIST_SUM, NULL) != IDIST_OK || y != 2.5) return 4;
+    if (idist_finalize() != IDIST_OK) return 5;
+    desc.rank = 0;
+    desc.world_size = 2; /* nothing in this program can connect two ranks */
+    desc.init_method = "tcp://127.0.0.1:1";
+    desc.init_timeout_ms = 3000;
+    idist_status status = idist_initialize(&desc);
+    printf("%s: %s\n", idist_status_name(status), idist_last_error());
+    return status == IDIST_ERR_NO_BACKEND ? 0 : 6;
+}
+END
+
+cat >"$work/dtype_body.h" <<'END'
+#include <string.h>
+#define TRY(type, want)                                                                       \
+    do {                                                                                      \
+        type v[2];                                                                            \
+        memset(v, 0, sizeof v);                                                               \
+        if (IDIST_DTYPE(v) != (want) || IDIST_DTYPE(&v[1]) != (want)) return __LINE__ % 250;  \
+        if (idist_dtype_size(IDIST_DTYPE(v)) != sizeof v[0]) return __LINE__ % 250;           \
+        if (idist_broadcast(v, 2, IDIST_DTYPE(v), 0, NULL) != IDIST_OK) return __LINE__ % 250; \
+    } while (0)
+static int dtype_main(void)
+{
+    double given[2] = {1.0, 2.0};
+    const double *constant = given;
+    if (idist_initialize(NULL) != IDIST_OK) return 1;
+    if (IDIST_DTYPE(constant) != IDIST_F64) return 2;
+    TRY(char, IDIST_I8);
+    TRY(signed char, IDIST_I8);
+    TRY(unsigned char, IDIST_U8);
+    TRY(bool, IDIST_U8);
+    TRY(short, IDIST_I16);
+    TRY(unsigned short, IDIST_U16);
+    TRY(int, IDIST_I32);
+    TRY(unsigned int, IDIST_U32);
+    TRY(long, sizeof(long) == 8 ? IDIST_I64 : IDIST_I32);
+    TRY(unsigned long, sizeof(long) == 8 ? IDIST_U64 : IDIST_U32);
+    TRY(long long, IDIST_I64);
+    TRY(unsigned long long, IDIST_U64);
+    TRY(int64_t, IDIST_I64);
+    TRY(uint8_t, IDIST_U8);
+    TRY(float, IDIST_F32);
+    TRY(double, IDIST_F64);
+    return idist_finalize() == IDIST_OK ? 0 : 3;
+}
+END
+cat >"$work/dtype.c" <<'END'
+#include "idist.h"
+#include "dtype_body.h"
+int main(void) { return dtype_main(); }
+END
+
+for name in impl user system_first single api_then_impl ring_first ring_first_api no_ring dtype; do
+    cp "$work/$name.c" "$work/$name.cpp"
+    cp "$work/$name.c" "$work/$name.cu"
+done
+
+#------------------------------------------------------------------------------
+# every language standard, implementation in a file of its own
+#------------------------------------------------------------------------------
+
+standard() { # standard COMPILER STD EXTENSION
+    local cc=$1 std=$2 ext=$3 id status=0 program
+    id="$cc-$std"
+    if ! have "$cc"; then
+        skip "$cc -std=$std" "$cc is not installed"
+        return
+    fi
+    : >"$work/log"
+    # shellcheck disable=SC2086
+    run "$cc" -std="$std" $warn -I"$root" -c "$work/impl.$ext" -o "$work/$id-impl.o" || status=$?
+    for program in user system_first ring_first_api; do
+        # shellcheck disable=SC2086
+        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/$program.$ext" "$work/$id-impl.o" \
+            -o "$work/$id-$program" && run "$work/$id-$program" || status=$?; }
+    done
+    result $status "$cc -std=$std: implementation in a file of its own, three users"
+    [ "$std" = c99 ] && return
+    status=0
+    # shellcheck disable=SC2086
+    run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/dtype.$ext" "$work/$id-impl.o" -o "$work/$id-dtype" &&
+        run "$work/$id-dtype" || status=$?
+    result $status "$cc -std=$std: IDIST_DTYPE"
+}
+
+for cc in gcc clang; do
+    for std in c99 c11 gnu17; do standard $cc $std c; done
+done
+for cc in g++ clang++; do
+    for std in c++11 c++20; do standard $cc $std cpp; done
+done
+
+#------------------------------------------------------------------------------
+# arrangements in one file
+#------------------------------------------------------------------------------
+
+arrangement() { # arrangement COMPILER STD PROGRAM EXTENSION TEXT
+    local status=0
+    if ! have "$1"; then
+        skip "$1 -std=$2: $5" "$1 is not installed"
+        return
+    fi
+    : >"$work/log"
+    # shellcheck disable=SC2086
+    run "$1" -O1 -std="$2" $warn -I"$root" -I"$work" "$work/$3.$4" -o "$work/$1-$3" && run "$work/$1-$3" || status=$?
+    result $status "$1 -std=$2: $5"
+}
+
+arrangement gcc c99 single c "one file"
+arrangement clang++ c++11 single cpp "one file"
+arrangement gcc c11 api_then_impl c "API first, then the implementation, each twice"
+arrangement clang c99 api_then_impl c "API first, then the implementation, each twice"
+arrangement g++ c++11 api_then_impl cpp "API first, then the implementation, each twice"
+arrangement clang gnu17 ring_first c "idist_ring.h before idist.h"
+arrangement g++ c++20 ring_first cpp "idist_ring.h before idist.h"
+arrangement gcc c99 no_ring c "IDIST_NO_RING"
+arrangement g++ c++11 no_ring cpp "IDIST_NO_RING"
+
+#------------------------------------------------------------------------------
+# linking
+#------------------------------------------------------------------------------
+
+library() { # library COMPILER_OF_THE_LIBRARY STD EXT COMPILER_OF_THE_USER STD EXT
+    local status=0 name="static library by $1 -std=$2, user by $4 -std=$5"
+    if ! have "$1" || ! have "$4" || ! have ar; then
+        skip "$name" "$1, $4 or ar is not installed"
+        return
+    fi
+    : >"$work/log"
+    rm -f "$work/libidist.a"
+    # shellcheck disable=SC2086
+    { run "$1" -O2 -std="$2" $warn -I"$root" -c "$work/impl.$3" -o "$work/library.o" &&
+        run ar rcs "$work/libidist.a" "$work/library.o" &&
+        run "$4" -std="$5" $warn -I"$root" -I"$work" "$work/user.$6" -L"$work" -lidist -o "$work/library-user" &&
+        run "$work/library-user" && grep -q 'fine:.*ring' "$work/log"; } || status=$?
+    result $status "$name: spawns two ranks over ring"
+}
+
+library gcc c99 c gcc c11 c
+library gcc c11 c g++ c++11 cpp
+library clang c99 c clang++ c++20 cpp
+library g++ c++11 cpp g++ c++20 cpp
+
+#------------------------------------------------------------------------------
+# examples: the line that their heads print
+#------------------------------------------------------------------------------
+
+example_args() { # a short run of the long one
+    case $1 in
+        05_*) echo "--ranks 2 --epochs 1" ;;
+        *) echo "" ;;
+    esac
+}
+
+cd "$root" || exit 1
+found=0
+for source in examples/[0-9]*.c; do
+    [ -e "$source" ] || continue
+    found=1
+    name=$(basename "$source" .c)
+    status=0
+    : >"$work/log"
+    # shellcheck disable=SC2046
+    run cc -O2 -DIDIST_IMPLEMENTATION "$source" -o "$work/$name" && run "$work/$name" $(example_args "$name") || status=$?
+    result $status "cc -O2 -DIDIST_IMPLEMENTATION $source, and run"
+    case $name in 01_* | 02_* | 03_* | 04_*) ;; *) continue ;; esac
+    if ! have g++; then
+        skip "$source as C++" "g++ is not installed"
+        continue
+    fi
+    : >"$work/log"
+    if ! run g++ -x c++ -O2 -DIDIST_IMPLEMENTATION "$source" -o "$work/$name-cpp"; then
+        skip "$source as C++" "it is C only: $(grep -m1 -o 'error: .*' "$work/log" | tr '#' ' ')"
+        continue
+    fi
+    status=0
+    run "$work/$name-cpp" || status=$?
+    result $status "$source as C++, and run"
+done
+[ $found = 1 ] || skip "examples" "there are none"
+
+#------------------------------------------------------------------------------
+# nvcc
+#------------------------------------------------------------------------------
+
+nvcc=$(command -v nvcc || { [ -x /usr/local/cuda/bin/nvcc ] && echo /usr/local/cuda/bin/nvcc; })
+if [ -z "$nvcc" ]; then
+    skip "nvcc" "nvcc is not installed"
+elif ! have g++; then
+    skip "nvcc" "g++, which nvcc needs, is not installed"
+else
+    : >"$work/log"
+    status=0
+    cuda_warn="-Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
+    # shellcheck disable=SC2086
+    { run "$nvcc" $cuda_warn -I"$root" -c "$work/impl.cu" -o "$work/nvcc-impl.o" &&
+        run "$nvcc" $cuda_warn -I"$root" -I"$work" "$work/user.cu" "$work/nvcc-impl.o" -o "$work/nvcc-user" &&
+        run "$work/nvcc-user"; } || status=$?
+    result $status "nvcc: implementation in a file of its own, and run"
+fi
+
+echo "1..$number"
+[ $failed = 0 ]

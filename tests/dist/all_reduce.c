@@ -1,0 +1,146 @@
+// all_reduce: the grid, then what the grid cannot show: rounding of half floats, equal bits on all ranks, NaN
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+static void one(grid_case *c) {
+    size_t nbytes = c->count * idist_dtype_size(c->dtype);
+    gbuf send = gbuf_make(nbytes, c->misalign), recv = gbuf_make(nbytes, c->misalign);
+    gbuf *out = c->in_place ? &send : &recv;
+    red_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
+    if (grid_done(c, idist_all_reduce(send.p, out->p, c->count, c->dtype, c->op, &c->opts))) {
+        grid_check_red(c, out->p, 0, c->n, 0, c->count);
+        grid_check_guards(c, out, "receive");
+        if (!c->in_place) grid_check_send_red(c, &send, 0, c->count);
+    }
+    gbuf_free(&send);
+    gbuf_free(&recv);
+}
+
+static void no_buffers(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    rank_ok(rank, idist_all_reduce(NULL, NULL, 0, IDIST_F32, IDIST_SUM, &o));
+    int32_t x = rank + 1;
+    rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(x == n * (n + 1) / 2, "rank %d: got %d expected %d", rank, x, n * (n + 1) / 2);
+}
+
+// Three ranks give 1, one gives 2^(bits of the fraction + 1). Rounding at every step would lose each 1; a float sum
+// rounded once (a tie, to even) does not.
+static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
+    size_t count = *(const size_t *)arg;
+    idist_opts o = opts_of(world);
+    uint16_t *x = (uint16_t *)malloc(count * sizeof *x), *y = (uint16_t *)malloc(count * sizeof *y);
+    TAP_REQUIRE(x && y);
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        float big = is_bf16 ? 256.0f : 2048.0f, want = is_bf16 ? 260.0f : 2052.0f;
+        idist_dtype dtype = is_bf16 ? IDIST_BF16 : IDIST_F16;
+        for (int owner = 0; owner < n; owner++) {
+            for (size_t i = 0; i < count; i++) store_double(&x[i], dtype, owner == rank ? (double)big : 1.0);
+            rank_ok(rank, idist_all_reduce(x, y, count, dtype, IDIST_SUM, &o));
+            size_t wrong = 0;
+            for (size_t i = 0; i < count; i++) wrong += load_double(&y[i], dtype) != (double)want;
+            rank_check(wrong == 0, "rank %d: %s, large value on rank %d: %zu of %zu wrong, first got %g expected %g", rank,
+                       idist_dtype_name(dtype), owner, wrong, count, load_double(&y[0], dtype), (double)want);
+        }
+    }
+    free(x);
+    free(y);
+}
+
+// Sums of random floats differ with the order of the additions, so equal bits prove a fixed order.
+static void fill_random(void *buf, idist_dtype dtype, size_t count, int rank) {
+    unsigned char *p = (unsigned char *)buf;
+    for (size_t i = 0; i < count; i++) {
+        double u = (double)(pat_bits(rank, i, 99) >> 11) / 9007199254740992.0; // [0, 1)
+        store_double(p + i * idist_dtype_size(dtype), dtype, (u - 0.5) * 64.0);
+    }
+}
+
+static void check_close(const void *got, idist_dtype dtype, size_t count, int rank, int n) {
+    static const double eps[IDIST_DTYPE_COUNT] = {0, 0, 0, 0, 0, 0, 0, 0, 1e-3, 8e-3, 1.2e-7, 2.3e-16};
+    const unsigned char *p = (const unsigned char *)got;
+    for (size_t i = 0; i < count; i++) {
+        double want = 0, scale = 0;
+        for (int k = 0; k < n; k++) {
+            unsigned char cell[8];
+            double u = (double)(pat_bits(k, i, 99) >> 11) / 9007199254740992.0;
+            store_double(cell, dtype, (u - 0.5) * 64.0);
+            want += load_double(cell, dtype);
+            scale += 32.0;
+        }
+        double diff = load_double(p + i * idist_dtype_size(dtype), dtype) - want;
+        if (diff < 0) diff = -diff;
+        if (diff <= scale * eps[dtype] * n) continue;
+        rank_fail("rank %d: %s element %zu: got %.17g expected %.17g", rank, idist_dtype_name(dtype), i, want + diff, want);
+        return;
+    }
+}
+
+static void same_bits(idist_group *world, int rank, int n, void *arg) {
+    static const idist_dtype dtypes[4] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16};
+    static const size_t counts[4] = {1, 5, 1003, 70001};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int d = 0; d < 4; d++) {
+        for (int c = 0; c < 4; c++) {
+            size_t nbytes = counts[c] * idist_dtype_size(dtypes[d]);
+            unsigned char *x = (unsigned char *)malloc(nbytes), *y = (unsigned char *)malloc(nbytes);
+            unsigned char *all = (unsigned char *)malloc(nbytes * (size_t)n), *z = (unsigned char *)malloc(nbytes);
+            TAP_REQUIRE(x && y && z && all);
+            fill_random(x, dtypes[d], counts[c], rank);
+            rank_ok(rank, idist_all_reduce(x, y, counts[c], dtypes[d], IDIST_SUM, &o));
+            rank_ok(rank, idist_all_reduce(x, z, counts[c], dtypes[d], IDIST_SUM, &o));
+            rank_ok(rank, idist_all_gather(y, all, nbytes, IDIST_U8, &o));
+            for (int k = 0; k < n; k++)
+                rank_check(memcmp(all + nbytes * (size_t)k, y, nbytes) == 0, "%s x %zu: rank %d and rank %d got other bits",
+                           idist_dtype_name(dtypes[d]), counts[c], rank, k);
+            rank_check(memcmp(y, z, nbytes) == 0, "%s x %zu: rank %d: the second run gave other bits",
+                       idist_dtype_name(dtypes[d]), counts[c], rank);
+            check_close(y, dtypes[d], counts[c], rank, n);
+            free(x);
+            free(y);
+            free(z);
+            free(all);
+        }
+    }
+}
+
+static void nan_wins(idist_group *world, int rank, int n, void *arg) {
+    static const idist_op ops[2] = {IDIST_MIN, IDIST_MAX};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int owner = 0; owner < n; owner++) {
+        for (int k = 0; k < 2; k++) {
+            float x[3] = {1.0f, (float)rank, 3.0f}, y[3];
+            double u[3] = {1.0, (double)rank, 3.0}, v[3];
+            if (rank == owner) x[1] = f32_of_bits(0x7FC00000);
+            if (rank == owner) u[1] = (double)x[1];
+            rank_ok(rank, idist_all_reduce(x, y, 3, IDIST_F32, ops[k], &o));
+            rank_ok(rank, idist_all_reduce(u, v, 3, IDIST_F64, ops[k], &o));
+            rank_check(y[1] != y[1] && v[1] != v[1], "rank %d: %s with NaN on rank %d: got %g and %g expected NaN", rank,
+                       idist_op_name(ops[k]), owner, (double)y[1], v[1]);
+            rank_check(y[0] == 1.0f && y[2] == 3.0f, "rank %d: got %g %g expected 1 3", rank, (double)y[0], (double)y[2]);
+        }
+    }
+}
+
+int main(void) {
+    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
+    tap_deadline(60);
+    grid_run("all_reduce", one, GRID_REDUCES);
+    ranks_case(3, NULL, no_buffers, NULL, "count 0 with NULL buffers");
+    for (int a = 0; a < 3; a++) {
+        idist_desc desc = desc_with("auto", algorithms[a]);
+        size_t few = 1, some = 37, many = 40000;
+        ranks_case(4, &desc, half_rounds_once, &few, "half sums are rounded once, count 1, %s", algorithms[a]);
+        ranks_case(4, &desc, half_rounds_once, &some, "half sums are rounded once, count 37, %s", algorithms[a]);
+        ranks_case(4, &desc, half_rounds_once, &many, "half sums are rounded once, count 40000, %s", algorithms[a]);
+        for (int n = 2; n <= 7; n += a == 0 ? 1 : 2)
+            ranks_case(n, &desc, same_bits, NULL, "n=%d %s: same bits on all ranks and in the second run", n, algorithms[a]);
+        ranks_case(3, &desc, nan_wins, NULL, "MIN and MAX of a NaN are NaN, %s", algorithms[a]);
+    }
+    return tap_done();
+}

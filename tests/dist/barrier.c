@@ -1,0 +1,55 @@
+// barrier: nobody leaves before everybody has entered
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+typedef struct counters {
+    int entered; // atomic
+} counters;
+
+static void nobody_early(idist_group *world, int rank, int n, void *arg) {
+    counters *shared = (counters *)arg;
+    idist_opts o = opts_of(world);
+    for (int i = 0; i < 200; i++) {
+        if (i % 20 == 0 && i / 20 % n == rank) tap_sleep_ms(2); // somebody comes late
+        __atomic_add_fetch(&shared->entered, 1, __ATOMIC_ACQ_REL);
+        if (!rank_ok(rank, idist_barrier(&o))) return;
+        int seen = __atomic_load_n(&shared->entered, __ATOMIC_ACQUIRE);
+        rank_check(seen >= n * (i + 1), "rank %d left barrier %d when %d of %d had entered", rank, i, seen, n * (i + 1));
+    }
+}
+
+static void async_barrier(idist_group *world, int rank, int n, void *arg) {
+    counters *shared = (counters *)arg;
+    for (int i = 0; i < 50; i++) {
+        idist_request request = {NULL};
+        idist_opts o = opts_async(world, &request);
+        bool done = false;
+        __atomic_add_fetch(&shared->entered, 1, __ATOMIC_ACQ_REL);
+        if (!rank_ok(rank, idist_barrier(&o))) return;
+        while (!done)
+            if (!rank_ok(rank, idist_test(&request, &done))) return;
+        int seen = __atomic_load_n(&shared->entered, __ATOMIC_ACQUIRE);
+        rank_check(seen >= n * (i + 1), "rank %d left barrier %d when %d of %d had entered", rank, i, seen, n * (i + 1));
+        rank_check(request.impl == NULL, "rank %d: a completed request is empty", rank);
+    }
+}
+
+int main(void) {
+    static const int sizes[7] = {1, 2, 3, 4, 5, 7, 8};
+    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
+    tap_deadline(60);
+    for (int i = 0; i < 7; i++) {
+        for (int a = 0; a < 4; a++) {
+            const char *transport = a == 3 ? "tcp" : "auto";
+            idist_desc desc = desc_with(transport, algorithms[a % 3]);
+            counters shared = {0};
+            ranks_case(sizes[i], &desc, nobody_early, &shared, "barrier n=%d algorithm=%s transport=%s", sizes[i],
+                       algorithms[a % 3], transport);
+        }
+        counters shared = {0};
+        ranks_case(sizes[i], NULL, async_barrier, &shared, "barrier n=%d by idist_test", sizes[i]);
+    }
+    return tap_done();
+}

@@ -1,0 +1,228 @@
+// groups: new_group, split, translate, non-members, overlapping groups at work at the same time, free
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+static int sum_in(idist_group *g, int rank, int value) {
+    idist_opts o = opts_of(g);
+    int32_t x = value, y = -1;
+    rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
+    return y;
+}
+
+static void new_group(idist_group *world, int rank, int n, void *arg) {
+    static const int unsorted[3] = {4, 0, 2};
+    idist_group *g = NULL;
+    (void)arg;
+    rank_check(idist_group_rank(world) == rank && idist_group_size(world) == n, "rank %d: world is %d of %d", rank,
+               idist_group_rank(world), idist_group_size(world));
+    // idist_new_group takes ranks of the default world; these worlds come from idist_open and use idist_split
+    bool inside = rank == 0 || rank == 2 || rank == 4;
+    rank_ok(rank, idist_split(world, inside ? 1 : -1, rank, &g));
+    rank_check(g != NULL, "rank %d: everyone gets a group", rank);
+    rank_check(idist_group_rank(g) == (inside ? rank / 2 : -1), "rank %d: group rank: got %d", rank, idist_group_rank(g));
+    if (inside) {
+        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank, idist_group_size(g));
+        rank_check(sum_in(g, rank, unsorted[rank / 2]) == 6, "rank %d: wrong sum", rank);
+    } else {
+        idist_opts o = opts_of(g);
+        int32_t x = 1;
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_STATE);
+        rank_is(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_STATE);
+        rank_is(rank, idist_send(&x, 1, IDIST_I32, 0, 0, &o), IDIST_ERR_STATE);
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o), IDIST_ERR_STATE);
+        rank_check(idist_last_error()[0] != 0, "rank %d: a failure has a text", rank);
+    }
+    for (int k = 0; k < n; k++) {
+        int want = inside && k % 2 == 0 ? k / 2 : -1;
+        int back = inside && k < 3 ? k * 2 : -1;
+        if (inside) {
+            rank_check(idist_group_translate(world, k, g) == want, "rank %d: world %d in group: got %d expected %d", rank, k,
+                       idist_group_translate(world, k, g), want);
+            rank_check(idist_group_translate(g, k, world) == back, "rank %d: group %d in world: got %d expected %d", rank, k,
+                       idist_group_translate(g, k, world), back);
+        }
+    }
+    rank_check(idist_group_translate(world, -1, world) == -1 && idist_group_translate(world, n, world) == -1,
+               "rank %d: ranks outside translate to -1", rank);
+    rank_ok(rank, idist_free_group(&g));
+    rank_check(g == NULL, "rank %d: freeing sets the pointer to NULL", rank);
+    rank_check(sum_in(world, rank, 1) == n, "rank %d: the world works on", rank);
+}
+
+// Keys reverse the order; equal keys keep the parent's order.
+static void split_keys(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL, *h = NULL;
+    (void)arg;
+    rank_ok(rank, idist_split(world, rank % 2, -rank, &g));
+    int size = (n + 1 - rank % 2) / 2;
+    rank_check(idist_group_size(g) == size && idist_group_rank(g) == size - 1 - rank / 2,
+               "rank %d: reversed: got %d of %d expected %d of %d", rank, idist_group_rank(g), idist_group_size(g),
+               size - 1 - rank / 2, size);
+    int32_t mine = rank, all[RANKS_MAX];
+    idist_opts o = opts_of(g);
+    rank_ok(rank, idist_all_gather(&mine, all, 1, IDIST_I32, &o));
+    for (int k = 0; k < size; k++)
+        rank_check(all[k] == (size - 1 - k) * 2 + rank % 2, "rank %d: member %d: got %d", rank, k, all[k]);
+    rank_ok(rank, idist_broadcast(&mine, 1, IDIST_I32, 0, &o)); // root is a rank of the group
+    rank_check(mine == all[0], "rank %d: broadcast in the group: got %d expected %d", rank, mine, all[0]);
+    rank_ok(rank, idist_split(g, 7, 0, &h)); // of a group, all keys equal
+    rank_check(idist_group_rank(h) == idist_group_rank(g) && idist_group_size(h) == size,
+               "rank %d: split of a split: got %d", rank, idist_group_rank(h));
+    rank_check(sum_in(h, rank, 1) == size, "rank %d: wrong sum in the split of a split", rank);
+    rank_ok(rank, idist_free_group(&g)); // the child outlives its parent
+    rank_check(sum_in(h, rank, 2) == 2 * size, "rank %d: wrong sum after the parent is gone", rank);
+    rank_ok(rank, idist_free_group(&h));
+}
+
+// Rows and columns of a grid, both in flight together with the world.
+static void overlapping(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 20000 };
+    const int width = 2;
+    idist_group *row = NULL, *column = NULL, *groups[3];
+    (void)arg;
+    rank_ok(rank, idist_split(world, rank / width, rank, &row));
+    rank_ok(rank, idist_split(world, rank % width, rank, &column));
+    groups[0] = world;
+    groups[1] = row;
+    groups[2] = column;
+    for (int round = 0; round < 20; round++) {
+        idist_request r[3] = {{NULL}, {NULL}, {NULL}};
+        int32_t *x[3];
+        size_t count = round % 2 ? COUNT : 3;
+        for (int i = 0; i < 3; i++) {
+            x[i] = (int32_t *)malloc(COUNT * sizeof(int32_t));
+            TAP_REQUIRE(x[i]);
+            for (size_t j = 0; j < count; j++) x[i][j] = 1 + (int32_t)j % 3;
+        }
+        for (int i = 0; i < 3; i++) { // another order in each round, and on odd ranks
+            int which = (i * (rank % 2 ? 2 : 1) + round) % 3;
+            idist_opts o = opts_async(groups[which], &r[which]);
+            rank_ok(rank, idist_all_reduce(x[which], x[which], count, IDIST_I32, IDIST_SUM, &o));
+        }
+        rank_ok(rank, idist_wait_all(r, 3));
+        for (int i = 0; i < 3; i++) {
+            int size = idist_group_size(groups[i]);
+            for (size_t j = 0; j < count; j++) {
+                if (x[i][j] == size * (1 + (int32_t)j % 3)) continue;
+                rank_fail("rank %d round %d group %d element %zu: got %d expected %d", rank, round, i, j, x[i][j],
+                          size * (1 + (int32_t)j % 3));
+                break;
+            }
+            free(x[i]);
+        }
+    }
+    (void)n;
+    rank_ok(rank, idist_free_group(&row));
+    rank_ok(rank, idist_free_group(&column));
+}
+
+// The same tag and ranks in two groups are two different channels.
+static void messages_stay_inside(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    (void)arg;
+    rank_ok(rank, idist_split(world, 0, n - rank, &g)); // reversed order
+    idist_opts in_world = opts_of(world), in_group = opts_of(g);
+    int32_t a = 1, b = 2, x = 0;
+    if (rank == 0) {
+        rank_ok(rank, idist_send(&a, 1, IDIST_I32, 1, 0, &in_world));
+        rank_ok(rank, idist_send(&b, 1, IDIST_I32, n - 2, 0, &in_group)); // rank 1 of the world
+    } else if (rank == 1) {
+        idist_recv_info info = {-1, -1, 0};
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_group));
+        rank_check(x == 2 && info.source == n - 1, "got %d from %d expected 2 from %d", x, info.source, n - 1);
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_world));
+        rank_check(x == 1 && info.source == 0, "got %d from %d expected 1 from 0", x, info.source);
+    }
+    rank_ok(rank, idist_barrier(&in_world));
+    rank_ok(rank, idist_free_group(&g));
+}
+
+static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
+    (void)arg;
+    for (int i = 0; i < 300; i++) { // more than any fixed table of groups would hold
+        idist_group *g = NULL;
+        if (!rank_ok(rank, idist_split(world, (rank + i) % 2, rank, &g))) return;
+        if (i % 10 == 0) rank_check(sum_in(g, rank, 1) == idist_group_size(g), "rank %d: round %d: wrong sum", rank, i);
+        rank_ok(rank, idist_free_group(&g));
+    }
+    idist_group *none = NULL;
+    rank_ok(rank, idist_split(world, -1, 0, &none)); // nobody is in it
+    rank_check(idist_group_rank(none) == -1, "rank %d: got %d expected -1", rank, idist_group_rank(none));
+    rank_ok(rank, idist_free_group(&none));
+    (void)n;
+}
+
+static void free_with_open_request(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    idist_request r = {NULL};
+    int32_t x = 0;
+    (void)arg;
+    (void)n;
+    rank_ok(rank, idist_split(world, 0, rank, &g));
+    idist_opts o = opts_async(g, &r), w = opts_of(g);
+    if (rank == 0) {
+        idist_group *same = g;
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 0, NULL, &o));
+        rank_is(rank, idist_free_group(&g), IDIST_ERR_STATE);
+        rank_check(g == same, "a group with open requests is kept");
+    }
+    rank_ok(rank, idist_barrier(&w));
+    if (rank == 1) rank_ok(rank, idist_send(&rank, 1, IDIST_I32, 0, 0, &w));
+    if (rank == 0) rank_ok(rank, idist_wait(&r));
+    rank_ok(rank, idist_barrier(&w));
+    rank_ok(rank, idist_free_group(&g));
+}
+
+// idist_new_group works on the default world: in processes of their own.
+static int new_group_worker(int local_rank, void *arg) {
+    static const int list[3] = {3, 0, 1};
+    static const int index_of[4] = {0, 1, -1, 2};
+    idist_group *g = NULL;
+    int rank = idist_get_rank();
+    (void)local_rank;
+    (void)arg;
+    if (!rank_ok(rank, idist_new_group(list, 3, &g))) return 1;
+    rank_check(idist_group_rank(g) == index_of[rank], "rank %d: got %d expected %d", rank, idist_group_rank(g),
+               index_of[rank]);
+    if (rank != 2) {
+        rank_check(idist_group_translate(NULL, 3, g) == 2 && idist_group_translate(g, 2, NULL) == 3, "rank %d: translate",
+                   rank);
+        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank, idist_group_size(g));
+        rank_check(sum_in(g, rank, rank) == 4, "rank %d: wrong sum", rank);
+        int32_t x = rank;
+        idist_opts o = opts_of(g);
+        rank_ok(rank, idist_broadcast(&x, 1, IDIST_I32, 2, &o)); // world rank 3
+        rank_check(x == 3, "rank %d: got %d expected 3", rank, x);
+    } else {
+        idist_opts o = opts_of(g);
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_STATE);
+    }
+    rank_ok(rank, idist_free_group(&g));
+    rank_ok(rank, idist_new_group(&list[0], 1, &g)); // rank 3 alone
+    if (rank == 3) rank_check(sum_in(g, rank, 5) == 5, "a group of one");
+    rank_ok(rank, idist_free_group(&g));
+    rank_check(sum_in(NULL, rank, 1) == 4, "rank %d: the world works on", rank);
+    return 0;
+}
+
+int main(void) {
+    idist_desc tcp = desc_with("tcp", "auto");
+    idist_desc spawn = desc_with(NULL, NULL);
+    tap_deadline(60);
+    ranks_case(5, NULL, new_group, NULL, "members and others n=5");
+    ranks_case(5, &tcp, new_group, NULL, "members and others n=5, tcp");
+    for (int n = 1; n <= 7; n += 2) ranks_case(n, NULL, split_keys, NULL, "split by colors and keys n=%d", n);
+    for (int n = 2; n <= 8; n += 2) ranks_case(n, NULL, overlapping, NULL, "rows, columns and world at once n=%d", n);
+    ranks_case(6, &tcp, overlapping, NULL, "rows, columns and world at once n=6, tcp");
+    ranks_case(4, NULL, messages_stay_inside, NULL, "messages stay inside their group");
+    ranks_case(4, NULL, made_and_freed, NULL, "300 groups made and freed");
+    ranks_case(2, NULL, free_with_open_request, NULL, "free with an open request is refused");
+    tap_running("idist_new_group in 4 processes");
+    ranks_reset();
+    spawn.timeout_ms = RANKS_TIMEOUT_MS;
+    rank_ok(-1, idist_spawn(new_group_worker, NULL, 4, &spawn));
+    ranks_report("idist_new_group in 4 processes");
+    return tap_done();
+}

@@ -1,0 +1,184 @@
+// lifecycle: worlds one after another and several at once; getters; nothing is left in the process
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+static void a_little_work(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x = 1;
+    (void)arg;
+    rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(x == n, "rank %d: got %d expected %d", rank, x, n);
+}
+
+static void one_after_another(const char *transport, int n) {
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("12 worlds of %d, %s", n, transport);
+    ranks_reset();
+    ranks_threads(n, &d, a_little_work, NULL); // whatever stays for good (a random fd, a lock) is made here
+    int fds = count_fds(), threads = count_threads();
+    for (int i = 0; i < 12; i++) ranks_threads(n, &d, a_little_work, NULL);
+    int fds_now = count_fds(), threads_now = count_threads();
+    for (int i = 0; i < 100 && threads_now != threads; i++) { // a joined thread leaves /proc a moment later
+        tap_sleep_ms(5);
+        threads_now = count_threads();
+    }
+    rank_check(fds_now == fds, "open fds: got %d expected %d", fds_now, fds);
+    rank_check(threads_now == threads, "threads: got %d expected %d", threads_now, threads);
+    ranks_report("12 worlds of %d one after another leave no fd and no thread, %s", n, transport);
+}
+
+// Outside of a world the getters answer as a world of 1; around initialize / finalize the state changes.
+static void default_world_of_one(void) {
+    idist_desc d = desc_with(NULL, NULL);
+    tap_ok(!idist_is_initialized(), "not initialized at first");
+    tap_is(idist_get_rank(), 0, "rank before");
+    tap_is(idist_get_world_size(), 1, "world size before");
+    tap_is(idist_get_local_rank(), 0, "local rank before");
+    tap_is(idist_get_nproc_per_node(), 1, "ranks per node before");
+    tap_is(idist_get_nnodes(), 1, "nodes before");
+    tap_is(idist_get_node_rank(), 0, "node rank before");
+    tap_is(idist_group_rank(NULL), 0, "rank in the world before");
+    tap_is(idist_group_size(NULL), 1, "size of the world before");
+    tap_ok(idist_backend() && idist_device() && idist_hostname() && idist_launcher() && idist_show_config(),
+           "strings before");
+    tap_like(idist_available_backends(), "ring", "ring is in the build");
+    for (int i = 0; i < 12; i++) {
+        tap_is(idist_initialize(&d), IDIST_OK, "initialize %d", i);
+        tap_ok(idist_is_initialized(), "initialized %d", i);
+        int32_t x = 5, y = 0;
+        tap_is(idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL), IDIST_OK, "all_reduce in a world of 1");
+        tap_is(y, 5, "its value");
+        tap_is(idist_finalize(), IDIST_OK, "finalize %d", i);
+        tap_ok(!idist_is_initialized(), "not initialized after finalize %d", i);
+    }
+    tap_is(idist_initialize(NULL), IDIST_OK, "initialize(NULL)");
+    tap_ok(strcmp(idist_backend(), "self") == 0, "backend of a world of 1 is self, got %s", idist_backend());
+    tap_ok(strcmp(idist_device(), "cpu") == 0, "device is cpu, got %s", idist_device());
+    tap_is(idist_finalize(), IDIST_OK, "finalize");
+    tap_is(idist_finalize(), IDIST_ERR_STATE, "finalize again");
+}
+
+// Two worlds open at the same time in each thread, of different sizes and orders.
+typedef struct two_worlds {
+    idist_store *store[2];
+} two_worlds;
+
+static void *two_worlds_thread(void *p) {
+    void **args = (void **)p;
+    two_worlds *shared = (two_worlds *)args[0];
+    int rank = *(int *)args[1], n = 3;
+    idist_group *w[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        idist_desc d = desc_with("auto", "auto");
+        d.store = shared->store[i];
+        d.world_size = n;
+        d.rank = i == 0 ? rank : n - 1 - rank;
+        d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+        if (!rank_ok(rank, idist_open(&d, &w[i]))) return NULL;
+    }
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < 2; i++) {
+            idist_opts o = opts_of(w[i]);
+            int32_t x = rank * 100 + i, all[3] = {-1, -1, -1};
+            rank_ok(rank, idist_all_gather(&x, all, 1, IDIST_I32, &o));
+            for (int k = 0; k < n; k++) {
+                int want = (i == 0 ? k : n - 1 - k) * 100 + i;
+                rank_check(all[k] == want, "rank %d world %d: got %d expected %d", rank, i, all[k], want);
+            }
+        }
+    }
+    rank_ok(rank, idist_close(&w[0]));
+    idist_opts o = opts_of(w[1]);
+    rank_ok(rank, idist_barrier(&o)); // the other lives on
+    rank_ok(rank, idist_close(&w[1]));
+    return NULL;
+}
+
+static void two_at_once(void) {
+    two_worlds shared;
+    pthread_t threads[3];
+    int rank[3];
+    void *args[3][2];
+    tap_running("two worlds at once");
+    ranks_reset();
+    for (int i = 0; i < 2; i++) rank_ok(-1, idist_store_open("mem://", NULL, &shared.store[i]));
+    for (int k = 0; k < 3; k++) {
+        rank[k] = k;
+        args[k][0] = &shared;
+        args[k][1] = &rank[k];
+        TAP_REQUIRE(pthread_create(&threads[k], NULL, two_worlds_thread, args[k]) == 0);
+    }
+    for (int k = 0; k < 3; k++) TAP_REQUIRE(pthread_join(threads[k], NULL) == 0);
+    for (int i = 0; i < 2; i++) rank_ok(-1, idist_store_close(&shared.store[i]));
+    ranks_report("two worlds open at once in each thread");
+}
+
+// The allocator of the desc gets everything back.
+typedef struct tally {
+    int n_live; // atomic
+    int n_calls;
+} tally;
+
+static void *tally_alloc(size_t nbytes, void *user) {
+    tally *t = (tally *)user;
+    __atomic_add_fetch(&t->n_live, 1, __ATOMIC_ACQ_REL);
+    __atomic_add_fetch(&t->n_calls, 1, __ATOMIC_ACQ_REL);
+    return malloc(nbytes);
+}
+
+static void tally_free(void *ptr, void *user) {
+    tally *t = (tally *)user;
+    if (ptr) __atomic_sub_fetch(&t->n_live, 1, __ATOMIC_ACQ_REL);
+    free(ptr);
+}
+
+static void allocator_is_used(void) {
+    idist_desc d = desc_with("auto", "auto");
+    tally t = {0, 0};
+    d.allocator.alloc_fn = tally_alloc;
+    d.allocator.free_fn = tally_free;
+    d.allocator.user = &t;
+    ranks_case(3, &d, a_little_work, NULL, "a world with an allocator of its own");
+    tap_ok(t.n_calls > 0, "the allocator was called %d times", t.n_calls);
+    tap_is(t.n_live, 0, "blocks not given back");
+}
+
+static int init_worker(int local_rank, void *arg) {
+    int expected = *(const int *)arg;
+    rank_check(idist_is_initialized() && idist_get_rank() == local_rank && idist_get_local_rank() == local_rank,
+               "worker %d: rank %d local rank %d", local_rank, idist_get_rank(), idist_get_local_rank());
+    rank_check(idist_get_world_size() == expected && idist_get_nproc_per_node() == expected, "worker %d: size %d",
+               local_rank, idist_get_world_size());
+    rank_check(idist_get_nnodes() == 1 && idist_get_node_rank() == 0, "worker %d: nodes %d", local_rank, idist_get_nnodes());
+    rank_check(strcmp(idist_launcher(), "spawn") == 0, "worker %d: launcher is %s", local_rank, idist_launcher());
+    rank_check(strcmp(idist_backend(), expected == 1 ? idist_backend() : "ring") == 0, "worker %d: backend is %s",
+               local_rank, idist_backend());
+    rank_is(local_rank, idist_initialize(NULL), IDIST_ERR_STATE);
+    return 0;
+}
+
+static void spawned(void) {
+    for (int n = 1; n <= 4; n += 1) {
+        int expected = n;
+        tap_running("getters in %d spawned ranks", n);
+        ranks_reset();
+        rank_ok(-1, idist_spawn(init_worker, &expected, n, NULL));
+        ranks_report("getters in %d spawned ranks", n);
+    }
+    tap_ok(!idist_is_initialized(), "spawn leaves the parent uninitialized");
+}
+
+int main(void) {
+    static const int sizes[4] = {1, 2, 3, 5};
+    tap_deadline(60);
+    (void)ranks__log();
+    default_world_of_one();
+    for (int i = 0; i < 4; i++) one_after_another("auto", sizes[i]);
+    one_after_another("tcp", 3);
+    two_at_once();
+    allocator_is_used();
+    spawned();
+    return tap_done();
+}

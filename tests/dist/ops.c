@@ -1,0 +1,236 @@
+// operations: all ops x all dtypes against the serial reference, user functions, premultiplied sums, reduce_local
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+enum { COUNT = 501 };
+
+// Every dtype with every op, through four collectives.
+static void all_combinations(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    grid_case c;
+    (void)arg;
+    memset(&c, 0, sizeof c);
+    c.world = world;
+    c.n = n;
+    c.rank = rank;
+    c.count = COUNT;
+    for (int d = 0; d < IDIST_DTYPE_COUNT; d++) {
+        for (int op = 0; op < IDIST_OP_COUNT; op++) {
+            c.dtype = (idist_dtype)d;
+            c.op = (idist_op)op;
+            c.salt = (uint64_t)(d * 100 + op);
+            c.where = "all_reduce";
+            size_t nbytes = COUNT * idist_dtype_size(c.dtype);
+            gbuf s = gbuf_make(nbytes * (size_t)n, 0), r = gbuf_make(nbytes, 0);
+            red_fill(s.p, c.dtype, c.op, n, 0, COUNT * (size_t)n, rank, c.salt);
+            if (!op_allowed(c.op, c.dtype)) {
+                rank_is(rank, idist_all_reduce(s.p, r.p, COUNT, c.dtype, c.op, &o), IDIST_ERR_ARG);
+                rank_is(rank, idist_reduce_scatter(s.p, r.p, COUNT, c.dtype, c.op, &o), IDIST_ERR_ARG);
+                gbuf_free(&s);
+                gbuf_free(&r);
+                continue;
+            }
+            rank_ok(rank, idist_all_reduce(s.p, r.p, COUNT, c.dtype, c.op, &o));
+            grid_check_red(&c, r.p, 0, n, 0, COUNT);
+            c.where = "reduce_scatter";
+            rank_ok(rank, idist_reduce_scatter(s.p, r.p, COUNT, c.dtype, c.op, &o));
+            grid_check_red(&c, r.p, 0, n, COUNT * (size_t)rank, COUNT);
+            c.where = "reduce";
+            rank_ok(rank, idist_reduce(s.p, r.p, COUNT, c.dtype, c.op, n - 1, &o));
+            if (rank == n - 1) grid_check_red(&c, r.p, 0, n, 0, COUNT);
+            c.where = "scan";
+            if (c.op != IDIST_AVG) {
+                rank_ok(rank, idist_scan(s.p, r.p, COUNT, c.dtype, c.op, &o));
+                grid_check_red(&c, r.p, 0, rank + 1, 0, COUNT);
+            }
+            gbuf_free(&s);
+            gbuf_free(&r);
+        }
+    }
+}
+
+static void local_combinations(void) {
+    for (int d = 0; d < IDIST_DTYPE_COUNT; d++) {
+        for (int op = 0; op < IDIST_OP_COUNT; op++) {
+            idist_dtype dtype = (idist_dtype)d;
+            size_t nbytes = COUNT * idist_dtype_size(dtype);
+            gbuf in = gbuf_make(nbytes, 1), inout = gbuf_make(nbytes, 1);
+            red_fill(in.p, dtype, (idist_op)op, 2, 0, COUNT, 0, 3);
+            red_fill(inout.p, dtype, (idist_op)op, 2, 0, COUNT, 1, 3);
+            idist_status status = idist_reduce_local(in.p, inout.p, COUNT, dtype, (idist_op)op);
+            if (op == IDIST_AVG || !op_allowed((idist_op)op, dtype)) {
+                rank_check(status == IDIST_ERR_ARG, "%s %s: got %s", idist_dtype_name(dtype), idist_op_name((idist_op)op),
+                           idist_status_name(status));
+            } else {
+                size_t i = red_find_wrong(inout.p, dtype, (idist_op)op, 2, 0, 2, 0, COUNT, 3);
+                rank_check(status == IDIST_OK && i == COUNT, "%s %s: element %zu", idist_dtype_name(dtype),
+                           idist_op_name((idist_op)op), i);
+            }
+            rank_check(gbuf_guards_hold(&in) && gbuf_guards_hold(&inout), "%s: written outside", idist_dtype_name(dtype));
+            gbuf_free(&in);
+            gbuf_free(&inout);
+        }
+    }
+}
+
+// Commutative: gcd-like is overkill; (a + b) mod 1000003 on U32 shows that fn and its arg are used.
+static void add_mod(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    const unsigned char *a = (const unsigned char *)in;
+    unsigned char *b = (unsigned char *)inout;
+    uint32_t x, y, modulus = *(const uint32_t *)arg;
+    if (dtype != IDIST_U32) return;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(&x, a + 4 * i, 4);
+        memcpy(&y, b + 4 * i, 4);
+        y = (uint32_t)(((uint64_t)x + y) % modulus);
+        memcpy(b + 4 * i, &y, 4);
+    }
+}
+
+// Not commutative, but associative: composition of affine maps x -> p x + q modulo 2^16, packed as p << 16 | q in a U32.
+static uint32_t compose(uint32_t first, uint32_t second) {
+    uint32_t p = (first >> 16) * (second >> 16) & 0xFFFF,
+             q = ((first & 0xFFFF) * (second >> 16) + (second & 0xFFFF)) & 0xFFFF;
+    return p << 16 | q;
+}
+
+static void affine(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    const unsigned char *a = (const unsigned char *)in;
+    unsigned char *b = (unsigned char *)inout;
+    uint32_t x, y;
+    (void)dtype;
+    (void)arg;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(&x, a + 4 * i, 4);
+        memcpy(&y, b + 4 * i, 4);
+        y = compose(x, y);
+        memcpy(b + 4 * i, &y, 4);
+    }
+}
+
+static uint32_t user_value(int rank, size_t i) { return (uint32_t)pat_bits(rank, i, 17) % 0xFFFF0000u | 0x10001u; }
+
+static uint32_t user_expected(int which, int lo, int hi, size_t i) {
+    uint32_t acc = user_value(lo, i);
+    for (int k = lo + 1; k < hi; k++)
+        acc = which == 0 ? (uint32_t)(((uint64_t)acc + user_value(k, i)) % 1000003u) : compose(acc, user_value(k, i));
+    return acc;
+}
+
+static void check_user(const uint32_t *got, const char *what, int which, int rank, int lo, int hi, size_t first,
+                       size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t want = user_expected(which, lo, hi, first + i);
+        if (got[i] == want) continue;
+        rank_fail("%s %s: rank %d element %zu of %zu: got %08x expected %08x", what, which ? "affine" : "add_mod", rank, i,
+                  count, got[i], want);
+        return;
+    }
+}
+
+static void user_collectives(idist_group *world, int rank, int n, idist_op op, int which, size_t count) {
+    idist_opts o = opts_of(world);
+    uint32_t *s = (uint32_t *)malloc(count * (size_t)n * 4), *r = (uint32_t *)malloc(count * 4);
+    TAP_REQUIRE(s && r);
+    for (size_t i = 0; i < count * (size_t)n; i++) s[i] = user_value(rank, i);
+    rank_ok(rank, idist_all_reduce(s, r, count, IDIST_U32, op, &o));
+    check_user(r, "all_reduce", which, rank, 0, n, 0, count);
+    rank_ok(rank, idist_reduce_scatter(s, r, count, IDIST_U32, op, &o));
+    check_user(r, "reduce_scatter", which, rank, 0, n, count * (size_t)rank, count);
+    for (int root = 0; root < n; root++) {
+        rank_ok(rank, idist_reduce(s, r, count, IDIST_U32, op, root, &o));
+        if (rank == root) check_user(r, "reduce", which, rank, 0, n, 0, count);
+    }
+    rank_ok(rank, idist_scan(s, r, count, IDIST_U32, op, &o));
+    check_user(r, "scan", which, rank, 0, rank + 1, 0, count);
+    rank_ok(rank, idist_exscan(s, r, count, IDIST_U32, op, &o));
+    if (rank > 0) check_user(r, "exscan", which, rank, 0, rank, 0, count);
+    free(s);
+    free(r);
+}
+
+static void user_ops(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[4] = {1, 7, 1000, 30000};
+    uint32_t modulus = 1000003;
+    idist_op sum_op, affine_op, again;
+    idist_opts o = opts_of(world);
+    (void)arg;
+    rank_ok(rank, idist_op_create(add_mod, &modulus, true, world, &sum_op));
+    rank_ok(rank, idist_op_create(affine, NULL, false, world, &affine_op));
+    rank_check(sum_op >= IDIST_OP_USER && sum_op <= IDIST_OP_LAST && sum_op != affine_op, "got %d and %d", (int)sum_op,
+               (int)affine_op);
+    for (int i = 0; i < 4; i++) {
+        user_collectives(world, rank, n, sum_op, 0, counts[i]);
+        user_collectives(world, rank, n, affine_op, 1, counts[i]);
+    }
+    rank_ok(rank, idist_op_free(sum_op, world));
+    uint32_t x = 1;
+    rank_is(rank, idist_all_reduce(&x, &x, 1, IDIST_U32, sum_op, &o), IDIST_ERR_ARG); // gone
+    rank_is(rank, idist_op_free(sum_op, world), IDIST_ERR_ARG);
+    rank_ok(rank, idist_op_create(add_mod, &modulus, true, world, &again));
+    rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_U32, again, &o));
+    rank_check(x == (uint32_t)n, "rank %d: got %u expected %d", rank, x, n);
+    rank_ok(rank, idist_op_free(again, world));
+    rank_ok(rank, idist_op_free(affine_op, world));
+}
+
+static void many_user_ops(idist_group *world, int rank, int n, void *arg) {
+    uint32_t modulus = 1000;
+    idist_op op[224], extra;
+    (void)arg;
+    for (int i = 0; i < 224; i++)
+        if (!rank_ok(rank, idist_op_create(add_mod, &modulus, true, world, &op[i]))) return;
+    idist_status status = idist_op_create(add_mod, &modulus, true, world, &extra);
+    rank_check(status != IDIST_OK && idist_last_error()[0], "the 225th op: got %s", idist_status_name(status));
+    for (int i = 0; i < 224; i++) rank_ok(rank, idist_op_free(op[i], world));
+    (void)n;
+}
+
+// factor_k * x_k with powers of two: exact.
+static void premul(idist_group *world, int rank, int n, void *arg) {
+    static const idist_dtype dtypes[4] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16};
+    idist_opts o = opts_of(world);
+    idist_op op;
+    (void)arg;
+    rank_ok(rank, idist_op_create_premul_sum(rank % 2 ? 0.5 : 2.0, world, &op));
+    for (int d = 0; d < 4; d++) {
+        size_t esize = idist_dtype_size(dtypes[d]);
+        unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8];
+        for (size_t i = 0; i < COUNT; i++) store_double(s + i * esize, dtypes[d], (double)((int)(i % 7) - 3 + rank) * 2);
+        memcpy(copy, s, sizeof s);
+        rank_ok(rank, idist_all_reduce(s, r, COUNT, dtypes[d], op, &o));
+        rank_check(memcmp(copy, s, COUNT * esize) == 0, "rank %d: the send buffer was modified", rank);
+        for (size_t i = 0; i < COUNT; i++) {
+            double want = 0, got = load_double(r + i * esize, dtypes[d]);
+            for (int k = 0; k < n; k++) want += (double)((int)(i % 7) - 3 + k) * 2 * (k % 2 ? 0.5 : 2.0);
+            rank_check(got == want, "rank %d: %s element %zu: got %g expected %g", rank, idist_dtype_name(dtypes[d]), i, got,
+                       want);
+            if (got != want) break;
+        }
+    }
+    int32_t x = 1;
+    rank_is(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, op, &o), IDIST_ERR_ARG);
+    rank_ok(rank, idist_op_free(op, world));
+}
+
+int main(void) {
+    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
+    static const int sizes[5] = {1, 2, 3, 4, 7};
+    tap_deadline(60);
+    tap_running("reduce_local");
+    ranks_reset();
+    local_combinations();
+    ranks_report("reduce_local, all ops x all dtypes");
+    for (int i = 0; i < 5; i++) {
+        for (int a = 0; a < (sizes[i] == 1 ? 1 : 3); a++) {
+            idist_desc d = desc_with("auto", algorithms[a]);
+            ranks_case(sizes[i], &d, all_combinations, NULL, "all ops x all dtypes n=%d %s", sizes[i], algorithms[a]);
+            ranks_case(sizes[i], &d, user_ops, NULL, "user functions n=%d %s", sizes[i], algorithms[a]);
+            ranks_case(sizes[i], &d, premul, NULL, "premultiplied sum n=%d %s", sizes[i], algorithms[a]);
+        }
+    }
+    ranks_case(2, NULL, many_user_ops, NULL, "224 user ops, and no more");
+    return tap_done();
+}

@@ -1,0 +1,372 @@
+// send, recv, sendrecv: order, tags, wildcards, sizes from nothing to large, time-outs
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+// Every rank sends to its right neighbour and receives from its left one, all sizes and dtypes.
+static void ring_sendrecv(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[9] = {0, 1, 2, 3, 1000, 8191, 8193, 65537, 300001};
+    idist_opts o = opts_of(world);
+    int right = (rank + 1) % n, left = (rank + n - 1) % n;
+    (void)arg;
+    for (int i = 0; i < 9; i++) {
+        for (int d = i; d < IDIST_DTYPE_COUNT; d += i < 5 ? 1 : 5) {
+            size_t esize = idist_dtype_size((idist_dtype)d), count = counts[i];
+            gbuf s = gbuf_make(count * esize, (size_t)(d % 2)), r = gbuf_make(count * esize, (size_t)(i % 2));
+            idist_recv_info info = {-5, -5, 99};
+            pat_fill(s.p, 0, count, esize, rank, (uint64_t)i);
+            rank_ok(rank, idist_sendrecv(s.p, count, right, i, r.p, count, left, i, (idist_dtype)d, &info, &o));
+            rank_check(info.source == left && info.tag == i && info.count == count,
+                       "rank %d: info got %d,%d,%zu expected %d,%d,%zu", rank, info.source, info.tag, info.count, left, i,
+                       count);
+            rank_check(pat_find_wrong(r.p, 0, count, esize, left, (uint64_t)i) == count, "rank %d: %zu x %s: wrong data",
+                       rank, count, idist_dtype_name((idist_dtype)d));
+            rank_check(pat_find_wrong(s.p, 0, count, esize, rank, (uint64_t)i) == count, "rank %d: send buffer changed",
+                       rank);
+            rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r), "rank %d: written outside of a buffer", rank);
+            gbuf_free(&s);
+            gbuf_free(&r);
+        }
+    }
+}
+
+// Small messages are kept until asked for, whatever the order of the tags.
+static void tags_out_of_order(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x;
+    (void)arg;
+    (void)n;
+    if (rank == 0)
+        for (int32_t tag = 0; tag < 10; tag++) rank_ok(rank, idist_send(&tag, 1, IDIST_I32, 1, tag, &o));
+    if (rank == 1) {
+        for (int tag = 9; tag >= 0; tag--) {
+            x = -1;
+            rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 0, tag, NULL, &o));
+            rank_check(x == tag, "tag %d: got %d", tag, x);
+        }
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[5] = {1, 20000, 3, 200000, 0}; // across both ways a message can travel
+    idist_opts o = opts_of(world);
+    int32_t *x = (int32_t *)malloc(200000 * sizeof *x);
+    TAP_REQUIRE(x);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 50; i++) {
+        size_t count = counts[i % 5];
+        if (rank == 0) {
+            pat_fill(x, 0, count, 4, 0, (uint64_t)i);
+            rank_ok(rank, idist_send(x, count, IDIST_I32, 1, 7, &o));
+        } else if (rank == 1) {
+            idist_recv_info info;
+            int tag = i % 3 == 0 ? IDIST_ANY_TAG : 7, src = i % 4 == 0 ? IDIST_ANY_SOURCE : 0;
+            rank_ok(rank, idist_recv(x, 200000, IDIST_I32, src, tag, &info, &o));
+            rank_check(info.count == count && info.tag == 7 && info.source == 0, "message %d: got %zu elements expected %zu",
+                       i, info.count, count);
+            rank_check(pat_find_wrong(x, 0, count, 4, 0, (uint64_t)i) == count, "message %d: wrong data", i);
+        }
+    }
+    free(x);
+}
+
+static void wildcards(idist_group *world, int rank, int n, void *arg) {
+    enum { EACH = 40 };
+    idist_opts o = opts_of(world);
+    int seen[RANKS_MAX] = {0};
+    (void)arg;
+    if (rank != 0) {
+        for (int i = 0; i < EACH; i++) {
+            int32_t x[2] = {rank, i};
+            rank_ok(rank, idist_send(x, 2, IDIST_I32, 0, rank * 1000 + i, &o));
+        }
+    }
+    for (int i = 0; rank == 0 && i < EACH * (n - 1); i++) {
+        int32_t x[4] = {-1, -1, -1, -1};
+        idist_recv_info info = {-1, -1, 0};
+        rank_ok(rank, idist_recv(x, 4, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &o));
+        if (info.source < 1 || info.source >= n) {
+            rank_fail("source: got %d expected 1..%d", info.source, n - 1);
+            break;
+        }
+        rank_check(info.count == 2 && x[0] == info.source && x[1] == seen[info.source] && x[2] == -1,
+                   "from rank %d: got %d,%d (count %zu) expected number %d", info.source, x[0], x[1], info.count,
+                   seen[info.source]);
+        rank_check(info.tag == info.source * 1000 + x[1], "tag: got %d", info.tag);
+        seen[info.source]++;
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A specific receive leaves what a wildcard could have had, and largest tag works.
+static void selective(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x = rank * 10, y = -1;
+    (void)arg;
+    if (rank != 0) {
+        rank_ok(rank, idist_send(&x, 1, IDIST_I32, 0, INT32_MAX, &o));
+    } else {
+        for (int k = n - 1; k >= 1; k--) {
+            rank_ok(rank, idist_recv(&y, 1, IDIST_I32, k, IDIST_ANY_TAG, NULL, &o));
+            rank_check(y == k * 10, "from rank %d: got %d expected %d", k, y, k * 10);
+        }
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A message that is too long, or of another dtype, stays for a better receive. Both for messages that were sent at once
+// and for large ones that wait at the sender.
+static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[3] = {10, 5000, 100000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 3; i++) {
+        size_t count = counts[i];
+        gbuf b = gbuf_make(count * 4, 0);
+        if (rank == 0) {
+            pat_fill(b.p, 0, count, 4, 0, 8);
+            rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &o));
+        } else if (rank == 1) {
+            idist_recv_info info = {-1, -1, 0};
+            rank_is(rank, idist_recv(b.p, count - 1, IDIST_F32, 0, 5, NULL, &o), IDIST_ERR_TRUNCATED);
+            rank_check(idist_last_error()[0] != 0, "a failure has a text");
+            rank_check(gbuf_untouched(&b), "count %zu: nothing is written when the message is too long", count);
+            rank_is(rank, idist_recv(b.p, count, IDIST_I32, 0, 5, NULL, &o), IDIST_ERR_MISMATCH);
+            rank_check(gbuf_untouched(&b), "count %zu: nothing is written when the dtype is another", count);
+            rank_ok(rank, idist_recv(b.p, count, IDIST_F32, IDIST_ANY_SOURCE, 5, &info, &o));
+            rank_check(info.count == count && pat_find_wrong(b.p, 0, count, 4, 0, 8) == count, "count %zu: wrong data",
+                       count);
+        }
+        gbuf_free(&b);
+        rank_ok(rank, idist_barrier(&o)); // nothing is broken
+    }
+}
+
+// A posted receive that turns out too short fails when the message comes; the message stays.
+static void posted_too_short(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x[4] = {1, 2, 3, 4}, y[4] = {0, 0, 0, 0};
+    (void)arg;
+    (void)n;
+    idist_request request = {NULL};
+    idist_opts a = opts_async(world, &request);
+    if (rank == 1) rank_ok(rank, idist_recv(y, 2, IDIST_I32, 0, 1, NULL, &a));
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) rank_ok(rank, idist_send(x, 4, IDIST_I32, 1, 1, &o));
+    if (rank == 1) {
+        rank_is(rank, idist_wait(&request), IDIST_ERR_TRUNCATED);
+        rank_check(y[0] == 0, "got %d: a receive that fails writes nothing", y[0]);
+        rank_ok(rank, idist_recv(y, 4, IDIST_I32, 0, 1, NULL, &o));
+        rank_check(y[0] == 1 && y[3] == 4, "got %d..%d expected 1..4", y[0], y[3]);
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+static void to_self(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[4] = {0, 1, 1000, 200000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 4; i++) {
+        size_t nbytes = counts[i] * 8;
+        gbuf s = gbuf_make(nbytes, 0), r = gbuf_make(nbytes, 0);
+        idist_request request[2] = {{NULL}, {NULL}};
+        idist_opts a = opts_async(world, &request[0]), b = opts_async(world, &request[1]);
+        idist_recv_info info = {-1, -1, 0};
+        pat_fill(s.p, 0, counts[i], 8, rank, 3);
+        rank_ok(rank, idist_send(s.p, counts[i], IDIST_F64, rank, 4, &a));
+        rank_ok(rank, idist_recv(r.p, counts[i], IDIST_F64, i % 2 ? rank : IDIST_ANY_SOURCE, 4, &info, &b));
+        rank_ok(rank, idist_wait_all(request, 2));
+        rank_check(info.source == rank && info.count == counts[i], "rank %d: got %zu from %d", rank, info.count,
+                   info.source);
+        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i], "rank %d: wrong data", rank);
+        memset(r.p, 0, nbytes);
+        rank_ok(rank, idist_sendrecv(s.p, counts[i], rank, 1, r.p, counts[i], rank, 1, IDIST_F64, NULL, &o));
+        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i], "rank %d: wrong data by sendrecv", rank);
+        gbuf_free(&s);
+        gbuf_free(&r);
+    }
+}
+
+static void nothing_sent(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    if (rank == 0)
+        for (int k = 1; k < n; k++) rank_ok(rank, idist_send(NULL, 0, IDIST_F64, k, 3, &o));
+    if (rank > 0) {
+        idist_recv_info info = {-1, -1, 77};
+        rank_ok(rank, idist_recv(NULL, 0, IDIST_F64, 0, IDIST_ANY_TAG, &info, &o));
+        rank_check(info.source == 0 && info.tag == 3 && info.count == 0, "rank %d: got %d %d %zu", rank, info.source,
+                   info.tag, info.count);
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// Large messages, blocking: the sender goes first for even ranks.
+static void large_blocking(idist_group *world, int rank, int n, void *arg) {
+    const size_t counts[3] = {65536, 65537, 3000001};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    if (rank >= n / 2 * 2) return;
+    int peer = rank ^ 1;
+    for (int i = 0; i < 3; i++) {
+        gbuf s = gbuf_make(counts[i], 1), r = gbuf_make(counts[i], 0);
+        pat_fill(s.p, 0, counts[i], 1, rank, 6);
+        if (rank % 2 == 0) {
+            rank_ok(rank, idist_send(s.p, counts[i], IDIST_U8, peer, i, &o));
+            rank_ok(rank, idist_recv(r.p, counts[i], IDIST_U8, peer, i, NULL, &o));
+        } else {
+            rank_ok(rank, idist_recv(r.p, counts[i], IDIST_U8, peer, i, NULL, &o));
+            rank_ok(rank, idist_send(s.p, counts[i], IDIST_U8, peer, i, &o));
+        }
+        rank_check(pat_find_wrong(r.p, 0, counts[i], 1, peer, 6) == counts[i], "rank %d: %zu bytes: wrong data", rank,
+                   counts[i]);
+        rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r), "rank %d: written outside of a buffer", rank);
+        gbuf_free(&s);
+        gbuf_free(&r);
+    }
+}
+
+// Large messages both ways, sends and receives posted in opposite orders of tags.
+static void large_reversed(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 8 };
+    const size_t count = 50000;
+    (void)arg;
+    if (rank >= n / 2 * 2) return;
+    int peer = rank ^ 1;
+    idist_request request[2 * K];
+    idist_recv_info info[K];
+    gbuf s[K], r[K];
+    memset(request, 0, sizeof request);
+    for (int i = 0; i < K; i++) {
+        s[i] = gbuf_make(count * 4, 0);
+        r[i] = gbuf_make(count * 4, 0);
+        pat_fill(s[i].p, 0, count, 4, rank, (uint64_t)i);
+        idist_opts a = opts_async(world, &request[i]);
+        rank_ok(rank, idist_send(s[i].p, count, IDIST_F32, peer, i, &a));
+    }
+    for (int i = K - 1; i >= 0; i--) {
+        idist_opts a = opts_async(world, &request[K + i]);
+        rank_ok(rank, idist_recv(r[i].p, count, IDIST_F32, peer, i, &info[i], &a));
+    }
+    rank_ok(rank, idist_wait_all(request, 2 * K));
+    for (int i = 0; i < K; i++) {
+        rank_check(info[i].tag == i && info[i].count == count, "rank %d: tag %d: got tag %d", rank, i, info[i].tag);
+        rank_check(pat_find_wrong(r[i].p, 0, count, 4, peer, (uint64_t)i) == count, "rank %d: tag %d: wrong data", rank, i);
+        gbuf_free(&s[i]);
+        gbuf_free(&r[i]);
+    }
+}
+
+static void many_outstanding(idist_group *world, int rank, int n, void *arg) {
+    enum { EACH = 150 };
+    size_t total = (size_t)EACH * (size_t)n;
+    idist_request *request = (idist_request *)calloc(2 * total, sizeof *request);
+    int32_t *s = (int32_t *)calloc(total, sizeof *s), *r = (int32_t *)calloc(total, sizeof *r);
+    TAP_REQUIRE(request && s && r);
+    (void)arg;
+    for (size_t i = 0; i < total; i++) { // all ranks to all ranks, themselves too
+        int peer = (int)(i % (size_t)n), tag = (int)(i / (size_t)n);
+        idist_opts a = opts_async(world, &request[i]);
+        rank_ok(rank, idist_recv(&r[i], 1, IDIST_I32, peer, tag, NULL, &a));
+    }
+    for (size_t i = 0; i < total; i++) {
+        int peer = (int)(i % (size_t)n), tag = EACH - 1 - (int)(i / (size_t)n);
+        idist_opts a = opts_async(world, &request[total + i]);
+        s[i] = rank * 1000 + tag;
+        rank_ok(rank, idist_send(&s[i], 1, IDIST_I32, peer, tag, &a));
+    }
+    rank_ok(rank, idist_wait_all(request, 2 * total));
+    for (size_t i = 0; i < total; i++) {
+        int want = (int)(i % (size_t)n) * 1000 + (int)(i / (size_t)n);
+        rank_check(r[i] == want, "rank %d: message %zu: got %d expected %d", rank, i, r[i], want);
+    }
+    free(request);
+    free(s);
+    free(r);
+}
+
+// Nobody sends: the receive is cancelled, and what is sent later goes to the next receive.
+static void recv_times_out(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world), brief = opts_of(world);
+    int32_t x = 41, y = 0, z = 0;
+    (void)arg;
+    brief.timeout_ms = 100;
+    if (rank == 1) {
+        int64_t start = tap_now_ms();
+        rank_is(rank, idist_recv(&y, 1, IDIST_I32, 0, 3, NULL, &brief), IDIST_ERR_TIMEOUT);
+        int64_t took = tap_now_ms() - start;
+        rank_check(took >= 95 && took <= 100 + 500 * test_slow_factor(), "the time-out of 100 ms took %lld ms",
+                   (long long)took);
+        rank_check(text_names_rank(idist_last_error(), 0), "the text names rank 0: got \"%s\"", idist_last_error());
+        rank_is(rank, idist_recv(&y, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, NULL, &brief), IDIST_ERR_TIMEOUT);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 3, &o));
+    if (rank == 1) {
+        rank_ok(rank, idist_recv(&z, 1, IDIST_I32, 0, 3, NULL, &o));
+        rank_check(z == 41 && y == 0, "got %d, and %d in the cancelled buffer; expected 41 and 0", z, y);
+    }
+    (void)n;
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// The same by a request, whose buffer must be free to use afterwards.
+static void request_times_out(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    gbuf b = gbuf_make(400000, 0);
+    if (rank == 1) {
+        idist_request request = {NULL};
+        idist_opts a = opts_async(world, &request);
+        a.timeout_ms = 100;
+        rank_ok(rank, idist_recv(b.p, 400000, IDIST_U8, 0, 9, NULL, &a));
+        rank_is(rank, idist_wait(&request), IDIST_ERR_TIMEOUT);
+        rank_check(request.impl == NULL, "a failed request is empty, too");
+    }
+    rank_ok(rank, idist_barrier(&o));
+    gbuf s = gbuf_make(400000, 0);
+    pat_fill(s.p, 0, 400000, 1, 0, 1);
+    if (rank == 0) rank_ok(rank, idist_send(s.p, 400000, IDIST_U8, 1, 9, &o));
+    if (rank == 1) {
+        gbuf r = gbuf_make(400000, 0);
+        rank_ok(rank, idist_recv(r.p, 400000, IDIST_U8, 0, 9, NULL, &o));
+        rank_check(memcmp(r.p, s.p, 400000) == 0, "wrong data after a cancelled receive");
+        rank_check(gbuf_untouched(&b), "the cancelled buffer was written");
+        gbuf_free(&r);
+    }
+    gbuf_free(&b);
+    gbuf_free(&s);
+    rank_ok(rank, idist_barrier(&o));
+}
+
+int main(void) {
+    static const char *transports[2] = {"auto", "tcp"};
+    tap_deadline(60);
+    for (int t = 0; t < 2; t++) {
+        const char *name = transports[t];
+        idist_desc d = desc_with(name, "auto");
+        for (int n = 1; n <= 5; n += n == 3 ? 2 : 1) {
+            ranks_case(n, &d, ring_sendrecv, NULL, "sendrecv around n=%d, %s", n, name);
+            ranks_case(n, &d, to_self, NULL, "to oneself n=%d, %s", n, name);
+            ranks_case(n, &d, wildcards, NULL, "any source, any tag n=%d, %s", n, name);
+            ranks_case(n, &d, large_blocking, NULL, "large, blocking n=%d, %s", n, name);
+            ranks_case(n, &d, large_reversed, NULL, "large, requests in reversed order n=%d, %s", n, name);
+            ranks_case(n, &d, many_outstanding, NULL, "150 messages to each of n=%d at once, %s", n, name);
+        }
+        ranks_case(2, &d, tags_out_of_order, NULL, "tags out of order, %s", name);
+        ranks_case(2, &d, same_tag_in_order, NULL, "same tag, mixed sizes stay in order, %s", name);
+        ranks_case(4, &d, selective, NULL, "by source; largest tag, %s", name);
+        ranks_case(2, &d, kept_after_misfit, NULL, "too long or another dtype: the message stays, %s", name);
+        ranks_case(2, &d, posted_too_short, NULL, "posted receive too short: the message stays, %s", name);
+        ranks_case(3, &d, nothing_sent, NULL, "messages of nothing, %s", name);
+        ranks_case(2, &d, recv_times_out, NULL, "recv time-out cancels, %s", name);
+        ranks_case(2, &d, request_times_out, NULL, "recv time-out of a request cancels, %s", name);
+    }
+    return tap_done();
+}

@@ -1,0 +1,253 @@
+// requests: wait, test, wait_all, wait_any, several collectives in flight, progress while the program computes
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+static void empty_ones(idist_group *world, int rank, int n, void *arg) {
+    idist_request r[3] = {{NULL}, {NULL}, {NULL}};
+    size_t index = 77;
+    bool done = false;
+    (void)world;
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_wait(&r[0]));
+    rank_ok(rank, idist_test(&r[0], &done));
+    rank_check(done, "an empty request is complete");
+    rank_ok(rank, idist_wait_all(r, 3));
+    rank_ok(rank, idist_wait_all(NULL, 0));
+    rank_ok(rank, idist_wait_any(r, 3, &index));
+    rank_check(index == 3, "wait_any of empty ones: got %zu expected 3", index);
+}
+
+static void check_sum(int rank, int n, const int64_t *x, size_t count, int which) {
+    for (size_t i = 0; i < count; i++) {
+        int64_t want = (int64_t)n * (which * 100 + (int64_t)i % 7) + n * (n - 1) / 2;
+        if (x[i] == want) continue;
+        rank_fail("rank %d: all_reduce %d element %zu: got %lld expected %lld", rank, which, i, (long long)x[i],
+                  (long long)want);
+        return;
+    }
+}
+
+// K all_reduces of different sizes at once, completed in an order that differs from rank to rank.
+static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 12 };
+    static const size_t counts[4] = {1, 100, 5000, 60000};
+    int how = *(const int *)arg;
+    idist_request r[K];
+    int64_t *x[K];
+    memset(r, 0, sizeof r);
+    for (int k = 0; k < K; k++) {
+        size_t count = counts[k % 4];
+        x[k] = (int64_t *)malloc(count * sizeof **x);
+        TAP_REQUIRE(x[k]);
+        for (size_t i = 0; i < count; i++) x[k][i] = k * 100 + (int64_t)i % 7 + rank;
+        idist_opts o = opts_async(world, &r[k]);
+        rank_ok(rank, idist_all_reduce(x[k], x[k], count, IDIST_I64, IDIST_SUM, &o));
+    }
+    if (how == 0) {
+        rank_ok(rank, idist_wait_all(r, K));
+    } else if (how == 1) {
+        for (int k = 0; k < K; k++) rank_ok(rank, idist_wait(&r[(k * 5 + rank) % K]));
+    } else if (how == 2) {
+        bool seen[K] = {false};
+        for (int k = 0; k < K; k++) {
+            size_t index = K;
+            rank_ok(rank, idist_wait_any(r, K, &index));
+            if (index >= K || seen[index]) {
+                rank_fail("rank %d: wait_any gave %zu", rank, index);
+                break;
+            }
+            seen[index] = true;
+            check_sum(rank, n, x[index], counts[index % 4], (int)index); // valid at once
+        }
+    } else {
+        for (int left = K, turns = 0; left > 0 && turns < 100000000; turns++) {
+            int k = turns % K;
+            bool done = false;
+            if (!r[k].impl) continue;
+            if (!rank_ok(rank, idist_test(&r[k], &done))) break;
+            left -= done;
+        }
+    }
+    for (int k = 0; k < K; k++) {
+        rank_check(r[k].impl == NULL, "rank %d: request %d is not empty", rank, k);
+        check_sum(rank, n, x[k], counts[k % 4], k);
+        free(x[k]);
+    }
+}
+
+// Different collectives at once.
+static void a_mix(idist_group *world, int rank, int n, void *arg) {
+    enum { C = 3000 };
+    const size_t m = (size_t)n;
+    idist_request r[8];
+    idist_opts o[8];
+    (void)arg;
+    memset(r, 0, sizeof r);
+    for (int i = 0; i < 8; i++) o[i] = opts_async(world, &r[i]);
+    int32_t *buf = (int32_t *)calloc(C * (8 + 4 * m), sizeof *buf);
+    TAP_REQUIRE(buf);
+    int32_t *bc = buf, *ar = buf + C, *sc = buf + 2 * C, *rsr = buf + 3 * C, *sr = buf + 4 * C, *rr = buf + 5 * C;
+    int32_t *ag = buf + 8 * C, *rss = ag + C * m, *a2a = rss + C * m, *sb = a2a + C * m;
+    for (size_t i = 0; i < C; i++) {
+        if (rank == n - 1) bc[i] = (int32_t)i;
+        ar[i] = rank;
+        sc[i] = 1;
+        ag[C * (size_t)rank + i] = rank * 10;
+    }
+    for (size_t i = 0; i < C * m; i++) {
+        rss[i] = (int32_t)(i / C);
+        a2a[i] = rank * 100 + (int32_t)(i / C);
+        sb[i] = (int32_t)(i / C) + 500;
+    }
+    rank_ok(rank, idist_broadcast(bc, C, IDIST_I32, n - 1, &o[0]));
+    rank_ok(rank, idist_all_reduce(ar, ar, C, IDIST_I32, IDIST_MAX, &o[1]));
+    rank_ok(rank, idist_scan(sc, sc, C, IDIST_I32, IDIST_SUM, &o[2]));
+    rank_ok(rank, idist_all_gather(ag + C * (size_t)rank, ag, C, IDIST_I32, &o[3]));
+    rank_ok(rank, idist_reduce_scatter(rss, rsr, C, IDIST_I32, IDIST_SUM, &o[4]));
+    rank_ok(rank, idist_all_to_all(a2a, a2a, C, IDIST_I32, &o[5]));
+    rank_ok(rank, idist_scatter(sb, sr, C, IDIST_I32, 0, &o[6]));
+    rank_ok(rank, idist_reduce(sr + C * 2, rr, C, IDIST_I32, IDIST_SUM, 0, &o[7]));
+    rank_ok(rank, idist_wait_all(r, 8));
+    for (size_t i = 0; i < C; i++) {
+        bool ok = bc[i] == (int32_t)i && ar[i] == n - 1 && sc[i] == rank + 1 && rsr[i] == n * rank && sr[i] == rank + 500;
+        for (size_t k = 0; k < m; k++)
+            ok = ok && ag[C * k + i] == (int32_t)k * 10 && a2a[C * k + i] == (int32_t)k * 100 + rank;
+        rank_check(ok, "rank %d: element %zu is wrong", rank, i);
+        if (!ok) break;
+    }
+    free(buf);
+}
+
+// Rank 1 starts its part and then only computes, without any call, until rank 0 says that its own call has returned. If
+// requests made no progress there, rank 0 would run into its time-out.
+typedef struct flags {
+    int rank0_done; // atomic
+} flags;
+
+static void progress_without_calls(idist_group *world, int rank, int n, void *arg) {
+    flags *shared = (flags *)arg;
+    const size_t count = 200000; // many steps
+    float *x = (float *)malloc(count * sizeof *x);
+    TAP_REQUIRE(x);
+    (void)n;
+    for (size_t i = 0; i < count; i++) x[i] = 1.0f;
+    if (rank == 0) {
+        idist_opts o = opts_of(world);
+        o.timeout_ms = 5000 * test_slow_factor();
+        rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o));
+        __atomic_store_n(&shared->rank0_done, 1, __ATOMIC_RELEASE);
+    } else {
+        idist_request r = {NULL};
+        idist_opts o = opts_async(world, &r);
+        rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o));
+        int64_t end_ms = tap_now_ms() + 6000 * test_slow_factor();
+        while (!__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) {}
+        rank_check(__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE), "rank %d: rank 0 got no answer meanwhile", rank);
+        rank_ok(rank, idist_wait(&r));
+    }
+    rank_check(x[0] == (float)n && x[count - 1] == (float)n, "rank %d: got %g expected %d", rank, (double)x[0], n);
+    free(x);
+}
+
+// The same for a large message: its data has to move while the sender is away.
+static void p2p_without_calls(idist_group *world, int rank, int n, void *arg) {
+    flags *shared = (flags *)arg;
+    const size_t count = 500000;
+    uint8_t *x = (uint8_t *)calloc(count, 1);
+    TAP_REQUIRE(x);
+    (void)n;
+    if (rank == 0) {
+        idist_opts o = opts_of(world);
+        o.timeout_ms = 5000 * test_slow_factor();
+        rank_ok(rank, idist_recv(x, count, IDIST_U8, 1, 0, NULL, &o));
+        rank_check(pat_find_wrong(x, 0, count, 1, 1, 0) == count, "wrong data");
+        __atomic_store_n(&shared->rank0_done, 1, __ATOMIC_RELEASE);
+    } else if (rank == 1) {
+        idist_request r = {NULL};
+        idist_opts o = opts_async(world, &r);
+        pat_fill(x, 0, count, 1, 1, 0);
+        rank_ok(rank, idist_send(x, count, IDIST_U8, 0, 0, &o));
+        int64_t end_ms = tap_now_ms() + 6000 * test_slow_factor();
+        while (!__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) {}
+        rank_ok(rank, idist_wait(&r));
+    }
+    free(x);
+}
+
+// One thread starts, another waits.
+static void *waiter(void *arg) {
+    idist_request *r = (idist_request *)arg;
+    idist_status status = idist_wait(r);
+    rank_check(status == IDIST_OK, "wait in another thread: got %s", idist_status_name(status));
+    return NULL;
+}
+
+static void another_thread_waits(idist_group *world, int rank, int n, void *arg) {
+    int32_t x = rank + 1;
+    idist_request r = {NULL};
+    idist_opts o = opts_async(world, &r);
+    pthread_t thread;
+    (void)arg;
+    rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
+    TAP_REQUIRE(pthread_create(&thread, NULL, waiter, &r) == 0);
+    TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+    rank_check(x == n * (n + 1) / 2, "rank %d: got %d expected %d", rank, x, n * (n + 1) / 2);
+}
+
+// wait_all goes on after a failure and returns the first one by index.
+static void first_failure(idist_group *world, int rank, int n, void *arg) {
+    idist_request r[3] = {{NULL}, {NULL}, {NULL}};
+    idist_opts o = opts_async(world, &r[0]), b = opts_of(world);
+    int32_t x = 0, y = 0, z = rank;
+    (void)n;
+    (void)arg;
+    if (rank == 0) {
+        o.timeout_ms = 50;
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 1, NULL, &o)); // never sent
+        o = opts_async(world, &r[1]);
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &o));
+        rank_is(rank, idist_wait_all(r, 3), IDIST_ERR_TIMEOUT);
+        rank_check(r[0].impl == NULL && r[1].impl == NULL, "all requests are empty");
+        rank_check(y == 1, "the other one completed: got %d expected 1", y);
+    }
+    if (rank == 1) {
+        tap_sleep_ms(80); // so that the first one fails before the second can complete
+        rank_ok(rank, idist_send(&z, 1, IDIST_I32, 0, 2, &b));
+    }
+    rank_ok(rank, idist_barrier(&b));
+}
+
+int main(void) {
+    static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
+    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
+    static const int sizes[5] = {1, 2, 3, 4, 7};
+    tap_deadline(60);
+    ranks_case(1, NULL, empty_ones, NULL, "empty requests, n=1");
+    ranks_case(2, NULL, empty_ones, NULL, "empty requests, n=2");
+    for (int i = 0; i < 5; i++) {
+        for (int how = 0; how < 4; how++) {
+            idist_desc d = desc_with(how == 1 && sizes[i] == 3 ? "tcp" : "auto", algorithms[(i + how) % 3]);
+            ranks_case(sizes[i], &d, many_in_flight, &how, "12 all_reduces in flight n=%d, %s, %s", sizes[i], ways[how],
+                       d.algorithm);
+        }
+        ranks_case(sizes[i], NULL, a_mix, NULL, "8 different collectives in flight n=%d", sizes[i]);
+        ranks_case(sizes[i], NULL, another_thread_waits, NULL, "another thread waits n=%d", sizes[i]);
+    }
+    for (int a = 0; a < 3; a++) {
+        idist_desc d = desc_with("auto", algorithms[a]);
+        for (int n = 2; n <= 3; n++) {
+            flags shared = {0};
+            ranks_case(n, &d, progress_without_calls, &shared, "all_reduce progresses while others compute n=%d %s", n,
+                       algorithms[a]);
+        }
+    }
+    flags shared = {0}, again = {0};
+    idist_desc tcp = desc_with("tcp", "auto");
+    ranks_case(2, NULL, p2p_without_calls, &shared, "a large send progresses while the sender computes");
+    ranks_case(2, &tcp, p2p_without_calls, &again, "a large send progresses while the sender computes, tcp");
+    ranks_case(2, NULL, first_failure, NULL, "wait_all returns the first failure and completes the rest");
+    return tap_done();
+}

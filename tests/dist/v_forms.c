@@ -1,0 +1,178 @@
+// all_gatherv, gatherv, scatterv, all_to_allv: counts that differ from rank to rank, with gaps and in any order of blocks
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+// Where the blocks of all ranks lie in one large buffer, in elements.
+typedef struct layout {
+    size_t counts[RANKS_MAX];
+    size_t displs[RANKS_MAX];
+    size_t extent; // elements of the large buffer
+} layout;
+
+// Style 0: one after the other. 1: gaps between them. 2: gaps, and the blocks in reversed order.
+static layout make_layout(int n, size_t count, int style, uint64_t salt) {
+    layout l;
+    size_t at = style ? 3 : 0;
+    memset(&l, 0, sizeof l);
+    for (int i = 0; i < n; i++) {
+        int k = style == 2 ? n - 1 - i : i;
+        uint64_t h = tap_mix(salt * 31 + (uint64_t)k);
+        l.counts[k] = h % 4 == 0 ? 0 : count == 0 ? 0 : h % (2 * count + 1);
+        l.displs[k] = at;
+        at += l.counts[k] + (style ? h % 5 : 0);
+    }
+    l.extent = at;
+    return l;
+}
+
+static int style_of(const grid_case *c) { return (int)(c->salt % 3); }
+
+static const size_t *displs_of(const grid_case *c, const layout *l) { return style_of(c) == 0 ? NULL : l->displs; }
+
+// Bytes of the large buffer that belong to no block must be as they were.
+static void check_gaps(const grid_case *c, const gbuf *b, const layout *l) {
+    size_t esize = idist_dtype_size(c->dtype);
+    for (size_t i = 0; i < l->extent; i++) {
+        bool inside = false;
+        for (int k = 0; k < c->n && !inside; k++) inside = i >= l->displs[k] && i < l->displs[k] + l->counts[k];
+        for (size_t j = 0; j < esize && !inside; j++) {
+            if (b->p[i * esize + j] == 0x5A) continue;
+            grid_fail(c, "element %zu lies between the blocks and was written", i);
+            return;
+        }
+    }
+}
+
+static void check_blocks(const grid_case *c, const gbuf *b, const layout *l) {
+    size_t esize = idist_dtype_size(c->dtype);
+    for (int k = 0; k < c->n; k++) grid_check_pat(c, b->p + l->displs[k] * esize, 0, l->counts[k], k);
+    check_gaps(c, b, l);
+    grid_check_guards(c, b, "receive");
+}
+
+static void all_gatherv(grid_case *c) {
+    size_t esize = idist_dtype_size(c->dtype);
+    layout l = make_layout(c->n, c->count, style_of(c), c->salt);
+    size_t own = l.counts[c->rank];
+    gbuf send = gbuf_make(own * esize, c->misalign), recv = gbuf_make(l.extent * esize, c->misalign);
+    unsigned char *from = c->in_place ? recv.p + l.displs[c->rank] * esize : send.p;
+    pat_fill(from, 0, own, esize, c->rank, c->salt);
+    if (grid_done(c, idist_all_gatherv(from, own, recv.p, l.counts, displs_of(c, &l), c->dtype, &c->opts))) {
+        check_blocks(c, &recv, &l);
+        if (!c->in_place) grid_check_send_pat(c, &send, own);
+    }
+    gbuf_free(&send);
+    gbuf_free(&recv);
+}
+
+static void gatherv(grid_case *c) {
+    size_t esize = idist_dtype_size(c->dtype);
+    bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
+    layout l = make_layout(c->n, c->count, style_of(c), c->salt);
+    size_t own = l.counts[c->rank];
+    gbuf send = gbuf_make(own * esize, c->misalign), recv = gbuf_make(is_root ? l.extent * esize : 0, c->misalign);
+    unsigned char *from = in_place ? recv.p + l.displs[c->rank] * esize : send.p;
+    const size_t *counts = is_root ? l.counts : NULL, *displs = is_root ? displs_of(c, &l) : NULL;
+    pat_fill(from, 0, own, esize, c->rank, c->salt);
+    if (grid_done(c, idist_gatherv(from, own, is_root ? recv.p : NULL, counts, displs, c->dtype, c->root, &c->opts))) {
+        if (is_root) check_blocks(c, &recv, &l);
+        if (!in_place) grid_check_send_pat(c, &send, own);
+    }
+    gbuf_free(&send);
+    gbuf_free(&recv);
+}
+
+// Block k of root holds elements 0 .. counts[k]-1 of the pattern of "rank k".
+static void scatterv(grid_case *c) {
+    size_t esize = idist_dtype_size(c->dtype);
+    bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
+    layout l = make_layout(c->n, c->count, style_of(c), c->salt);
+    size_t own = l.counts[c->rank];
+    gbuf send = gbuf_make(is_root ? l.extent * esize : 0, c->misalign), recv = gbuf_make(own * esize, c->misalign);
+    for (int k = 0; k < c->n && is_root; k++) pat_fill(send.p + l.displs[k] * esize, 0, l.counts[k], esize, k, c->salt);
+    unsigned char *to = in_place ? send.p + l.displs[c->rank] * esize : recv.p;
+    const size_t *counts = is_root ? l.counts : NULL, *displs = is_root ? displs_of(c, &l) : NULL;
+    if (grid_done(c, idist_scatterv(is_root ? send.p : NULL, counts, displs, to, own, c->dtype, c->root, &c->opts))) {
+        grid_check_pat(c, to, 0, own, c->rank);
+        grid_check_guards(c, &recv, "receive");
+        if (is_root) check_blocks(c, &send, &l); // still as it was
+    }
+    gbuf_free(&send);
+    gbuf_free(&recv);
+}
+
+static size_t pair_count(const grid_case *c, int from, int to) {
+    uint64_t h = tap_mix(c->salt + (uint64_t)(from * 97 + to * 7));
+    return h % 4 == 0 || c->count == 0 ? 0 : h % (c->count + 1);
+}
+
+static layout pair_layout(const grid_case *c, bool sending) {
+    layout l;
+    int style = style_of(c);
+    size_t at = style ? 2 : 0;
+    memset(&l, 0, sizeof l);
+    for (int i = 0; i < c->n; i++) {
+        int k = style == 2 ? c->n - 1 - i : i;
+        l.counts[k] = sending ? pair_count(c, c->rank, k) : pair_count(c, k, c->rank);
+        l.displs[k] = at;
+        at += l.counts[k] + (style ? 1 : 0);
+    }
+    l.extent = at;
+    return l;
+}
+
+// What a sends to b are elements b*100000 .. of a's pattern, so that a block at the wrong place is seen.
+static void all_to_allv(grid_case *c) {
+    size_t esize = idist_dtype_size(c->dtype);
+    layout out = pair_layout(c, true), in = pair_layout(c, false);
+    gbuf send = gbuf_make(out.extent * esize, c->misalign), recv = gbuf_make(in.extent * esize, c->misalign);
+    for (int k = 0; k < c->n; k++)
+        pat_fill(send.p + out.displs[k] * esize, (size_t)k * 100000, out.counts[k], esize, c->rank, c->salt);
+    gbuf copy = gbuf_make(send.nbytes, 0);
+    memcpy(copy.p, send.p, send.nbytes);
+    if (grid_done(c, idist_all_to_allv(send.p, out.counts, displs_of(c, &out), recv.p, in.counts, displs_of(c, &in),
+                                       c->dtype, &c->opts))) {
+        for (int k = 0; k < c->n; k++)
+            grid_check_pat(c, recv.p + in.displs[k] * esize, (size_t)c->rank * 100000, in.counts[k], k);
+        check_gaps(c, &recv, &in);
+        grid_check_guards(c, &recv, "receive");
+        grid_check_guards(c, &send, "send");
+        if (memcmp(copy.p, send.p, send.nbytes) != 0) grid_fail(c, "the send buffer was modified");
+    }
+    gbuf_free(&copy);
+    gbuf_free(&send);
+    gbuf_free(&recv);
+}
+
+// One rank has everything, the others nothing: an algorithm that divides by the average count shows here.
+static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int owner = 0; owner < n; owner++) {
+        size_t counts[RANKS_MAX] = {0}, own;
+        uint32_t *x = (uint32_t *)malloc(50001 * sizeof *x);
+        TAP_REQUIRE(x);
+        memset(x, 0, 50001 * sizeof *x);
+        counts[owner] = 50001;
+        own = counts[rank];
+        uint32_t *mine = (uint32_t *)malloc(50001 * sizeof *mine);
+        TAP_REQUIRE(mine);
+        pat_fill(mine, 0, own, 4, rank, 5);
+        rank_ok(rank, idist_all_gatherv(own ? mine : NULL, own, x, counts, NULL, IDIST_U32, &o));
+        rank_check(pat_find_wrong(x, 0, 50001, 4, owner, 5) == 50001, "rank %d: wrong data from rank %d", rank, owner);
+        free(x);
+        free(mine);
+    }
+}
+
+int main(void) {
+    tap_deadline(90);
+    grid_run("all_gatherv", all_gatherv, GRID_WIDE | GRID_BLOCKING);
+    grid_run("gatherv", gatherv, GRID_WIDE | GRID_ROOTED);
+    grid_run("scatterv", scatterv, GRID_WIDE | GRID_ROOTED | GRID_BLOCKING);
+    grid_run("all_to_allv", all_to_allv, GRID_WIDE | GRID_NO_IN_PLACE);
+    ranks_case(4, NULL, one_rank_has_all, NULL, "all_gatherv where one rank has all");
+    return tap_done();
+}

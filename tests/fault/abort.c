@@ -1,0 +1,167 @@
+// abort: idist_abort from another thread ends what all ranks are blocked in
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+enum { IN_BARRIER, IN_ALL_REDUCE, IN_RECV, IN_SEND, IN_WAIT, IN_WAIT_ANY, IN_GROUP_END, N_PLACES };
+static const char *const places[N_PLACES] = {"barrier", "all_reduce", "recv",     "send of much",
+                                             "wait",    "wait_any",   "group_end"};
+
+typedef struct experiment {
+    int place;
+    int aborter;        // the rank whose second thread calls idist_abort
+    int64_t aborted_ms; // atomic
+} experiment;
+
+typedef struct second_thread {
+    idist_group *group;
+    experiment *e;
+} second_thread;
+
+static void *abort_soon(void *arg) {
+    second_thread *t = (second_thread *)arg;
+    tap_sleep_ms(60);
+    __atomic_store_n(&t->e->aborted_ms, tap_now_ms(), __ATOMIC_RELEASE);
+    rank_ok(t->e->aborter, idist_abort(t->group));
+    return NULL;
+}
+
+// Rank n-1 never joins the collectives, so they cannot end by themselves.
+static idist_status block(idist_group *g, int rank, int n, int place, float *x) {
+    idist_opts o = opts_of(g);
+    idist_request request[2] = {{NULL}, {NULL}};
+    idist_opts a = opts_async(g, &request[0]), b = opts_async(g, &request[1]);
+    idist_status status;
+    size_t index = 0;
+    int peer = (rank + 1) % n;
+    switch (place) {
+    case IN_BARRIER: return idist_barrier(&o);
+    case IN_ALL_REDUCE: return idist_all_reduce(x, x, 300000, IDIST_F32, IDIST_SUM, &o);
+    case IN_RECV: return idist_recv(x, 1, IDIST_F32, peer, 0, NULL, &o);
+    case IN_SEND: return idist_send(x, 300000, IDIST_F32, peer, 0, &o);
+    case IN_WAIT:
+        status = idist_all_reduce(x, x, 100, IDIST_F32, IDIST_SUM, &a);
+        return status ? status : idist_wait(&request[0]);
+    case IN_WAIT_ANY:
+        status = idist_recv(x, 1, IDIST_F32, IDIST_ANY_SOURCE, 0, NULL, &a);
+        if (status == IDIST_OK) status = idist_recv(x + 1, 1, IDIST_F32, peer, 1, NULL, &b);
+        if (status == IDIST_OK) status = idist_wait_any(request, 2, &index);
+        idist_wait_all(request, 2);
+        return status;
+    default:
+        idist_group_begin();
+        idist_recv(x, 1, IDIST_F32, peer, 0, NULL, &o);
+        return idist_group_end();
+    }
+}
+
+static void body(idist_group *world, int rank, int n, void *arg) {
+    experiment *e = (experiment *)arg;
+    float *x = (float *)calloc(300000, sizeof *x);
+    pthread_t thread;
+    second_thread second = {world, e};
+    idist_opts o = opts_of(world);
+    TAP_REQUIRE(x);
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == e->aborter) TAP_REQUIRE(pthread_create(&thread, NULL, abort_soon, &second) == 0);
+    bool joins = rank != n - 1 || e->place == IN_RECV || e->place == IN_SEND || e->place >= IN_WAIT_ANY;
+    if (joins) {
+        idist_status status = block(world, rank, n, e->place, x);
+        int64_t after_ms = tap_now_ms() - __atomic_load_n(&e->aborted_ms, __ATOMIC_ACQUIRE);
+        rank_check(status == IDIST_ERR_ABORTED, "rank %d: got %s expected IDIST_ERR_ABORTED; last error: %s", rank,
+                   idist_status_name(status), idist_last_error());
+        rank_check(after_ms <= 500 * test_slow_factor(), "rank %d: %lld ms after the abort", rank, (long long)after_ms);
+        rank_check(idist_last_error()[0] != 0, "rank %d: a failure has a text", rank);
+    } else {
+        tap_sleep_ms(200);
+    }
+    if (rank == e->aborter) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+    rank_is(rank, idist_barrier(&o), IDIST_ERR_ABORTED); // later calls, also of the rank that was elsewhere
+    rank_is(rank, idist_send(x, 1, IDIST_F32, 0, 0, &o), IDIST_ERR_ABORTED);
+    rank_ok(rank, idist_abort(world)); // again: nothing happens
+    free(x);
+}
+
+// Aborting a group leaves the world and another group alone.
+static void group_only(idist_group *world, int rank, int n, void *arg) {
+    experiment *e = (experiment *)arg;
+    idist_group *g = NULL, *h = NULL;
+    pthread_t thread;
+    int32_t x = 1, y = 0;
+    rank_ok(rank, idist_split(world, 0, rank, &g));
+    rank_ok(rank, idist_split(world, rank % 2, rank, &h));
+    second_thread second = {g, e};
+    idist_opts og = opts_of(g), oh = opts_of(h), ow = opts_of(world);
+    if (rank == 0) TAP_REQUIRE(pthread_create(&thread, NULL, abort_soon, &second) == 0);
+    if (rank != n - 1) {
+        rank_is(rank, idist_barrier(&og), IDIST_ERR_ABORTED);
+    } else {
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &og), IDIST_ERR_ABORTED);
+    }
+    if (rank == 0) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+    rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &ow));
+    rank_check(y == n, "rank %d: the world: got %d expected %d", rank, y, n);
+    rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &oh));
+    rank_check(y == idist_group_size(h), "rank %d: the other group: got %d", rank, y);
+    rank_ok(rank, idist_free_group(&g));
+    rank_ok(rank, idist_free_group(&h));
+}
+
+// Between processes: one calls idist_abort and goes on living.
+static int abort_process(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    if (idist_barrier(&o) != IDIST_OK) return 96;
+    if (rank == 1) {
+        tap_sleep_ms(30);
+        slot->when_ns = tap_now_ns();
+        idist_status status = idist_abort(world);
+        proc_phase(slot, status == IDIST_OK ? 1 : 2);
+        tap_sleep_ms(700);
+        return 0;
+    }
+    proc_result(slot, idist_barrier(&o));
+    return 0;
+}
+
+static void between_processes(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("abort between processes, %s", transport);
+    ranks_reset();
+    procs_start(&p, 3, &d, abort_process, NULL);
+    int n_hung = procs_wait(&p, 8000);
+    rank_check(n_hung == 0, "%d ranks hang", n_hung);
+    rank_check(p.slot[1].phase == 1, "idist_abort failed");
+    for (int k = 0; k < 3; k += 2) {
+        long long ms = (long long)((p.slot[k].when_ns - p.slot[1].when_ns) / 1000000);
+        rank_check(p.slot[k].status == IDIST_ERR_ABORTED && ms <= 500 * test_slow_factor(),
+                   "rank %d: got %s after %lld ms: %s", k, idist_status_name((idist_status)p.slot[k].status), ms,
+                   p.slot[k].text);
+    }
+    ranks_report("abort between processes, %s", transport);
+    procs_free(&p);
+}
+
+int main(void) {
+    uint64_t random_state = tap_seed();
+    tap_deadline(60);
+    for (int place = 0; place < N_PLACES; place++) {
+        for (int n = 2; n <= 5; n += n == 2 ? 1 : 2) {
+            experiment e = {0, 0, 0};
+            idist_desc d = desc_with(n == 3 ? "tcp" : "auto", "auto");
+            e.place = place;
+            e.aborter = (int)(tap_rand(&random_state) % (uint64_t)n);
+            ranks_case_fault(n, &d, body, &e, "rank %d of %d aborts, all are in %s, %s", e.aborter, n, places[place],
+                             d.transport);
+        }
+    }
+    experiment e = {0, 0, 0};
+    ranks_case(4, NULL, group_only, &e, "abort of a group leaves the world alone");
+    between_processes("auto");
+    between_processes("tcp");
+    tap_is(idist_abort(NULL), IDIST_ERR_STATE, "abort without a world");
+    return tap_done();
+}

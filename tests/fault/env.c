@@ -1,0 +1,188 @@
+// env: half-set and nonsensical environment variables are IDIST_ERR_ENV and the text names the variable
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+typedef struct env_case {
+    const char *vars;    // "A=1 B=2"
+    idist_status status; //
+    const char *name;    // in the text
+    int world_size;      // when IDIST_OK
+} env_case;
+
+// No master is needed where the variables are refused before anybody is looked for.
+static const env_case cases[] = {
+    {"", IDIST_OK, "", 1},
+    {"RANK= WORLD_SIZE=", IDIST_OK, "", 1}, // empty is unset
+    {"RANK=0 WORLD_SIZE=1", IDIST_OK, "", 1},
+    {"RANK=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"WORLD_SIZE=2", IDIST_ERR_ENV, "RANK", 0},
+    {"RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "RANK", 0},
+    {"RANK=-1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "RANK", 0},
+    {"RANK=1x WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "RANK", 0},
+    {"RANK=0x0 WORLD_SIZE=1", IDIST_ERR_ENV, "RANK", 0},
+    {"RANK=0 WORLD_SIZE=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"RANK=0 WORLD_SIZE=-2", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"RANK=0 WORLD_SIZE=two", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"RANK=0 WORLD_SIZE=2.0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"RANK=0 WORLD_SIZE=99999999999999999999", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1", IDIST_ERR_ENV, "MASTER_PORT", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_PORT=29500", IDIST_ERR_ENV, "MASTER_ADDR", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_PORT=29500 LOCAL_WORLD_SIZE=1", IDIST_ERR_ENV, "MASTER_ADDR", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=70000", IDIST_ERR_ENV, "MASTER_PORT", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=http", IDIST_ERR_ENV, "MASTER_PORT", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=-5", IDIST_ERR_ENV, "MASTER_PORT", 0},
+    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=first MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "LOCAL_RANK", 0},
+    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=-1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "LOCAL_RANK", 0},
+    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "LOCAL_RANK",
+     0},
+    {"IDIST_RANK=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
+    {"IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "RANK", 0},
+    {"IDIST_RANK=x IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "IDIST_RANK", 0},
+    {"IDIST_RANK=0 IDIST_WORLD_SIZE=1 RANK=7 WORLD_SIZE=8", IDIST_OK, "", 1}, // the own name wins
+    {"HOROVOD_RANK=0", IDIST_ERR_ENV, "HOROVOD_SIZE", 0},
+    {"IDIST_TIMEOUT_MS=soon", IDIST_ERR_ENV, "IDIST_TIMEOUT_MS", 0},
+    {"IDIST_INIT_TIMEOUT_MS=1x", IDIST_ERR_ENV, "IDIST_INIT_TIMEOUT_MS", 0},
+    {"IDIST_TRANSPORT=pigeon", IDIST_ERR_ENV, "IDIST_TRANSPORT", 0},
+    {"IDIST_ALGO=magic", IDIST_ERR_ENV, "IDIST_ALGO", 0},
+    {"IDIST_LOG=loud", IDIST_ERR_ENV, "IDIST_LOG", 0},
+    {"IDIST_INIT_METHOD=smoke://signals IDIST_RANK=0 IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "IDIST_INIT_METHOD", 0},
+    {"IDIST_SECRET=short", IDIST_ERR_ENV, "IDIST_SECRET", 0},
+    {"IDIST_SECRET_FILE=/nonexistent/secret", IDIST_ERR_ENV, "IDIST_SECRET_FILE", 0},
+    {"IDIST_BACKEND=self,ring", IDIST_OK, "", 1},
+};
+
+// Everything by which a launcher, or the shell that runs the tests, might reach in.
+static void clean_environment(void) {
+    static const char *const prefixes[] = {"RANK=",  "WORLD_SIZE=", "LOCAL_", "MASTER_",       "GROUP_",
+                                           "IDIST_", "HOROVOD_",    "OMPI_",  "PMI_",          "PMIX_",
+                                           "SLURM_", "MPI_",        "MV2_",   "TORCHELASTIC_", "NODE_RANK="};
+    extern char **environ;
+    for (char **e = environ; *e;) {
+        bool hit = false;
+        for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+            hit = hit || strncmp(*e, prefixes[i], strlen(prefixes[i])) == 0;
+        hit = hit && strncmp(*e, "IDIST_TEST_", 11) != 0;
+        char name[200];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*e, "="), *e);
+        if (hit) unsetenv(name); // moves the rest down
+        else e++;
+    }
+}
+
+static void set_variables(const char *vars) {
+    char copy[400];
+    snprintf(copy, sizeof copy, "%s", vars);
+    for (char *save = NULL, *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        char *value = strchr(word, '=');
+        TAP_REQUIRE(value);
+        *value++ = 0;
+        setenv(word, value, 1);
+    }
+}
+
+typedef struct env_result {
+    proc_slot slot;
+    int world_size, rank, local_rank;
+} env_result;
+
+static void child(const char *vars, env_result *r) {
+    alarm((unsigned)(15 * test_slow_factor()));
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    clean_environment();
+    set_variables(vars);
+    char before[64];
+    snprintf(before, sizeof before, "%s", getenv("RANK") ? getenv("RANK") : "");
+    idist_status status = idist_initialize(NULL);
+    proc_result(&r->slot, status);
+    r->world_size = idist_get_world_size();
+    r->rank = idist_get_rank();
+    r->local_rank = idist_get_local_rank();
+    if (strcmp(before, getenv("RANK") ? getenv("RANK") : "") != 0) _exit(81);
+    if (status == IDIST_OK && idist_barrier(NULL) != IDIST_OK) _exit(82);
+    if (status == IDIST_OK && idist_finalize() != IDIST_OK) _exit(83);
+    _exit(status == IDIST_OK || !idist_is_initialized() ? 0 : 84);
+}
+
+static env_result *make_results(size_t n) {
+    void *p = mmap(NULL, n * sizeof(env_result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TAP_REQUIRE(p != MAP_FAILED);
+    memset(p, 0, n * sizeof(env_result));
+    return (env_result *)p;
+}
+
+static pid_t start(const char *vars, env_result *r) {
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) child(vars, r);
+    tap_register_child(pid);
+    return pid;
+}
+
+static void finish(pid_t pid, const char *vars) {
+    int wait_status = 0;
+    TAP_REQUIRE(waitpid(pid, &wait_status, 0) == pid);
+    tap_forget_child(pid);
+    rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0, "\"%s\": wait status 0x%x%s", vars,
+               (unsigned)wait_status, WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGALRM ? " (hang)" : "");
+}
+
+static void one_case(const env_case *c) {
+    env_result *r = make_results(1);
+    tap_running("environment \"%s\"", c->vars);
+    ranks_reset();
+    finish(start(c->vars, r), c->vars);
+    rank_check(r->slot.has_result && r->slot.status == c->status, "got %s expected %s; text \"%s\"",
+               idist_status_name((idist_status)r->slot.status), idist_status_name(c->status), r->slot.text);
+    rank_check(strstr(r->slot.text, c->name) != NULL, "the text must name %s: got \"%s\"", c->name, r->slot.text);
+    if (c->status == IDIST_OK) rank_check(r->world_size == c->world_size, "world size: got %d", r->world_size);
+    ranks_report("\"%s\": %s %s", c->vars, idist_status_name(c->status), c->name);
+    munmap(r, sizeof *r);
+}
+
+// Real worlds from the environment, with as little as the launchers give. %d: rank, port.
+static void real_world(const char *format, int n, const char *name) {
+    env_result *r = make_results((size_t)n);
+    pid_t pid[RANKS_MAX];
+    char vars[RANKS_MAX][300];
+    int port = free_port();
+    tap_running("%s", name);
+    ranks_reset();
+    for (int k = 0; k < n; k++) {
+        char text[300];
+        size_t at = 0;
+        snprintf(text, sizeof text, "%s", format);
+        vars[k][0] = 0;
+        for (const char *p = text; *p && at < sizeof vars[k] - 12; p++) { // R: rank, P: port
+            if (p[0] == '%' && p[1] == 'R') at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", k), p++;
+            else if (p[0] == '%' && p[1] == 'P') at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", port), p++;
+            else vars[k][at++] = *p;
+        }
+        vars[k][at] = 0;
+        pid[k] = start(vars[k], &r[k]);
+    }
+    for (int k = 0; k < n; k++) {
+        finish(pid[k], vars[k]);
+        rank_check(r[k].slot.status == IDIST_OK && r[k].rank == k && r[k].world_size == n && r[k].local_rank == k,
+                   "rank %d: got %s, rank %d of %d, local rank %d; \"%s\"", k,
+                   idist_status_name((idist_status)r[k].slot.status), r[k].rank, r[k].world_size, r[k].local_rank,
+                   r[k].slot.text);
+    }
+    ranks_report("%s", name);
+    munmap(r, (size_t)n * sizeof *r);
+}
+
+int main(void) {
+    tap_deadline(60);
+    (void)ranks__log();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) one_case(&cases[i]);
+    real_world("RANK=%R WORLD_SIZE=3 LOCAL_RANK=%R MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 3, "the five variables of torch");
+    real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 2, "without LOCAL_RANK, as PyTorchJob");
+    real_world("RANK=%R WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 LOCAL_RANK=%R MASTER_PORT=%P", 2, "all local, without MASTER_ADDR");
+    real_world("IDIST_RANK=%R IDIST_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=%P", 2,
+               "IDIST_RANK and IDIST_WORLD_SIZE");
+    real_world("RANK=%R WORLD_SIZE=2 IDIST_INIT_METHOD=tcp://127.0.0.1:%P", 2, "IDIST_INIT_METHOD=tcp://");
+    real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P IDIST_TRANSPORT=tcp", 2, "IDIST_TRANSPORT=tcp");
+    return tap_done();
+}

@@ -1,0 +1,130 @@
+// kill: SIGKILL of a random rank at a random moment in a stream of all_reduces
+//
+// Every survivor must get IDIST_ERR_PEER_LOST naming the dead rank, and nobody else, within 500 ms of the kill, and must be
+// able to close its world. IDIST_TEST_TRIALS sets the number of trials per transport; without it as many as fit into
+// a few seconds. A rank that does not come back is a hang and reported as that.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+enum { LIMIT_MS = 500, N_MAX_BYTES = 4 << 20 };
+
+typedef struct trial {
+    uint64_t seed;
+    int mode; // 0: blocking, 1: requests, 2: all ranks wait in a receive from the victim or a neighbour
+} trial;
+
+static size_t stream_count(uint64_t seed, int i) {
+    unsigned shift = (unsigned)(tap_mix(seed + (uint64_t)i) % 20); // 8 bytes .. 4 MiB
+    return (size_t)2 << shift;
+}
+
+static idist_status stream_step(idist_group *world, float *x, const trial *t, int i) {
+    idist_request request[3] = {{NULL}, {NULL}, {NULL}};
+    idist_opts plain = opts_of(world);
+    if (t->mode == 0) return idist_all_reduce(x, x, stream_count(t->seed, i), IDIST_F32, IDIST_MAX, &plain);
+    size_t third = N_MAX_BYTES / 4 / 3;
+    for (int k = 0; k < 3; k++) {
+        idist_opts o = opts_async(world, &request[k]);
+        size_t count = stream_count(t->seed, 3 * i + k) % third + 1;
+        idist_status status =
+            idist_all_reduce(x + (size_t)k * third, x + (size_t)k * third, count, IDIST_F32, IDIST_MAX, &o);
+        if (status == IDIST_OK) continue;
+        char text[600]; // waiting for the others must not hide what this one said
+        snprintf(text, sizeof text, "%s", idist_last_error());
+        idist_wait_all(request, 3);
+        return status;
+    }
+    return idist_wait_all(request, 3);
+}
+
+static int stream(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const trial *t = (const trial *)arg;
+    float *x = (float *)calloc(N_MAX_BYTES, 1);
+    idist_status status = IDIST_OK;
+    (void)rank;
+    (void)n;
+    if (!x) _exit(91);
+    proc_phase(slot, 1);
+    for (int i = 0; status == IDIST_OK; i++) {
+        status = stream_step(world, x, t, i);
+        __atomic_store_n(&slot->iterations, i, __ATOMIC_RELAXED);
+    }
+    proc_result(slot, status);
+    free(x);
+    idist_status closed = idist_close(&world);
+    return closed != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void judge(const procs *p, int victim, int64_t killed_ns, const char *what) {
+    for (int k = 0; k < p->n; k++) {
+        const proc_slot *s = &p->slot[k];
+        if (k == victim) {
+            rank_check(WIFSIGNALED(p->wait_status[k]), "%s: the victim ended by itself, status 0x%x, %s: %s", what,
+                       (unsigned)p->wait_status[k], idist_status_name((idist_status)s->status), s->text);
+            continue;
+        }
+        if (!__atomic_load_n(&s->has_result, __ATOMIC_ACQUIRE)) {
+            rank_fail("%s: hang: rank %d has no result after %d all_reduces", what, k, s->iterations);
+            continue;
+        }
+        long long ms = (long long)((s->when_ns - killed_ns) / 1000000);
+        rank_check(s->status == IDIST_ERR_PEER_LOST, "%s: rank %d: got %s expected IDIST_ERR_PEER_LOST: %s", what, k,
+                   idist_status_name((idist_status)s->status), s->text);
+        rank_check(text_names_only(s->text, victim, k, p->n), "%s: rank %d names the wrong rank: got \"%s\"", what, k,
+                   s->text);
+        rank_check(ms <= LIMIT_MS * test_slow_factor(), "%s: rank %d got it after %lld ms, limit %d", what, k, ms, LIMIT_MS);
+        rank_check(WIFEXITED(p->wait_status[k]) && WEXITSTATUS(p->wait_status[k]) == 0,
+                   "%s: rank %d: idist_close: wait status 0x%x", what, k, (unsigned)p->wait_status[k]);
+    }
+}
+
+static int64_t one_trial(const char *transport, int number, uint64_t *random_state) {
+    procs p;
+    trial t;
+    char what[200];
+    idist_desc d = desc_with(transport, number % 3 == 1 ? "latency" : number % 3 == 2 ? "bandwidth" : "auto");
+    int n = 2 + (int)(tap_rand(random_state) % 3), victim = (int)(tap_rand(random_state) % (uint64_t)n);
+    int delay_us = (int)(tap_rand(random_state) % 40000);
+    int64_t worst_ns = 0;
+    t.seed = tap_rand(random_state);
+    t.mode = number % 4 == 3;
+    snprintf(what, sizeof what, "trial %d: n=%d victim %d after %d us, %s %s%s", number, n, victim, delay_us, transport,
+             d.algorithm, t.mode ? " requests" : "");
+    tap_running("%s", what);
+    procs_start(&p, n, &d, stream, &t);
+    if (!procs_await_phase(&p, 1, 10000)) rank_fail("%s: the ranks did not start", what);
+    struct timespec ts = {0, delay_us * 1000L};
+    nanosleep(&ts, NULL);
+    int64_t killed_ns = tap_now_ns();
+    kill(p.pid[victim], SIGKILL);
+    procs_wait(&p, 5000);
+    judge(&p, victim, killed_ns, what);
+    for (int k = 0; k < n; k++)
+        if (k != victim && p.slot[k].has_result && p.slot[k].when_ns - killed_ns > worst_ns)
+            worst_ns = p.slot[k].when_ns - killed_ns;
+    procs_free(&p);
+    return worst_ns;
+}
+
+int main(void) {
+    static const char *transports[2] = {"auto", "tcp"};
+    const char *text = getenv("IDIST_TEST_TRIALS");
+    int wanted = text ? atoi(text) : 0;
+    uint64_t random_state = tap_seed();
+    tap_deadline(wanted > 100 ? wanted * 2 : 90);
+    for (int t = 0; t < 2; t++) {
+        int64_t end_ms = tap_now_ms() + 6000, worst_ns = 0;
+        int trials = 0;
+        ranks_reset();
+        while (wanted > 0 ? trials < wanted : trials < 40 && (tap_now_ms() < end_ms || trials < 6)) {
+            int64_t ns = one_trial(transports[t], trials++, &random_state);
+            if (ns > worst_ns) worst_ns = ns;
+        }
+        ranks_report("SIGKILL of a random rank, %s: all survivors name it within %d ms", transports[t], LIMIT_MS);
+        tap_diag("%s: %d trials, slowest survivor after %.1f ms, seed %llu", transports[t], trials, (double)worst_ns / 1e6,
+                 (unsigned long long)tap_seed());
+    }
+    return tap_done();
+}

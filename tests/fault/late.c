@@ -1,0 +1,133 @@
+// late: a rank that does not come is IDIST_ERR_TIMEOUT, in time, on all ranks, naming exactly the missing one
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+enum { TIMEOUT_MS = 300, LATE_MS = 900 };
+enum { ALL_REDUCE, BARRIER, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, N_OPERATIONS };
+
+static const char *const names[N_OPERATIONS] = {"all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all"};
+
+typedef struct experiment {
+    int operation;
+    size_t count;
+    unsigned late_mask;
+    bool per_call; // the time-out comes from the opts of the call, not from the world
+    bool async;
+} experiment;
+
+static idist_status make_call(int operation, const float *s, float *r, size_t count, const idist_opts *o) {
+    switch (operation) {
+    case ALL_REDUCE: return idist_all_reduce(s, r, count, IDIST_F32, IDIST_SUM, o);
+    case BARRIER: return idist_barrier(o);
+    case ALL_GATHER: return idist_all_gather(s, r, count, IDIST_F32, o);
+    case REDUCE_SCATTER: return idist_reduce_scatter(s, r, count, IDIST_F32, IDIST_SUM, o);
+    default: return idist_all_to_all(s, r, count, IDIST_F32, o);
+    }
+}
+
+// Names every late rank, and of the others at most the speaker.
+static void check_names(const experiment *e, int rank, int n) {
+    const char *text = idist_last_error();
+    for (int k = 0; k < n; k++) {
+        bool is_late = e->late_mask >> k & 1, named = text_names_rank(text, k);
+        if (k == rank && !is_late) continue;
+        rank_check(named == is_late, "rank %d: rank %d is %s and the text is \"%s\"", rank, k, is_late ? "late" : "there",
+                   text);
+    }
+}
+
+static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
+    const experiment *e = (const experiment *)arg;
+    bool is_late = e->late_mask >> rank & 1;
+    idist_request request = {NULL};
+    idist_opts o = e->async ? opts_async(world, &request) : opts_of(world), plain = opts_of(world);
+    float *s = (float *)calloc(e->count * (size_t)n + 1, sizeof *s),
+          *r = (float *)calloc(e->count * (size_t)n + 1, sizeof *r);
+    TAP_REQUIRE(s && r);
+    rank_ok(rank, idist_barrier(&plain)); // all there, then one stays away
+    if (e->per_call) o.timeout_ms = TIMEOUT_MS;
+    if (is_late) tap_sleep_ms(LATE_MS);
+    int64_t start = tap_now_ms();
+    idist_status status = make_call(e->operation, s, r, e->count, &o);
+    if (status == IDIST_OK && e->async) status = idist_wait(&request);
+    int64_t took = tap_now_ms() - start;
+    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d (%s): got %s expected IDIST_ERR_TIMEOUT; last error: %s", rank,
+               is_late ? "late" : "in time", idist_status_name(status), idist_last_error());
+    rank_check(took <= TIMEOUT_MS + 500 * test_slow_factor(), "rank %d: got the error after %lld ms", rank, (long long)took);
+    if (!is_late)
+        rank_check(took >= TIMEOUT_MS - 10, "rank %d: got the error after %lld ms, too early", rank, (long long)took);
+    if (status == IDIST_ERR_TIMEOUT && !is_late) check_names(e, rank, n);
+    idist_status later = idist_barrier(&plain);
+    rank_check(later == IDIST_ERR_TIMEOUT, "rank %d: a later call gives the same: got %s", rank, idist_status_name(later));
+    free(s);
+    free(r);
+}
+
+static void run(int n, int operation, size_t count, unsigned late_mask, const char *algorithm, const char *transport,
+                bool async) {
+    experiment e;
+    idist_desc d = desc_with(transport, algorithm);
+    memset(&e, 0, sizeof e);
+    e.operation = operation;
+    e.count = count;
+    e.late_mask = late_mask;
+    e.async = async;
+    e.per_call = (operation + n) % 2 == 0;
+    d.timeout_ms = e.per_call ? RANKS_TIMEOUT_MS : TIMEOUT_MS;
+    d.init_timeout_ms = RANKS_TIMEOUT_MS;
+    ranks_case_fault(n, &d, experiment_rank, &e, "%s x %zu n=%d late ranks 0x%x %s %s%s", names[operation], count, n,
+                     late_mask, algorithm, transport, async ? " async" : "");
+}
+
+// A rank that never joins: init times out and names it.
+static void *lonely(void *arg) {
+    idist_store *store = (idist_store *)arg;
+    idist_desc d = desc_with("auto", "auto");
+    idist_group *world = NULL;
+    static int next_rank = 0; // atomic; ranks 0 and 2 of 3 come
+    int rank = 2 * __atomic_fetch_add(&next_rank, 1, __ATOMIC_ACQ_REL);
+    d.store = store;
+    d.rank = rank;
+    d.world_size = 3;
+    d.init_timeout_ms = 400;
+    int64_t start = tap_now_ms();
+    idist_status status = idist_open(&d, &world);
+    int64_t took = tap_now_ms() - start;
+    rank_check(status == IDIST_ERR_TIMEOUT && world == NULL, "rank %d: got %s", rank, idist_status_name(status));
+    rank_check(text_names_only(idist_last_error(), 1, rank, 3), "rank %d: the text names rank 1: got \"%s\"", rank,
+               idist_last_error());
+    rank_check(took >= 390 && took < 400 + 700 * test_slow_factor(), "rank %d: took %lld ms", rank, (long long)took);
+    return NULL;
+}
+
+static void missing_at_init(void) {
+    idist_store *store = NULL;
+    pthread_t threads[2];
+    tap_running("a rank is missing at init");
+    ranks_reset();
+    rank_ok(-1, idist_store_open("mem://", NULL, &store));
+    for (int k = 0; k < 2; k++) TAP_REQUIRE(pthread_create(&threads[k], NULL, lonely, store) == 0);
+    for (int k = 0; k < 2; k++) TAP_REQUIRE(pthread_join(threads[k], NULL) == 0);
+    rank_ok(-1, idist_store_close(&store));
+    ranks_report("a rank that never comes to idist_open is named");
+}
+
+int main(void) {
+    uint64_t random_state = tap_seed();
+    tap_deadline(60);
+    run(2, ALL_REDUCE, 1, 1, "auto", "auto", false);
+    run(2, BARRIER, 0, 2, "auto", "tcp", false);
+    run(3, ALL_REDUCE, 1, 4, "latency", "auto", false);
+    run(5, ALL_REDUCE, 7, 1u << (tap_rand(&random_state) % 5), "latency", "auto", false);
+    run(5, ALL_REDUCE, 200000, 1u << (tap_rand(&random_state) % 5), "bandwidth", "auto", false);
+    run(5, BARRIER, 0, 1u << (tap_rand(&random_state) % 5), "auto", "auto", true);
+    run(4, ALL_GATHER, 1000, 1u << (tap_rand(&random_state) % 4), "auto", "tcp", false);
+    run(4, REDUCE_SCATTER, 1000, 1u << (tap_rand(&random_state) % 4), "bandwidth", "auto", true);
+    run(4, ALL_TO_ALL, 30000, 1u << (tap_rand(&random_state) % 4), "auto", "auto", false);
+    run(4, ALL_REDUCE, 100, 0x5, "auto", "auto", false); // two are late
+    run(5, BARRIER, 0, 0xE, "auto", "auto", false);      // three are
+    missing_at_init();
+    return tap_done();
+}

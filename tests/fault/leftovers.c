@@ -1,0 +1,264 @@
+// leftovers: no TCP listener in a job of one host, no file after a massacre, no error under a storm of signals
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+#include <net/if.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+
+#ifndef CLONE_NEWNET
+#define CLONE_NEWNET 0x40000000
+#endif
+
+//------------------------------------------------------------------------------
+// listeners, in a network namespace of our own, so that every one found is ours
+//------------------------------------------------------------------------------
+
+static long enter_new_namespace(void) { return syscall(SYS_unshare, CLONE_NEWNET); }
+
+static bool loopback_up(void) {
+    struct ifreq request;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    memset(&request, 0, sizeof request);
+    strcpy(request.ifr_name, "lo");
+    request.ifr_flags = IFF_UP | IFF_RUNNING;
+    bool ok = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &request) == 0;
+    if (fd >= 0) close(fd);
+    return ok;
+}
+
+// Sockets in state LISTEN (0A). beyond_loopback: only those that are not bound to 127.0.0.1 or ::1.
+static int count_listeners(const char *path, bool beyond_loopback) {
+    char line[512], local[128], state[8];
+    int n = 0;
+    FILE *f = fopen(path, "r");
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, " %*d: %127s %*s %7s", local, state) != 2 || strcmp(state, "0A") != 0) continue;
+        bool loopback = strncmp(local, "0100007F:", 9) == 0 || strncmp(local, "00000000000000000000000001000000:", 33) == 0;
+        if (!beyond_loopback || !loopback) n++;
+    }
+    fclose(f);
+    return n;
+}
+
+static void check_listeners(int rank, bool beyond_loopback, const char *what) {
+    int v4 = count_listeners("/proc/net/tcp", beyond_loopback), v6 = count_listeners("/proc/net/tcp6", beyond_loopback);
+    rank_check(v4 == 0 && v6 == 0, "rank %d: %s: %d TCP listeners and %d TCP6 listeners", rank, what, v4, v6);
+}
+
+static int look_around(int local_rank, void *arg) {
+    const char *what = (const char *)arg;
+    int32_t x = 1;
+    check_listeners(local_rank, false, what);
+    for (int i = 0; i < 50; i++) {
+        if (!rank_ok(local_rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_MAX, NULL))) return 1;
+        if (i % 10 == local_rank) check_listeners(local_rank, false, what);
+    }
+    return 0;
+}
+
+static void look_around_threads(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    check_listeners(rank, false, (const char *)arg);
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// The caller asked for TCP here, so there may be listeners; but only on the loopback interface.
+static int look_around_process(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)slot;
+    for (int i = 0; i < 5; i++) {
+        check_listeners(rank, true, (const char *)arg);
+        rank_ok(rank, idist_barrier(&o));
+    }
+    rank_ok(rank, idist_close(&world));
+    return 0;
+}
+
+static void in_namespace(void) {
+    static char spawned[] = "idist_spawn", threads[] = "mem://", processes[] = "tcp://127.0.0.1";
+    idist_desc d = desc_with("auto", "auto"), tcp = desc_with("tcp", "auto");
+    procs p;
+    d.timeout_ms = RANKS_TIMEOUT_MS;
+    rank_ok(-1, idist_spawn(look_around, spawned, 3, &d));
+    ranks_threads(3, NULL, look_around_threads, threads);
+    if (!loopback_up()) return;
+    rank_ok(-1, idist_spawn(look_around, spawned, 2, &d));
+    for (int i = 0; i < 2; i++) {
+        procs_start(&p, 3, i ? &tcp : &d, look_around_process, processes);
+        int n_hung = procs_wait(&p, 10000);
+        rank_check(n_hung == 0, "%d ranks hang", n_hung);
+        procs_free(&p);
+    }
+}
+
+static void listeners(void) {
+    int wait_status = 0;
+    tap_running("TCP listeners of a job on one host");
+    ranks_reset();
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        alarm((unsigned)(30 * test_slow_factor()));
+        if (enter_new_namespace() != 0) _exit(77);
+        in_namespace();
+        _exit(0);
+    }
+    tap_register_child(pid);
+    TAP_REQUIRE(waitpid(pid, &wait_status, 0) == pid);
+    tap_forget_child(pid);
+    if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 77) {
+        tap_skip("no TCP listener in a job of one host", "a network namespace needs more rights");
+        return;
+    }
+    rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0, "wait status 0x%x", (unsigned)wait_status);
+    ranks_report("no TCP listener in a job of one host");
+}
+
+//------------------------------------------------------------------------------
+// files after SIGKILL of all ranks
+//------------------------------------------------------------------------------
+
+static int runs_until_killed(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)rank;
+    (void)n;
+    (void)arg;
+    proc_phase(slot, 1);
+    while (idist_barrier(&o) == IDIST_OK) {}
+    tap_sleep_ms(5000);
+    return 0;
+}
+
+static int count_files(void) {
+    const char *run = getenv("XDG_RUNTIME_DIR");
+    int n = count_entries("/tmp", "idist") + count_entries("/dev/shm", "");
+    return run ? n + count_entries(run, "idist") : n;
+}
+
+static void massacre(uint64_t *random_state) {
+    int files = count_files();
+    tap_running("SIGKILL of all ranks");
+    ranks_reset();
+    for (int i = 0; i < 8; i++) {
+        procs p;
+        int delay_us = (int)(tap_rand(random_state) % 30000);
+        procs_start(&p, 3, NULL, runs_until_killed, NULL);
+        if (i % 2 == 0) { // else anywhere, perhaps in the middle of joining
+            rank_check(procs_await_phase(&p, 1, 10000), "trial %d: the ranks did not start", i);
+        }
+        struct timespec ts = {0, delay_us * 1000L};
+        nanosleep(&ts, NULL);
+        for (int k = 0; k < 3; k++) kill(p.pid[k], SIGKILL);
+        procs_wait(&p, 2000);
+        rank_check(count_files() == files, "trial %d, after %d us: %d files, before %d", i, delay_us, count_files(), files);
+        procs_free(&p);
+    }
+    ranks_report("SIGKILL of all ranks at random moments leaves no file");
+}
+
+//------------------------------------------------------------------------------
+// EINTR
+//------------------------------------------------------------------------------
+
+static int n_signals; // atomic
+
+static void on_alarm(int number) {
+    (void)number;
+    __atomic_add_fetch(&n_signals, 1, __ATOMIC_RELAXED);
+}
+
+static void storm(int interval_us) {
+    struct sigaction sa;
+    struct itimerval timer;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = interval_us ? on_alarm : SIG_DFL; // no SA_RESTART
+    timer.it_interval.tv_sec = timer.it_value.tv_sec = 0;
+    timer.it_interval.tv_usec = timer.it_value.tv_usec = interval_us;
+    if (interval_us) sigaction(SIGALRM, &sa, NULL);
+    setitimer(ITIMER_REAL, &timer, NULL);
+    if (!interval_us) sigaction(SIGALRM, &sa, NULL);
+}
+
+static void many_reduces(idist_group *world, int rank, int n, int total) {
+    enum { MOST = 40000 };
+    idist_opts o = opts_of(world);
+    int32_t *x = (int32_t *)malloc(MOST * sizeof *x), *y = (int32_t *)malloc(MOST * sizeof *y);
+    TAP_REQUIRE(x && y);
+    for (int i = 0; i < total; i++) {
+        size_t count = i % 50 == 0 ? MOST : (size_t)(i % 17);
+        for (size_t j = 0; j < count; j++) x[j] = rank + i + (int)j;
+        if (!rank_ok(rank, idist_all_reduce(x, y, count, IDIST_I32, IDIST_SUM, &o))) break;
+        for (size_t j = 0; j < count; j++) {
+            int32_t want = n * (i + (int)j) + n * (n - 1) / 2;
+            if (y[j] == want) continue;
+            rank_fail("rank %d all_reduce %d element %zu: got %d expected %d", rank, i, j, y[j], want);
+            break;
+        }
+    }
+    free(x);
+    free(y);
+}
+
+static void storm_threads(idist_group *world, int rank, int n, void *arg) {
+    many_reduces(world, rank, n, *(const int *)arg);
+}
+
+static int storm_worker(int local_rank, void *arg) {
+    storm(100);
+    many_reduces(NULL, local_rank, idist_get_world_size(), *(const int *)arg);
+    int seen = __atomic_load_n(&n_signals, __ATOMIC_RELAXED);
+    storm(0);
+    rank_check(seen > 50, "worker %d: only %d signals came: the test tests nothing", local_rank, seen);
+    return 0;
+}
+
+static int quiet_worker(int local_rank, void *arg) {
+    many_reduces(NULL, local_rank, idist_get_world_size(), *(const int *)arg);
+    return 0;
+}
+
+static void storms(void) {
+    int total = test_quick() ? 400 : 2000;
+    static const char *transports[2] = {"auto", "tcp"};
+    for (int t = 0; t < 2; t++) {
+        idist_desc d = desc_with(transports[t], "auto");
+        d.timeout_ms = RANKS_TIMEOUT_MS;
+        tap_running("signals every 100 us, threads, %s", transports[t]);
+        ranks_reset();
+        n_signals = 0;
+        storm(100);
+        ranks_threads(3, &d, storm_threads, &total); // joining and leaving the world is under fire, too
+        storm(0);
+        rank_check(n_signals > 50, "only %d signals came: the test tests nothing", n_signals);
+        ranks_report("a signal every 100 us during %d all_reduces of 3 threads, %s", total, transports[t]);
+        tap_running("signals every 100 us, processes, %s", transports[t]);
+        ranks_reset();
+        rank_ok(-1, idist_spawn(storm_worker, &total, 3, &d));
+        ranks_report("a signal every 100 us during %d all_reduces of 3 processes, %s", total, transports[t]);
+    }
+    tap_running("idist_spawn under signals");
+    ranks_reset();
+    storm(200);
+    idist_desc d = desc_with(NULL, NULL);
+    int few = 50;
+    rank_ok(-1, idist_spawn(quiet_worker, &few, 2, &d));
+    storm(0);
+    ranks_report("idist_spawn itself under signals");
+}
+
+int main(void) {
+    uint64_t random_state = tap_seed();
+    tap_deadline(90);
+    (void)ranks__log();
+    listeners();
+    massacre(&random_state);
+    storms();
+    return tap_done();
+}

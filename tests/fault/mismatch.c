@@ -1,0 +1,300 @@
+// mismatch: ranks that call different operations, or the same with other arguments, all get IDIST_ERR_MISMATCH
+//
+// Each case opens a world, lets one rank (drawn from the seed) call something else than the others, and expects on every
+// rank IDIST_ERR_MISMATCH from that call or from the next one on the group, soon, with a text that names two ranks
+// (one of them the odd one) and what differs, and not a byte written past a buffer.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+enum {
+    ALL_REDUCE,
+    REDUCE,
+    BROADCAST,
+    BARRIER,
+    ALL_GATHER,
+    GATHER,
+    SCATTER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    SCAN,
+    EXSCAN,
+    ALL_GATHERV,
+    GATHERV,
+    SCATTERV,
+    ALL_TO_ALLV,
+    N_OPERATIONS
+};
+
+static const char *const operation_names[N_OPERATIONS] = {"all_reduce", "reduce",   "broadcast",  "barrier",
+                                                          "all_gather", "gather",   "scatter",    "reduce_scatter",
+                                                          "all_to_all", "scan",     "exscan",     "all_gatherv",
+                                                          "gatherv",    "scatterv", "all_to_allv"};
+
+typedef struct one_call {
+    int operation;
+    size_t count;
+    idist_dtype dtype;
+    idist_op op;
+    int root;
+} one_call;
+
+typedef struct experiment {
+    one_call normal, odd;
+    int odd_rank;
+    const char *field; // what the text must say
+    bool async;
+} experiment;
+
+static idist_status make_call(const one_call *c, int n, const unsigned char *s, unsigned char *r, const idist_opts *o) {
+    size_t counts[RANKS_MAX];
+    for (int k = 0; k < n; k++) counts[k] = c->count;
+    switch (c->operation) {
+    case ALL_REDUCE: return idist_all_reduce(s, r, c->count, c->dtype, c->op, o);
+    case REDUCE: return idist_reduce(s, r, c->count, c->dtype, c->op, c->root, o);
+    case BROADCAST: return idist_broadcast(r, c->count, c->dtype, c->root, o);
+    case BARRIER: return idist_barrier(o);
+    case ALL_GATHER: return idist_all_gather(s, r, c->count, c->dtype, o);
+    case GATHER: return idist_gather(s, r, c->count, c->dtype, c->root, o);
+    case SCATTER: return idist_scatter(s, r, c->count, c->dtype, c->root, o);
+    case REDUCE_SCATTER: return idist_reduce_scatter(s, r, c->count, c->dtype, c->op, o);
+    case ALL_TO_ALL: return idist_all_to_all(s, r, c->count, c->dtype, o);
+    case SCAN: return idist_scan(s, r, c->count, c->dtype, c->op, o);
+    case EXSCAN: return idist_exscan(s, r, c->count, c->dtype, c->op, o);
+    case ALL_GATHERV: return idist_all_gatherv(s, c->count, r, counts, NULL, c->dtype, o);
+    case GATHERV: return idist_gatherv(s, c->count, r, counts, NULL, c->dtype, c->root, o);
+    case SCATTERV: return idist_scatterv(s, counts, NULL, r, c->count, c->dtype, c->root, o);
+    default: return idist_all_to_allv(s, counts, NULL, r, counts, NULL, c->dtype, o);
+    }
+}
+
+static int ranks_named(const char *text, int n) {
+    int named = 0;
+    for (int k = 0; k < n; k++) named += text_names_rank(text, k);
+    return named;
+}
+
+static void check_text(const experiment *e, int rank, int n) {
+    const char *text = idist_last_error();
+    bool says_field = text_has_word(text, e->field);
+    if (e->normal.operation != e->odd.operation)
+        says_field = says_field || (text_has_word(text, operation_names[e->normal.operation]) &&
+                                    text_has_word(text, operation_names[e->odd.operation]));
+    rank_check(ranks_named(text, n) >= 2 && text_names_rank(text, e->odd_rank),
+               "rank %d: the text names two ranks, one of them %d: got \"%s\"", rank, e->odd_rank, text);
+    rank_check(says_field, "rank %d: the text says \"%s\": got \"%s\"", rank, e->field, text);
+}
+
+static void describe(const experiment *e, char *text, size_t capacity) {
+    const one_call *a = &e->odd, *b = &e->normal;
+    snprintf(text, capacity, "rank %d: %s x %zu %s %s root %d, others: %s x %zu %s %s root %d", e->odd_rank,
+             operation_names[a->operation], a->count, idist_dtype_name(a->dtype), idist_op_name(a->op), a->root,
+             operation_names[b->operation], b->count, idist_dtype_name(b->dtype), idist_op_name(b->op), b->root);
+}
+
+static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
+    const experiment *e = (const experiment *)arg;
+    const one_call *c = rank == e->odd_rank ? &e->odd : &e->normal;
+    size_t nbytes = c->count * idist_dtype_size(c->dtype) * (size_t)n;
+    gbuf s = gbuf_make(nbytes, 0), r = gbuf_make(nbytes, 0);
+    idist_request request = {NULL};
+    idist_opts plain = opts_of(world), async = opts_async(world, &request);
+    char what[300];
+    describe(e, what, sizeof what);
+    memset(s.p, 0, nbytes);
+    int64_t start = tap_now_ms();
+    idist_status first = make_call(c, n, s.p, r.p, e->async ? &async : &plain), second = IDIST_OK;
+    if (e->async && first == IDIST_OK) first = idist_wait(&request);
+    if (first == IDIST_OK) second = idist_barrier(&plain);
+    int64_t took = tap_now_ms() - start;
+    idist_status got = first ? first : second;
+    if (got != IDIST_ERR_MISMATCH)
+        rank_fail("rank %d: got %s, then %s expected IDIST_ERR_MISMATCH (%s); last error: %s", rank,
+                  idist_status_name(first), idist_status_name(second), what, idist_last_error());
+    else check_text(e, rank, n);
+    if (took > 2000 * test_slow_factor()) rank_fail("rank %d: took %lld ms (%s)", rank, (long long)took, what);
+    rank_check(gbuf_guards_hold(&r) && gbuf_guards_hold(&s), "rank %d: written outside of a buffer (%s)", rank, what);
+    idist_status later = idist_barrier(&plain);
+    if (got == IDIST_ERR_MISMATCH)
+        rank_check(later == IDIST_ERR_MISMATCH, "rank %d: a later call gives the same: got %s (%s)", rank,
+                   idist_status_name(later), what);
+    gbuf_free(&s);
+    gbuf_free(&r);
+}
+
+typedef struct setting {
+    int n;
+    size_t count;
+    const char *algorithm, *transport;
+    bool async;
+} setting;
+
+static one_call plain_call(int operation, const setting *s) {
+    one_call c;
+    c.operation = operation;
+    c.count = operation == BARRIER ? 0 : s->count;
+    c.dtype = IDIST_F32;
+    c.op = IDIST_SUM;
+    c.root = 0;
+    return c;
+}
+
+static void run_experiment(experiment *e, const setting *s, uint64_t *random_state) {
+    idist_desc d = desc_with(s->transport, s->algorithm);
+    char what[300];
+    d.timeout_ms = 5000 * test_slow_factor();
+    e->odd_rank = (int)(tap_rand(random_state) % (uint64_t)s->n);
+    e->async = s->async;
+    describe(e, what, sizeof what);
+    tap_running("n=%d %s %s: %s", s->n, s->algorithm, s->transport, what);
+    ranks_threads_fault(s->n, &d, experiment_rank, e);
+}
+
+static void pairs(const setting *s, uint64_t *random_state) {
+    for (int a = 0; a < N_OPERATIONS; a++) {
+        ranks_reset();
+        for (int b = 0; b < N_OPERATIONS; b++) {
+            experiment e;
+            if (a == b) continue;
+            memset(&e, 0, sizeof e);
+            e.odd = plain_call(a, s);
+            e.normal = plain_call(b, s);
+            e.field = "operation";
+            run_experiment(&e, s, random_state);
+        }
+        ranks_report("one rank calls %s, the others each other collective: n=%d count %zu %s %s%s", operation_names[a], s->n,
+                     s->count, s->algorithm, s->transport, s->async ? " async" : "");
+    }
+}
+
+static bool has_op(int operation) {
+    return operation == ALL_REDUCE || operation == REDUCE || operation == REDUCE_SCATTER || operation == SCAN ||
+           operation == EXSCAN;
+}
+
+static bool has_root(int operation) {
+    return operation == REDUCE || operation == BROADCAST || operation == GATHER || operation == SCATTER ||
+           operation == GATHERV || operation == SCATTERV;
+}
+
+static void one_field(experiment e, const char *field, const setting *s, uint64_t *random_state) {
+    e.field = field;
+    run_experiment(&e, s, random_state);
+}
+
+static void fields(const setting *s, uint64_t *random_state) {
+    for (int a = 0; a < N_OPERATIONS; a++) {
+        if (a == BARRIER) continue;
+        experiment base, e;
+        memset(&base, 0, sizeof base);
+        base.odd = base.normal = plain_call(a, s);
+        ranks_reset();
+        e = base;
+        e.odd.count++;
+        one_field(e, "count", s, random_state);
+        e = base;
+        e.odd.count--;
+        one_field(e, "count", s, random_state);
+        e = base;
+        e.odd.dtype = IDIST_I32; // same size
+        one_field(e, "dtype", s, random_state);
+        e = base;
+        e.odd.dtype = IDIST_F64;
+        one_field(e, "dtype", s, random_state);
+        e = base;
+        e.odd.op = IDIST_MAX;
+        if (has_op(a)) one_field(e, "op", s, random_state);
+        e = base;
+        e.odd.root = s->n - 1;
+        if (has_root(a)) one_field(e, "root", s, random_state);
+        ranks_report("%s with another count, dtype, op, root on one rank: n=%d count %zu %s %s%s", operation_names[a], s->n,
+                     s->count, s->algorithm, s->transport, s->async ? " async" : "");
+    }
+}
+
+// Rank 0 says that it sends one more element to rank 1 than rank 1 expects.
+static void v_counts(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    size_t sends[RANKS_MAX], receives[RANKS_MAX];
+    int32_t s[64] = {0}, r[64] = {0};
+    (void)arg;
+    for (int k = 0; k < n; k++) sends[k] = receives[k] = 4;
+    if (rank == 0) sends[1] = 5;
+    idist_status status = idist_all_to_allv(s, sends, NULL, r, receives, NULL, IDIST_I32, &o);
+    if (status == IDIST_OK) status = idist_barrier(&o);
+    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank, idist_status_name(status));
+    const char *text = idist_last_error();
+    rank_check(text_names_rank(text, 0) && text_names_rank(text, 1) && text_has_word(text, "count"),
+               "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
+}
+
+// The root of gatherv expects 6 from rank 1, which sends 5.
+static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    size_t counts[RANKS_MAX];
+    int32_t s[64] = {0}, r[64] = {0};
+    (void)arg;
+    for (int k = 0; k < n; k++) counts[k] = k == 1 ? 6 : 5;
+    idist_status status = idist_gatherv(s, 5, r, counts, NULL, IDIST_I32, 0, &o);
+    if (status == IDIST_OK) status = idist_barrier(&o);
+    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank, idist_status_name(status));
+    const char *text = idist_last_error();
+    rank_check(text_names_rank(text, 0) && text_names_rank(text, 1) && text_has_word(text, "count"),
+               "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
+}
+
+// Two groups of the same ranks: which of them is called is part of the call. A rank that goes to the other one leaves the
+// rest waiting, so here an error is asked for, and no hang.
+static void another_group(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    int32_t x = 1;
+    (void)arg;
+    rank_ok(rank, idist_split(world, 0, rank, &g));
+    idist_opts o = opts_of(rank == n - 1 ? g : world);
+    o.timeout_ms = 400;
+    int64_t start = tap_now_ms();
+    idist_status status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
+    rank_check(status == IDIST_ERR_MISMATCH || status == IDIST_ERR_TIMEOUT, "rank %d: got %s", rank,
+               idist_status_name(status));
+    rank_check(tap_now_ms() - start < 400 + 1000 * test_slow_factor(), "rank %d: too late", rank);
+    idist_free_group(&g);
+}
+
+// A mismatch inside of a group leaves the world alone.
+static void only_the_group(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    float x[2] = {1, 2}, y[2];
+    (void)arg;
+    rank_ok(rank, idist_split(world, rank < 2 ? 0 : -1, rank, &g));
+    idist_opts o = opts_of(g), w = opts_of(world);
+    if (rank < 2) {
+        idist_status status = idist_all_reduce(x, y, 1 + (size_t)rank, IDIST_F32, IDIST_SUM, &o);
+        if (status == IDIST_OK) status = idist_barrier(&o);
+        rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank,
+                   idist_status_name(status));
+    }
+    rank_ok(rank, idist_all_reduce(x, y, 2, IDIST_F32, IDIST_SUM, &w));
+    rank_check(y[0] == (float)n, "rank %d: got %g expected %d", rank, (double)y[0], n);
+    idist_free_group(&g);
+}
+
+int main(void) {
+    static const setting settings[5] = {{2, 5, "auto", "auto", false},
+                                        {3, 5, "latency", "auto", false},
+                                        {3, 50000, "bandwidth", "auto", false},
+                                        {4, 700, "auto", "tcp", true},
+                                        {5, 100, "bandwidth", "auto", true}};
+    uint64_t random_state = tap_seed();
+    tap_deadline(100);
+    int n_settings = test_quick() ? 2 : 5;
+    for (int i = 0; i < n_settings; i++) {
+        if (i < 3) pairs(&settings[i], &random_state);
+        fields(&settings[i], &random_state);
+    }
+    ranks_case_fault(3, NULL, v_counts, NULL, "all_to_allv: sender and receiver disagree on a count");
+    ranks_case_fault(3, NULL, gatherv_counts, NULL, "gatherv: root expects another count");
+    ranks_case_fault(3, NULL, another_group, NULL, "one rank calls on another group: an error, no hang");
+    ranks_case_fault(4, NULL, only_the_group, NULL, "a mismatch in a group leaves the world usable");
+    return tap_done();
+}

@@ -1,0 +1,442 @@
+// spawn: what idist_spawn reports, whom it ends and when, and that nothing of it stays behind
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+extern char **environ;
+
+// What the workers leave for the parent.
+typedef struct board {
+    pid_t pid[RANKS_MAX]; // atomic
+    int status[RANKS_MAX];
+    char text[RANKS_MAX][400];
+    int reached[RANKS_MAX];
+    int n_atexit;
+    int go;
+} board;
+
+static board *make_board(void) {
+    void *p = mmap(NULL, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TAP_REQUIRE(p != MAP_FAILED);
+    return (board *)p;
+}
+
+static void sign_in(board *b, int rank) { __atomic_store_n(&b->pid[rank], getpid(), __ATOMIC_RELEASE); }
+
+// All workers are there, so that the order of failures is known.
+static void meet(board *b, int n) {
+    for (int tries = 0; tries < 5000; tries++) {
+        int there = 0;
+        for (int k = 0; k < n; k++) there += __atomic_load_n(&b->pid[k], __ATOMIC_ACQUIRE) != 0;
+        if (there == n) return;
+        tap_sleep_ms(1);
+    }
+}
+
+// After idist_spawn nobody may be left, not even as a zombie (kill with signal 0 still finds those).
+static void check_gone(const board *b, int n) {
+    for (int k = 0; k < n; k++) {
+        pid_t pid = b->pid[k];
+        if (pid == 0) continue;
+        rank_check(kill(pid, 0) != 0 && errno == ESRCH, "worker %d (pid %d) is still there", k, (int)pid);
+    }
+}
+
+static idist_desc quick_desc(idist_report *report) {
+    idist_desc d = desc_with(NULL, NULL);
+    memset(report, 0x55, sizeof *report);
+    report->text[sizeof report->text - 1] = 0;
+    d.timeout_ms = RANKS_TIMEOUT_MS;
+    d.report = report;
+    d.grace_ms = 300;
+    return d;
+}
+
+static void expect_failure(idist_status status, const idist_report *r, int rank, int exit_code, int signal_number) {
+    char text[700];
+    snprintf(text, sizeof text, "%s", idist_last_error());
+    rank_check(status == IDIST_ERR_WORKER_FAILED, "got %s expected IDIST_ERR_WORKER_FAILED: %s", idist_status_name(status),
+               text);
+    if (status != IDIST_ERR_WORKER_FAILED) return;
+    rank_check(r->rank == rank && r->exit_code == exit_code && r->signal == signal_number,
+               "report: got rank %d exit code %d signal %d expected %d %d %d; text: %s", r->rank, r->exit_code, r->signal,
+               rank, exit_code, signal_number, r->text);
+    rank_check(r->text[0] && text_names_rank(r->text, rank), "the report's text names rank %d: got \"%s\"", rank, r->text);
+    rank_check(text_names_rank(text, rank), "idist_last_error names rank %d: got \"%s\"", rank, text);
+}
+
+//------------------------------------------------------------------------------
+// outcomes
+//------------------------------------------------------------------------------
+
+static int works(int local_rank, void *arg) {
+    int32_t x = 1, y = 0;
+    sign_in((board *)arg, local_rank);
+    if (idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK) return 1;
+    return y == idist_get_world_size() && idist_get_local_rank() == local_rank ? 0 : 2;
+}
+
+static void all_well(void) {
+    for (int n = 1; n <= 5; n++) {
+        board *b = make_board();
+        idist_report report;
+        idist_desc d = quick_desc(&report);
+        tap_running("spawn %d, all well", n);
+        ranks_reset();
+        rank_ok(-1, idist_spawn(works, b, n, &d));
+        rank_check(report.rank == -1, "report.rank: got %d expected -1", report.rank);
+        for (int k = 0; k < n; k++) rank_check(b->pid[k] != 0 && b->pid[k] != getpid(), "worker %d did not run", k);
+        check_gone(b, n);
+        ranks_report("%d workers, all well", n);
+        munmap(b, sizeof *b);
+    }
+    board *b = make_board();
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    d.nproc_per_node = 3;
+    ranks_reset();
+    tap_running("parallel_run");
+    rank_ok(-1, idist_parallel_run(&d, works, b));
+    rank_check(b->pid[2] != 0 && b->pid[3] == 0, "three workers");
+    ranks_report("idist_parallel_run with nproc_per_node");
+    munmap(b, sizeof *b);
+}
+
+enum { RETURNS_3, SEGFAULTS, KILLED, EXITS_0, EXITS_9, ABORTS, N_WAYS };
+static const char *const way_names[N_WAYS] = {"returns 3",        "segfaults",        "is killed",
+                                              "exits 0 half-way", "exits 9 half-way", "calls abort()"};
+
+typedef struct failing {
+    board *b;
+    int way, victim, n;
+} failing;
+
+static int one_fails(int local_rank, void *arg) {
+    failing *f = (failing *)arg;
+    sign_in(f->b, local_rank);
+    meet(f->b, f->n);
+    if (local_rank == f->victim) {
+        signal(SIGSEGV, SIG_DFL); // a sanitizer may have its own
+        signal(SIGABRT, SIG_DFL);
+        if (f->way == RETURNS_3) return 3;
+        if (f->way == SEGFAULTS) raise(SIGSEGV);
+        if (f->way == KILLED) raise(SIGKILL);
+        if (f->way == EXITS_0) _exit(0);
+        if (f->way == EXITS_9) exit(9);
+        abort();
+    }
+    idist_status status = idist_barrier(NULL);
+    f->b->status[local_rank] = status;
+    snprintf(f->b->text[local_rank], sizeof f->b->text[0], "%s", idist_last_error());
+    f->b->reached[local_rank] = 1;
+    return status ? 40 + local_rank : 0;
+}
+
+static void failures(uint64_t *random_state) {
+    static const int exit_codes[N_WAYS] = {3, -1, -1, 0, 9, -1};
+    static const int signals[N_WAYS] = {0, SIGSEGV, SIGKILL, 0, 0, SIGABRT};
+    for (int way = 0; way < N_WAYS; way++) {
+        idist_report report;
+        idist_desc d = quick_desc(&report);
+        failing f;
+        f.b = make_board();
+        f.way = way;
+        f.n = 2 + way % 3;
+        f.victim = (int)(tap_rand(random_state) % (uint64_t)f.n);
+        d.grace_ms = 5000; // enough for the others to end by themselves
+        tap_running("worker %d of %d %s", f.victim, f.n, way_names[way]);
+        ranks_reset();
+        int64_t start = tap_now_ms();
+        idist_status status = idist_spawn(one_fails, &f, f.n, &d);
+        int64_t took = tap_now_ms() - start;
+        expect_failure(status, &report, f.victim, exit_codes[way], signals[way]);
+        rank_check(took < 3000 * test_slow_factor(), "took %lld ms: the others should have ended by themselves",
+                   (long long)took);
+        for (int k = 0; k < f.n; k++) {
+            if (k == f.victim) continue;
+            rank_check(f.b->reached[k] && f.b->status[k] == IDIST_ERR_PEER_LOST && text_names_rank(f.b->text[k], f.victim),
+                       "worker %d: got %s \"%s\" expected IDIST_ERR_PEER_LOST of rank %d", k,
+                       idist_status_name((idist_status)f.b->status[k]), f.b->text[k], f.victim);
+        }
+        check_gone(f.b, f.n);
+        ranks_report("worker %d of %d %s: reported, the others learn of it", f.victim, f.n, way_names[way]);
+        munmap(f.b, sizeof *f.b);
+    }
+}
+
+// Rank 0 fails; rank 1 sleeps and dies of SIGTERM; rank 2 ignores SIGTERM and needs SIGKILL.
+static int stubborn(int local_rank, void *arg) {
+    failing *f = (failing *)arg;
+    if (local_rank == 2) signal(SIGTERM, SIG_IGN);
+    sign_in(f->b, local_rank);
+    meet(f->b, f->n);
+    if (local_rank == 0) return 7;
+    for (int i = 0; i < 600; i++) tap_sleep_ms(50);
+    return 0;
+}
+
+static void grace(void) {
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    failing f = {NULL, 0, 0, 3};
+    f.b = make_board();
+    tap_running("workers that do not end by themselves");
+    ranks_reset();
+    int64_t start = tap_now_ms();
+    idist_status status = idist_spawn(stubborn, &f, 3, &d);
+    int64_t took = tap_now_ms() - start;
+    expect_failure(status, &report, 0, 7, 0);
+    rank_check(took >= 290, "the others must get their grace of 300 ms: took %lld ms", (long long)took);
+    rank_check(took < 300 + 5000 * test_slow_factor(), "SIGKILL must follow SIGTERM soon: took %lld ms", (long long)took);
+    check_gone(f.b, 3);
+    ranks_report("after the grace time SIGTERM, then SIGKILL for one that ignores it (%lld ms)", (long long)took);
+    munmap(f.b, sizeof *f.b);
+}
+
+static int survivor(int local_rank, void *arg) {
+    failing *f = (failing *)arg;
+    sign_in(f->b, local_rank);
+    meet(f->b, f->n);
+    if (local_rank == 1) return 3;
+    tap_sleep_ms(500); // far longer than the grace time
+    f->b->reached[local_rank] = 1;
+    return 0;
+}
+
+static void keep_going(void) {
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    failing f = {NULL, 0, 1, 3};
+    f.b = make_board();
+    d.grace_ms = 50;
+    d.keep_going = true;
+    tap_running("keep_going");
+    ranks_reset();
+    expect_failure(idist_spawn(survivor, &f, 3, &d), &report, 1, 3, 0);
+    rank_check(f.b->reached[0] && f.b->reached[2], "the survivors must run to their end");
+    check_gone(f.b, 3);
+    ranks_report("keep_going leaves the survivors alone");
+    munmap(f.b, sizeof *f.b);
+}
+
+//------------------------------------------------------------------------------
+// nothing changes in the parent
+//------------------------------------------------------------------------------
+
+typedef struct snapshot {
+    struct sigaction action[65];
+    sigset_t mask;
+    char *env;
+    int fds, threads, shm, tmp;
+} snapshot;
+
+static void handler(int number) { (void)number; }
+
+static char *copy_environ(void) {
+    size_t nbytes = 1;
+    for (char **e = environ; *e; e++) nbytes += strlen(*e) + 1;
+    char *text = (char *)calloc(nbytes, 1), *p = text;
+    TAP_REQUIRE(text);
+    for (char **e = environ; *e; e++) p += snprintf(p, nbytes - (size_t)(p - text), "%s\n", *e);
+    return text;
+}
+
+static void take(snapshot *s) {
+    memset(s, 0, sizeof *s);
+    for (int i = 1; i <= 64; i++) sigaction(i, NULL, &s->action[i]);
+    sigprocmask(SIG_SETMASK, NULL, &s->mask);
+    s->env = copy_environ();
+    s->fds = count_fds();
+    s->threads = count_threads();
+    s->shm = count_entries("/dev/shm", "");
+    s->tmp = count_entries("/tmp", "idist");
+}
+
+static void compare(const snapshot *a, const snapshot *b) {
+    for (int i = 1; i <= 64; i++)
+        rank_check(memcmp(&a->action[i], &b->action[i], sizeof a->action[i]) == 0, "the handler of signal %d changed", i);
+    for (int i = 1; i <= 64; i++)
+        rank_check(sigismember(&a->mask, i) == sigismember(&b->mask, i), "the mask of signal %d changed", i);
+    rank_check(strcmp(a->env, b->env) == 0, "the environment changed");
+    rank_check(a->fds == b->fds, "open fds: got %d expected %d", b->fds, a->fds);
+    rank_check(a->threads == b->threads, "threads: got %d expected %d", b->threads, a->threads);
+    rank_check(a->shm == b->shm, "files in /dev/shm: got %d expected %d", b->shm, a->shm);
+    rank_check(a->tmp == b->tmp, "files of idist in /tmp: got %d expected %d", b->tmp, a->tmp);
+}
+
+static board *atexit_board;
+
+static void count_atexit(void) {
+    if (atexit_board) __atomic_add_fetch(&atexit_board->n_atexit, 1, __ATOMIC_ACQ_REL);
+}
+
+static int child_of_the_program(void) {
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) _exit(33);
+    return (int)pid;
+}
+
+static void parent_unchanged(void) {
+    snapshot before, after;
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    failing f = {NULL, KILLED, 1, 3};
+    board *b = make_board();
+    int wait_status = 0;
+    tap_running("what idist_spawn changes in the parent");
+    ranks_reset();
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = handler;
+    sigaction(SIGCHLD, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    atexit_board = b;
+    atexit(count_atexit);
+    int own_child = child_of_the_program();    // not the library's business
+    rank_ok(-1, idist_spawn(works, b, 2, &d)); // what stays for good is made here
+    take(&before);
+    rank_ok(-1, idist_spawn(works, b, 3, &d));
+    f.b = make_board();
+    idist_status status = idist_spawn(one_fails, &f, 3, &d);
+    rank_check(status == IDIST_ERR_WORKER_FAILED, "got %s", idist_status_name(status));
+    take(&after);
+    compare(&before, &after);
+    rank_check(b->n_atexit == 0, "%d workers ran the program's atexit handlers", b->n_atexit);
+    atexit_board = NULL;
+    rank_check(waitpid(own_child, &wait_status, 0) == own_child && WEXITSTATUS(wait_status) == 33,
+               "the program's own child was reaped by somebody else");
+    signal(SIGCHLD, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    ranks_report("signal handlers, mask, environment, fds, threads and files are as before");
+    free(before.env);
+    free(after.env);
+    munmap(b, sizeof *b);
+    munmap(f.b, sizeof *f.b);
+}
+
+static FILE *shared_file;
+
+static int writes(int local_rank, void *arg) {
+    (void)arg;
+    fprintf(shared_file, "[worker %d]\n", local_rank);
+    return 0;
+}
+
+static int count_text(const char *text, const char *part) {
+    int n = 0;
+    for (const char *p = strstr(text, part); p; p = strstr(p + 1, part)) n++;
+    return n;
+}
+
+// Text that was in a stdio buffer at the time of the fork appears once, and what workers print is not lost.
+static void buffered_output(void) {
+    char text[4096] = "";
+    tap_running("stdio buffers");
+    ranks_reset();
+    shared_file = tmpfile();
+    TAP_REQUIRE(shared_file);
+    TAP_REQUIRE(fcntl(fileno(shared_file), F_SETFL, O_APPEND) == 0);
+    fprintf(shared_file, "[parent]\n");
+    rank_ok(-1, idist_spawn(writes, NULL, 2, NULL));
+    fflush(shared_file);
+    rewind(shared_file);
+    size_t n = fread(text, 1, sizeof text - 1, shared_file);
+    text[n] = 0;
+    rank_check(count_text(text, "[parent]") == 1, "the parent's text appears %d times", count_text(text, "[parent]"));
+    rank_check(count_text(text, "[worker 0]") == 1 && count_text(text, "[worker 1]") == 1, "got \"%s\"", text);
+    fclose(shared_file);
+    ranks_report("buffered output appears once");
+}
+
+//------------------------------------------------------------------------------
+// the parent dies
+//------------------------------------------------------------------------------
+
+static int runs_for_ever(int local_rank, void *arg) {
+    failing *f = (failing *)arg;
+    if (local_rank == 1) signal(SIGTERM, SIG_IGN);
+    sign_in(f->b, local_rank);
+    if (f->way == 1) idist_recv(f->b->text[0], 1, IDIST_U8, local_rank, 0, NULL, NULL); // blocked inside
+    for (int i = 0; i < 300; i++) tap_sleep_ms(100);                                    // longer than any deadline here
+    return 0;
+}
+
+// Runs in a process of its own: starts the process that calls idist_spawn, kills that, and counts what is left. A
+// subreaper inherits orphans, so that none can hide under init. The result is the exit code.
+static int supervise(failing *f, int delay_us) {
+    alarm(30);
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 50;
+    pid_t parent = fork();
+    if (parent < 0) return 51;
+    if (parent == 0) {
+        idist_desc d = desc_with(NULL, NULL);
+        d.timeout_ms = RANKS_TIMEOUT_MS;
+        idist_spawn(runs_for_ever, f, f->n, &d);
+        _exit(52);
+    }
+    if (delay_us < 0) {
+        meet(f->b, f->n);
+        tap_sleep_ms(20);
+    } else {
+        struct timespec ts = {0, delay_us * 1000L};
+        nanosleep(&ts, NULL);
+    }
+    kill(parent, SIGKILL);
+    int64_t end_ms = tap_now_ms() + 1000 * test_slow_factor();
+    for (;;) {
+        pid_t pid = waitpid(-1, NULL, WNOHANG);
+        if (pid < 0 && errno == ECHILD) return 0;
+        if (tap_now_ms() > end_ms) break;
+        if (pid == 0) tap_sleep_ms(1);
+    }
+    for (int k = 0; k < f->n; k++)
+        if (f->b->pid[k]) kill(f->b->pid[k], SIGKILL);
+    return 53;
+}
+
+static void parent_dies(uint64_t *random_state) {
+    int tmp = count_entries("/tmp", "idist"), shm = count_entries("/dev/shm", "");
+    int trials = test_quick() ? 4 : 14;
+    ranks_reset();
+    for (int i = 0; i < trials; i++) {
+        failing f;
+        int wait_status = 0, delay_us = i < 3 ? -1 : (int)(tap_rand(random_state) % 20000);
+        f.b = make_board();
+        f.way = i % 2;
+        f.victim = 0;
+        f.n = 2 + i % 3;
+        tap_running("the parent of %d workers is killed (delay %d us)", f.n, delay_us);
+        pid_t pid = fork();
+        TAP_REQUIRE(pid >= 0);
+        if (pid == 0) _exit(supervise(&f, delay_us));
+        tap_register_child(pid);
+        TAP_REQUIRE(waitpid(pid, &wait_status, 0) == pid);
+        tap_forget_child(pid);
+        rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0,
+                   "trial %d, %d workers, delay %d us: wait status 0x%x (exit code 53: workers were left after 1 s)", i, f.n,
+                   delay_us, (unsigned)wait_status);
+        munmap(f.b, sizeof *f.b);
+    }
+    rank_check(count_entries("/tmp", "idist") == tmp, "files in /tmp: got %d expected %d", count_entries("/tmp", "idist"),
+               tmp);
+    rank_check(count_entries("/dev/shm", "") == shm, "files in /dev/shm: got %d expected %d", count_entries("/dev/shm", ""),
+               shm);
+    ranks_report("SIGKILL of the parent ends all workers within 1 s, and leaves no file");
+}
+
+int main(void) {
+    uint64_t random_state = tap_seed();
+    tap_deadline(90);
+    (void)ranks__log();
+    all_well();
+    failures(&random_state);
+    grace();
+    keep_going();
+    parent_unchanged();
+    buffered_output();
+    parent_dies(&random_state);
+    return tap_done();
+}

@@ -1,0 +1,462 @@
+// grid.h - the test grid: ranks x algorithm x transport x count x dtype x op x in place x root x alignment
+//
+// A test gives one function that makes one call and checks it; grid_run calls it for every combination. One world is
+// opened per (ranks, algorithm, transport) and gives one TAP line; the rest varies inside it. Small counts go through all
+// dtypes, large ones through few. What is not enumerated (op, root, alignment, blocking or not) is drawn from a hash of
+// the number of the case, the same on all ranks.
+//
+// Two families of values, both computed from (rank, index), so that every element can be checked:
+//     pat_*   random bits, for operations that only move data
+//     red_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole floats), for the others
+#ifndef GRID_H
+#define GRID_H
+
+#include "ranks.h"
+
+//------------------------------------------------------------------------------
+// buffers between guards
+//------------------------------------------------------------------------------
+
+#define GUARD_NBYTES 64
+
+typedef struct gbuf {
+    unsigned char *base; // GUARD_NBYTES, then nbytes, then GUARD_NBYTES
+    unsigned char *p;
+    size_t nbytes;
+} gbuf;
+
+static inline gbuf gbuf_make(size_t nbytes, size_t misalign) {
+    gbuf b;
+    b.base = (unsigned char *)malloc(nbytes + 2 * GUARD_NBYTES + 16);
+    TAP_REQUIRE(b.base != NULL);
+    b.nbytes = nbytes;
+    b.p = b.base + GUARD_NBYTES + misalign;
+    memset(b.base, 0xA5, GUARD_NBYTES + misalign);
+    memset(b.p, 0x5A, nbytes);
+    memset(b.p + nbytes, 0xA5, GUARD_NBYTES);
+    return b;
+}
+
+static inline void gbuf_free(gbuf *b) {
+    free(b->base);
+    b->base = NULL;
+}
+
+static inline bool gbuf_guards_hold(const gbuf *b) {
+    for (const unsigned char *c = b->base; c < b->p; c++)
+        if (*c != 0xA5) return false;
+    for (size_t i = 0; i < GUARD_NBYTES; i++)
+        if (b->p[b->nbytes + i] != 0xA5) return false;
+    return true;
+}
+
+// Nothing was ever written into it.
+static inline bool gbuf_untouched(const gbuf *b) {
+    for (size_t i = 0; i < b->nbytes; i++)
+        if (b->p[i] != 0x5A) return false;
+    return gbuf_guards_hold(b);
+}
+
+//------------------------------------------------------------------------------
+// random bits for operations that move data
+//------------------------------------------------------------------------------
+
+static inline uint64_t pat_bits(int rank, size_t index, uint64_t salt) {
+    uint64_t x = ((uint64_t)index + 1) * 0x9E3779B97F4A7C15u + (uint64_t)(rank + 1) * 0xC2B2AE3D27D4EB4Fu + salt;
+    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+    return x ^ (x >> 32);
+}
+
+static inline void pat_fill(void *buf, size_t first, size_t count, size_t esize, int rank, uint64_t salt) {
+    unsigned char *p = (unsigned char *)buf;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = pat_bits(rank, first + i, salt);
+        memcpy(p + i * esize, &bits, esize);
+    }
+}
+
+// Index of the first element of buf that is not element first + i of `rank`; count when all are right.
+static inline size_t pat_find_wrong(const void *buf, size_t first, size_t count, size_t esize, int rank, uint64_t salt) {
+    const unsigned char *p = (const unsigned char *)buf;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = pat_bits(rank, first + i, salt);
+        if (memcmp(p + i * esize, &bits, esize) != 0) return i;
+    }
+    return count;
+}
+
+//------------------------------------------------------------------------------
+// half precision, the slow and obvious way
+//------------------------------------------------------------------------------
+
+static inline uint32_t f32_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float f32_of_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline uint16_t bf16_of_f32(float x) {
+    uint32_t u = f32_bits(x);
+    if (x != x) return (uint16_t)((u >> 16) | 0x40);
+    u += 0x7FFF + ((u >> 16) & 1); // to nearest, ties to even
+    return (uint16_t)(u >> 16);
+}
+
+static inline float f32_of_bf16(uint16_t h) { return f32_of_bits((uint32_t)h << 16); }
+
+static inline uint16_t f16_of_f32(float x) {
+    uint32_t u = f32_bits(x), sign = (u >> 16) & 0x8000, mag = u & 0x7FFFFFFF;
+    if (mag > 0x7F800000) return (uint16_t)(sign | 0x7E00);
+    if (mag >= 0x477FF000) return (uint16_t)(sign | 0x7C00); // 65520 and more round to infinity
+    int exponent = (int)(mag >> 23) - 127;
+    uint32_t full = (mag & 0x7FFFFF) | 0x800000;
+    int shift = exponent < -14 ? 13 + (-14 - exponent) : 13;
+    if (exponent < -25) return (uint16_t)sign;
+    uint32_t h = full >> shift, rest = full & ((1u << shift) - 1), half = 1u << (shift - 1);
+    if (rest > half || (rest == half && (h & 1))) h++;
+    if (exponent >= -14) h += (uint32_t)(exponent + 14) << 10; // the implicit bit adds one to the exponent field
+    return (uint16_t)(sign | h);
+}
+
+static inline float f32_of_f16(uint16_t h) {
+    uint32_t exponent = (h >> 10) & 31, fraction = h & 1023;
+    float value;
+    if (exponent == 31) value = fraction ? f32_of_bits(0x7FC00000) : f32_of_bits(0x7F800000);
+    else if (exponent == 0) value = (float)fraction / 16777216.0f; // 2^-24
+    else value = f32_of_bits(((exponent + 112) << 23) | (fraction << 13));
+    return h & 0x8000 ? -value : value;
+}
+
+static inline bool dtype_is_float(idist_dtype d) {
+    return d == IDIST_F16 || d == IDIST_BF16 || d == IDIST_F32 || d == IDIST_F64;
+}
+
+static inline bool dtype_is_signed(idist_dtype d) {
+    return d == IDIST_I8 || d == IDIST_I16 || d == IDIST_I32 || d == IDIST_I64;
+}
+
+static inline void store_double(void *at, idist_dtype dtype, double value) {
+    float f = (float)value;
+    uint16_t h;
+    switch (dtype) {
+    case IDIST_F64: memcpy(at, &value, 8); break;
+    case IDIST_F32: memcpy(at, &f, 4); break;
+    case IDIST_F16:
+        h = f16_of_f32(f);
+        memcpy(at, &h, 2);
+        break;
+    default:
+        h = bf16_of_f32(f);
+        memcpy(at, &h, 2);
+        break;
+    }
+}
+
+static inline double load_double(const void *at, idist_dtype dtype) {
+    double value;
+    float f;
+    uint16_t h;
+    switch (dtype) {
+    case IDIST_F64: memcpy(&value, at, 8); return value;
+    case IDIST_F32: memcpy(&f, at, 4); return (double)f;
+    case IDIST_F16: memcpy(&h, at, 2); return (double)f32_of_f16(h);
+    default: memcpy(&h, at, 2); return (double)f32_of_bf16(h);
+    }
+}
+
+//------------------------------------------------------------------------------
+// values for reductions, and the serial reference
+//------------------------------------------------------------------------------
+
+// What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole.
+static inline double red_float(idist_op op, int n, int rank, size_t index, uint64_t salt) {
+    static const double powers[4] = {1.0, -1.0, 2.0, 0.5};
+    uint64_t h = pat_bits(rank, index, salt) >> 8;
+    if (op == IDIST_PROD) return powers[h & 3];
+    if (op == IDIST_MIN || op == IDIST_MAX) return (double)(int)(h % 401) - 200;
+    if (op == IDIST_AVG) return (double)(((int)(h % 5) - 2) * n);
+    return (double)((int)(h % 17) - 8);
+}
+
+static inline uint64_t red_integer(idist_dtype dtype, idist_op op, int rank, size_t index, uint64_t salt) {
+    uint64_t h = pat_bits(rank, index, salt);
+    if (op == IDIST_AVG) return dtype_is_signed(dtype) ? (uint64_t)((int64_t)(h % 21) - 10) : h % 21;
+    if ((op == IDIST_LAND || op == IDIST_LOR) && (h >> 60) < 8) return 0;
+    return h;
+}
+
+static inline uint64_t red_widen(idist_dtype dtype, uint64_t bits) {
+    unsigned unused = 64 - 8 * (unsigned)idist_dtype_size(dtype);
+    if (unused == 0) return bits;
+    if (dtype_is_signed(dtype)) return (uint64_t)((int64_t)(bits << unused) >> unused);
+    return (bits << unused) >> unused;
+}
+
+static inline uint64_t red_combine(idist_dtype dtype, idist_op op, uint64_t a, uint64_t b) {
+    bool less = dtype_is_signed(dtype) ? (int64_t)a < (int64_t)b : a < b;
+    switch (op) {
+    case IDIST_PROD: return a * b;
+    case IDIST_MIN: return less ? a : b;
+    case IDIST_MAX: return less ? b : a;
+    case IDIST_BAND: return a & b;
+    case IDIST_BOR: return a | b;
+    case IDIST_BXOR: return a ^ b;
+    case IDIST_LAND: return a != 0 && b != 0;
+    case IDIST_LOR: return a != 0 || b != 0;
+    default: return a + b;
+    }
+}
+
+static inline double red_combine_float(idist_op op, double a, double b) {
+    if (op == IDIST_PROD) return a * b;
+    if (op == IDIST_MIN) return a < b ? a : b;
+    if (op == IDIST_MAX) return a > b ? a : b;
+    return a + b;
+}
+
+static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, size_t first, size_t count, int rank,
+                            uint64_t salt) {
+    unsigned char *p = (unsigned char *)buf;
+    size_t esize = idist_dtype_size(dtype);
+    for (size_t i = 0; i < count; i++) {
+        if (dtype_is_float(dtype)) {
+            store_double(p + i * esize, dtype, red_float(op, n, rank, first + i, salt));
+        } else {
+            uint64_t v = red_integer(dtype, op, rank, first + i, salt);
+            memcpy(p + i * esize, &v, esize); // little endian: the low bytes
+        }
+    }
+}
+
+// One element of the reduction over ranks lo .. hi-1, written to out.
+static inline void red_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo, int hi, size_t index,
+                                uint64_t salt) {
+    if (dtype_is_float(dtype)) {
+        double acc = red_float(op, n, lo, index, salt);
+        for (int k = lo + 1; k < hi; k++) acc = red_combine_float(op, acc, red_float(op, n, k, index, salt));
+        store_double(out, dtype, op == IDIST_AVG ? acc / n : acc);
+        return;
+    }
+    uint64_t acc = red_widen(dtype, red_integer(dtype, op, lo, index, salt));
+    if (hi - lo == 1 && (op == IDIST_LAND || op == IDIST_LOR)) acc = acc != 0;
+    for (int k = lo + 1; k < hi; k++)
+        acc = red_widen(dtype, red_combine(dtype, op, acc, red_widen(dtype, red_integer(dtype, op, k, index, salt))));
+    if (op == IDIST_AVG) acc = dtype_is_signed(dtype) ? (uint64_t)((int64_t)acc / n) : acc / (uint64_t)n;
+    memcpy(out, &acc, idist_dtype_size(dtype));
+}
+
+static inline size_t red_find_wrong(const void *buf, idist_dtype dtype, idist_op op, int n, int lo, int hi, size_t first,
+                                    size_t count, uint64_t salt) {
+    const unsigned char *p = (const unsigned char *)buf;
+    size_t esize = idist_dtype_size(dtype);
+    unsigned char want[8] = {0};
+    for (size_t i = 0; i < count; i++) {
+        red_expected(want, dtype, op, n, lo, hi, first + i, salt);
+        if (memcmp(p + i * esize, want, esize) != 0) return i;
+    }
+    return count;
+}
+
+static inline bool op_allowed(idist_op op, idist_dtype dtype) { return !dtype_is_float(dtype) || op <= IDIST_AVG; }
+
+//------------------------------------------------------------------------------
+// the grid
+//------------------------------------------------------------------------------
+
+typedef struct grid_case {
+    idist_group *world;
+    int n, rank, root;
+    size_t count;
+    idist_dtype dtype;
+    idist_op op;
+    bool in_place;
+    bool async;
+    size_t misalign; // of the buffers, 0 or 1 byte
+    uint64_t salt;
+    idist_opts opts; // pass its address to the call, then grid_done
+    idist_request request;
+    bool broken; // a communication error: the rest of this world is pointless
+    const char *where;
+} grid_case;
+
+typedef void (*grid_fn)(grid_case *c);
+
+enum {
+    GRID_REDUCES = 1, // op varies
+    GRID_NO_AVG = 2,  // ... but not AVG
+    GRID_ROOTED = 4,  // root varies
+    GRID_WIDE = 8,    // buffers hold n * count: large counts are divided by n
+    GRID_NO_IN_PLACE = 16,
+    GRID_BLOCKING = 32
+};
+
+typedef struct grid_plan {
+    grid_fn fn;
+    unsigned flags;
+    char where[120];
+    bool large;
+} grid_plan;
+
+static inline void grid_describe(const grid_case *c, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s rank %d count %zu %s %s root %d%s%s%s salt %llx", c->where, c->rank, c->count,
+             idist_dtype_name(c->dtype), idist_op_name(c->op), c->root, c->in_place ? " in place" : "",
+             c->async ? " async" : "", c->misalign ? " unaligned" : "", (unsigned long long)c->salt);
+}
+
+static inline void grid_fail(const grid_case *c, const char *fmt, ...) TAP_PRINTF(2, 3);
+static inline void grid_fail(const grid_case *c, const char *fmt, ...) {
+    char head[260], text[300];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    grid_describe(c, head, sizeof head);
+    rank_fail("%s: %s", head, text);
+}
+
+// Completes the call that returned `status`. False: it failed, was reported, and there is nothing to check.
+static inline bool grid_done(grid_case *c, idist_status status) {
+    if (status == IDIST_OK && c->async) status = idist_wait(&c->request);
+    if (status == IDIST_OK) return true;
+    grid_fail(c, "got %s expected IDIST_OK; last error: %s", idist_status_name(status), idist_last_error());
+    c->broken = true;
+    return false;
+}
+
+static inline void grid_hex(const void *at, size_t nbytes, char *text) {
+    const unsigned char *p = (const unsigned char *)at;
+    for (size_t i = 0; i < nbytes && i < 16; i++) snprintf(text + 2 * i, 3, "%02x", p[nbytes - 1 - i]);
+}
+
+// buf[0 .. count) must be elements first .. of the pattern of `rank`.
+static inline void grid_check_pat(const grid_case *c, const void *buf, size_t first, size_t count, int rank) {
+    size_t esize = idist_dtype_size(c->dtype);
+    size_t i = pat_find_wrong(buf, first, count, esize, rank, c->salt);
+    if (i == count) return;
+    char got[40] = "", want[40] = "";
+    uint64_t bits = pat_bits(rank, first + i, c->salt);
+    grid_hex((const unsigned char *)buf + i * esize, esize, got);
+    grid_hex(&bits, esize, want);
+    grid_fail(c, "element %zu of %zu from rank %d: got 0x%s expected 0x%s", i, count, rank, got, want);
+}
+
+// buf[0 .. count) must be the reduction of elements first .. over ranks lo .. hi-1.
+static inline void grid_check_red(const grid_case *c, const void *buf, int lo, int hi, size_t first, size_t count) {
+    size_t esize = idist_dtype_size(c->dtype);
+    size_t i = red_find_wrong(buf, c->dtype, c->op, c->n, lo, hi, first, count, c->salt);
+    if (i == count) return;
+    char got[40] = "", text[40] = "";
+    unsigned char want[8] = {0};
+    red_expected(want, c->dtype, c->op, c->n, lo, hi, first + i, c->salt);
+    grid_hex((const unsigned char *)buf + i * esize, esize, got);
+    grid_hex(want, esize, text);
+    grid_fail(c, "element %zu of %zu over ranks %d..%d: got 0x%s expected 0x%s", i, count, lo, hi - 1, got, text);
+}
+
+static inline void grid_check_guards(const grid_case *c, const gbuf *b, const char *which) {
+    if (!gbuf_guards_hold(b)) grid_fail(c, "written outside of the %s buffer", which);
+}
+
+static inline void grid_check_untouched(const grid_case *c, const gbuf *b, const char *which) {
+    if (!gbuf_untouched(b)) grid_fail(c, "the %s buffer of this rank must stay untouched", which);
+}
+
+// The send buffer, filled by pat_fill or red_fill with elements first .. , must still hold them.
+static inline void grid_check_send_red(const grid_case *c, const gbuf *b, size_t first, size_t count) {
+    gbuf again = gbuf_make(b->nbytes, 0);
+    red_fill(again.p, c->dtype, c->op, c->n, first, count, c->rank, c->salt);
+    if (b->nbytes && memcmp(again.p, b->p, b->nbytes) != 0) grid_fail(c, "the send buffer was modified");
+    grid_check_guards(c, b, "send");
+    gbuf_free(&again);
+}
+
+static inline void grid_check_send_pat(const grid_case *c, const gbuf *b, size_t count) {
+    if (pat_find_wrong(b->p, 0, count, idist_dtype_size(c->dtype), c->rank, c->salt) != count)
+        grid_fail(c, "the send buffer was modified");
+    grid_check_guards(c, b, "send");
+}
+
+static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *number, size_t count, int dtype, bool in_place) {
+    uint64_t h = tap_mix(0x5EED + *number);
+    (*number)++;
+    if (c->broken || (in_place && (plan->flags & GRID_NO_IN_PLACE))) return;
+    c->count = count;
+    c->dtype = (idist_dtype)dtype;
+    c->op = IDIST_SUM;
+    if (plan->flags & GRID_REDUCES) {
+        c->op = (idist_op)((h >> 8) % IDIST_OP_COUNT);
+        if (!op_allowed(c->op, c->dtype)) c->op = (idist_op)((h >> 16) % IDIST_AVG);
+        if (c->op == IDIST_AVG && (plan->flags & GRID_NO_AVG)) c->op = IDIST_SUM;
+    }
+    c->root = plan->flags & GRID_ROOTED ? (int)((h >> 24) % (uint64_t)c->n) : 0;
+    c->in_place = in_place;
+    c->async = (h >> 40) % 4 == 3 && !(plan->flags & GRID_BLOCKING);
+    c->misalign = (h >> 44) % 3 == 2;
+    c->salt = h & 0xFFFFFFFF;
+    c->request.impl = NULL;
+    c->opts = c->async ? opts_async(c->world, &c->request) : opts_of(c->world);
+    plan->fn(c);
+}
+
+static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
+    const grid_plan *plan = (const grid_plan *)arg;
+    const size_t m = (size_t)n;
+    const size_t small[7] = {0, 1, 2, m - 1, m, m + 1, 1000};
+    const size_t div = plan->flags & GRID_WIDE ? m : 1;
+    unsigned number = 0;
+    grid_case c;
+    memset(&c, 0, sizeof c);
+    c.world = world;
+    c.n = n;
+    c.rank = rank;
+    c.where = plan->where;
+    for (int k = 0; k < 7; k++) {
+        bool again = false;
+        for (int j = 0; j < k; j++) again = again || small[j] == small[k];
+        for (int d = 0; d < IDIST_DTYPE_COUNT && !again; d++) {
+            grid__one(&c, plan, &number, small[k], d, false);
+            grid__one(&c, plan, &number, small[k], d, true);
+        }
+    }
+    grid__one(&c, plan, &number, 65537 / div, IDIST_F32, false);
+    grid__one(&c, plan, &number, 65537 / div, IDIST_I8 + n % 8, true);
+    grid__one(&c, plan, &number, 65537, n % 2 ? IDIST_BF16 : IDIST_F16, false);
+    if (plan->large) {
+        grid__one(&c, plan, &number, ((size_t)1 << 20) / div, IDIST_F32, true);
+        grid__one(&c, plan, &number, ((size_t)1 << 20) / div + 3, IDIST_U8, false);
+    }
+}
+
+static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int n, const char *algorithm,
+                               const char *transport, bool large) {
+    grid_plan plan;
+    idist_desc desc = desc_with(transport, algorithm);
+    plan.fn = fn;
+    plan.flags = flags;
+    plan.large = large && !test_quick();
+    snprintf(plan.where, sizeof plan.where, "%s n=%d algorithm=%s transport=%s", name, n, algorithm, transport);
+    ranks_case(n, &desc, grid__rank, &plan, "%s", plan.where);
+}
+
+// All worlds of one operation.
+static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
+    static const int sizes[7] = {1, 2, 3, 4, 5, 7, 8};
+    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
+    for (int i = 0; i < 7; i++) {
+        int n = sizes[i];
+        if (test_quick() && n != 1 && n != 2 && n != 3 && n != 5) continue;
+        for (int a = 0; a < 3; a++) {
+            if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
+            grid__world(name, fn, flags, n, algorithms[a], "auto", n <= 4 && n != 2 + a);
+            if (n == 2 || (n == 5 && a > 0 && !test_quick())) grid__world(name, fn, flags, n, algorithms[a], "tcp", n == 2);
+        }
+    }
+}
+
+#endif // GRID_H

@@ -1,0 +1,392 @@
+// ranks.h - runs n ranks, as threads of this process or as processes of their own
+//
+// Include after idist.h. Ranks report failures with rank_fail; the first of them become diagnostics of the one TAP line
+// that the run gets. The log lies in shared memory, so that forked ranks can write to it as well.
+//
+//     static void body(idist_group *world, int rank, int n, void *arg) { ... rank_check(x == 3, "x is %d", x); }
+//     ranks_case(3, NULL, body, NULL, "body with 3 ranks");
+#ifndef RANKS_H
+#define RANKS_H
+
+#include "tap.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <strings.h>
+#include <sys/socket.h>
+
+#define RANKS_MAX 16
+#define RANKS_MESSAGES 10
+#define RANKS_TIMEOUT_MS 20000 // nothing in these tests takes that long: a deadlock becomes IDIST_ERR_TIMEOUT first
+
+typedef void (*ranks_fn)(idist_group *world, int rank, int n, void *arg);
+
+typedef struct ranks_log {
+    int n_failures;
+    int n_messages;
+    char message[RANKS_MESSAGES][600];
+} ranks_log;
+
+static inline ranks_log *ranks__log(void) {
+    static ranks_log *log_area = NULL;
+    if (!log_area) { // first called by main, before there are threads
+        void *p = mmap(NULL, sizeof(ranks_log), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        TAP_REQUIRE(p != MAP_FAILED);
+        log_area = (ranks_log *)p;
+    }
+    return log_area;
+}
+
+static inline void rank_fail(const char *fmt, ...) TAP_PRINTF(1, 2);
+static inline void rank_fail(const char *fmt, ...) {
+    ranks_log *log_area = ranks__log();
+    __atomic_add_fetch(&log_area->n_failures, 1, __ATOMIC_ACQ_REL);
+    int slot = __atomic_fetch_add(&log_area->n_messages, 1, __ATOMIC_ACQ_REL);
+    if (slot >= RANKS_MESSAGES) return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(log_area->message[slot], sizeof log_area->message[slot], fmt, args);
+    va_end(args);
+}
+
+static inline void ranks_reset(void) { memset(ranks__log(), 0, sizeof(ranks_log)); }
+
+// Turns what the ranks reported since ranks_reset into one TAP line.
+static inline bool ranks_report(const char *fmt, ...) TAP_PRINTF(1, 2);
+static inline bool ranks_report(const char *fmt, ...) {
+    ranks_log *log_area = ranks__log();
+    int n = __atomic_load_n(&log_area->n_failures, __ATOMIC_ACQUIRE);
+    va_list args;
+    va_start(args, fmt);
+    tap__vresult(n == 0, "", fmt, args);
+    va_end(args);
+    for (int i = 0; i < log_area->n_messages && i < RANKS_MESSAGES; i++) tap_diag("%s", log_area->message[i]);
+    if (n > RANKS_MESSAGES) tap_diag("... and %d more failures", n - RANKS_MESSAGES);
+    return n == 0;
+}
+
+// rank_check(cond, "x is %d", x): a check inside a rank.
+#define rank_check(cond, ...)                                                                \
+    do {                                                                                     \
+        if (!(cond)) {                                                                       \
+            char rank_check_text[400];                                                       \
+            snprintf(rank_check_text, sizeof rank_check_text, __VA_ARGS__);                  \
+            rank_fail("%s:%d: expected %s: %s", __FILE__, __LINE__, #cond, rank_check_text); \
+        }                                                                                    \
+    } while (0)
+
+static inline bool rank_is_status_at(const char *file, int line, int rank, idist_status got, idist_status expected,
+                                     const char *what) {
+    if (got == expected) return true;
+    rank_fail("%s:%d: rank %d: %s: got %s expected %s; last error: %s", file, line, rank, what, idist_status_name(got),
+              idist_status_name(expected), got ? idist_last_error() : "");
+    return false;
+}
+// rank_is(rank, idist_barrier(&o), IDIST_OK): the call is evaluated once, and its text is the description.
+#define rank_is(rank, call, expected) rank_is_status_at(__FILE__, __LINE__, (rank), (call), (expected), #call)
+#define rank_ok(rank, call) rank_is_status_at(__FILE__, __LINE__, (rank), (call), IDIST_OK, #call)
+
+//------------------------------------------------------------------------------
+// what a text names
+//------------------------------------------------------------------------------
+
+// Does the text say "rank R" (and not "rank R0")?
+static inline bool text_names_rank(const char *text, int rank) {
+    char word[32];
+    size_t n = (size_t)snprintf(word, sizeof word, "rank %d", rank);
+    for (const char *p = strstr(text, word); p; p = strstr(p + 1, word))
+        if (!isdigit((unsigned char)p[n])) return true;
+    return false;
+}
+
+// Does it name `rank`, and nobody else but perhaps the speaker himself?
+static inline bool text_names_only(const char *text, int rank, int self, int n) {
+    for (int k = 0; k < n; k++)
+        if (k != rank && k != self && text_names_rank(text, k)) return false;
+    return text_names_rank(text, rank);
+}
+
+static inline bool text_has_word(const char *text, const char *word) {
+    size_t n = strlen(word);
+    for (; *text; text++)
+        if (strncasecmp(text, word, n) == 0) return true;
+    return false;
+}
+
+//------------------------------------------------------------------------------
+// ranks as threads
+//------------------------------------------------------------------------------
+
+typedef struct ranks__thread {
+    pthread_t id;
+    const idist_desc *base;
+    idist_store *store;
+    int rank, n;
+    bool close_may_fail;
+    ranks_fn fn;
+    void *arg;
+} ranks__thread;
+
+static inline idist_opts opts_of(idist_group *group) {
+    idist_opts o;
+    memset(&o, 0, sizeof o);
+    o.group = group;
+    return o;
+}
+
+static inline idist_opts opts_async(idist_group *group, idist_request *request) {
+    idist_opts o = opts_of(group);
+    o.request = request;
+    return o;
+}
+
+static inline void *ranks__thread_main(void *p) {
+    ranks__thread *t = (ranks__thread *)p;
+    idist_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (t->base) desc = *t->base;
+    desc.rank = t->rank;
+    desc.world_size = t->n;
+    desc.store = t->store;
+    if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
+    if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
+    idist_group *world = NULL;
+    if (!rank_ok(t->rank, idist_open(&desc, &world))) return NULL;
+    t->fn(world, t->rank, t->n, t->arg);
+    idist_status status = idist_close(&world);
+    if (!t->close_may_fail) rank_is_status_at(__FILE__, __LINE__, t->rank, status, IDIST_OK, "idist_close");
+    rank_check(world == NULL, "rank %d: idist_close leaves the pointer", t->rank);
+    return NULL;
+}
+
+static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg, bool close_may_fail) {
+    ranks__thread threads[RANKS_MAX];
+    idist_store *store = NULL;
+    TAP_REQUIRE(n >= 1 && n <= RANKS_MAX);
+    (void)ranks__log();
+    if (!rank_ok(-1, idist_store_open("mem://", NULL, &store))) return;
+    for (int k = 0; k < n; k++) {
+        threads[k].base = base;
+        threads[k].store = store;
+        threads[k].rank = k;
+        threads[k].n = n;
+        threads[k].close_may_fail = close_may_fail;
+        threads[k].fn = fn;
+        threads[k].arg = arg;
+        TAP_REQUIRE(pthread_create(&threads[k].id, NULL, ranks__thread_main, &threads[k]) == 0);
+    }
+    for (int k = 0; k < n; k++) TAP_REQUIRE(pthread_join(threads[k].id, NULL) == 0);
+    rank_ok(-1, idist_store_close(&store));
+}
+
+// Runs fn in n ranks of one world; what failed is in the log.
+static inline void ranks_threads(int n, const idist_desc *base, ranks_fn fn, void *arg) {
+    ranks__run_threads(n, base, fn, arg, false);
+}
+
+// As above for runs that break the world on purpose: idist_close may say so.
+static inline void ranks_threads_fault(int n, const idist_desc *base, ranks_fn fn, void *arg) {
+    ranks__run_threads(n, base, fn, arg, true);
+}
+
+static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) {
+    char name[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(name, sizeof name, fmt, args);
+    va_end(args);
+    tap_running("%s", name);
+    ranks_reset();
+    ranks_threads(n, base, fn, arg);
+    return ranks_report("%s", name);
+}
+
+static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...)
+    TAP_PRINTF(5, 6);
+static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) {
+    char name[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(name, sizeof name, fmt, args);
+    va_end(args);
+    tap_running("%s", name);
+    ranks_reset();
+    ranks_threads_fault(n, base, fn, arg);
+    return ranks_report("%s", name);
+}
+
+static inline idist_desc desc_with(const char *transport, const char *algorithm) {
+    idist_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.transport = transport;
+    desc.algorithm = algorithm;
+    return desc;
+}
+
+// Sanitizer runs set it: fewer combinations, the same code paths.
+static inline bool test_quick(void) {
+    const char *text = getenv("IDIST_TEST_QUICK");
+    return text && *text && strcmp(text, "0") != 0;
+}
+
+static inline int test_slow_factor(void) {
+    const char *text = getenv("IDIST_TEST_SLOW");
+    return text && atoi(text) > 0 ? atoi(text) : 1;
+}
+
+//------------------------------------------------------------------------------
+// ranks as processes
+//------------------------------------------------------------------------------
+
+// What one rank leaves for the parent, in shared memory.
+typedef struct proc_slot {
+    int phase;       // the body counts it up; the parent waits for values
+    int iterations;  //
+    int status;      // an idist_status
+    int has_result;  //
+    int64_t when_ns; // CLOCK_MONOTONIC, the same in all processes of a machine
+    char text[600];
+} proc_slot;
+
+typedef struct procs procs;
+// The result is the exit code. world is open; the body may or may not close it.
+typedef int (*proc_fn)(idist_group *world, int rank, int n, proc_slot *slot, void *arg);
+
+struct procs {
+    int n;
+    pid_t pid[RANKS_MAX]; // 0 when reaped
+    int wait_status[RANKS_MAX];
+    proc_slot *slot; // n of them
+};
+
+static inline int free_port(void) {
+    struct sockaddr_in a;
+    socklen_t size = sizeof a;
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    TAP_REQUIRE(fd >= 0);
+    TAP_REQUIRE(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    TAP_REQUIRE(getsockname(fd, (struct sockaddr *)&a, &size) == 0);
+    close(fd);
+    return ntohs(a.sin_port);
+}
+
+// Records the end of a rank's work, with the text of its last failure.
+static inline void proc_result(proc_slot *slot, idist_status status) {
+    slot->when_ns = tap_now_ns();
+    slot->status = status;
+    snprintf(slot->text, sizeof slot->text, "%s", status ? idist_last_error() : "");
+    __atomic_store_n(&slot->has_result, 1, __ATOMIC_RELEASE);
+}
+
+static inline void proc_phase(proc_slot *slot, int phase) { __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE); }
+
+static inline void proc__child(procs *p, int rank, int port, const idist_desc *base, proc_fn fn, void *arg) {
+    char url[64];
+    idist_desc desc;
+    idist_group *world = NULL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm((unsigned)(60 * test_slow_factor())); // SIGALRM ends a rank that outlives every deadline
+    memset(&desc, 0, sizeof desc);
+    if (base) desc = *base;
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
+    desc.init_method = url;
+    desc.rank = rank;
+    desc.world_size = p->n;
+    if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
+    if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
+    idist_status status = idist_open(&desc, &world);
+    if (status) {
+        rank_fail("rank %d: idist_open: got %s expected IDIST_OK; last error: %s", rank, idist_status_name(status),
+                  idist_last_error());
+        _exit(90);
+    }
+    _exit(fn(world, rank, p->n, &p->slot[rank], arg));
+}
+
+static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
+    memset(p, 0, sizeof *p);
+    TAP_REQUIRE(n <= RANKS_MAX);
+    void *area = mmap(NULL, sizeof(proc_slot) * RANKS_MAX, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TAP_REQUIRE(area != MAP_FAILED);
+    p->n = n;
+    p->slot = (proc_slot *)area;
+    int port = free_port();
+    (void)ranks__log();
+    for (int k = 0; k < n; k++) {
+        pid_t pid = fork();
+        TAP_REQUIRE(pid >= 0);
+        if (pid == 0) proc__child(p, k, port, base, fn, arg);
+        p->pid[k] = pid;
+        tap_register_child(pid);
+    }
+}
+
+// Waits until every rank has reached the phase. False when one died or time is up.
+static inline bool procs_await_phase(const procs *p, int phase, int timeout_ms) {
+    int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
+    for (;;) {
+        int n_there = 0;
+        for (int k = 0; k < p->n; k++) n_there += __atomic_load_n(&p->slot[k].phase, __ATOMIC_ACQUIRE) >= phase;
+        if (n_there == p->n) return true;
+        if (tap_now_ms() > end_ms) return false;
+        tap_sleep_ms(1);
+    }
+}
+
+// Reaps all ranks; those still running after timeout_ms are killed. The result is how many those were: hangs.
+static inline int procs_wait(procs *p, int timeout_ms) {
+    int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
+    int n_hung = 0, n_left = 0;
+    for (int k = 0; k < p->n; k++) n_left += p->pid[k] != 0;
+    while (n_left > 0) {
+        bool late = tap_now_ms() > end_ms;
+        for (int k = 0; k < p->n; k++) {
+            if (p->pid[k] == 0) continue;
+            if (late) {
+                kill(p->pid[k], SIGKILL);
+                n_hung++;
+            }
+            pid_t pid = waitpid(p->pid[k], &p->wait_status[k], late ? 0 : WNOHANG);
+            if (pid == 0) continue;
+            tap_forget_child(p->pid[k]);
+            p->pid[k] = 0;
+            n_left--;
+        }
+        if (n_left > 0) tap_sleep_ms(1);
+    }
+    return n_hung;
+}
+
+static inline void procs_free(procs *p) {
+    munmap(p->slot, sizeof(proc_slot) * RANKS_MAX);
+    p->slot = NULL;
+}
+
+//------------------------------------------------------------------------------
+// what a process holds
+//------------------------------------------------------------------------------
+
+// Entries of a folder whose names contain `part` ("" counts all); -1 when it cannot be read.
+static inline int count_entries(const char *folder, const char *part) {
+    DIR *dir = opendir(folder);
+    if (!dir) return -1;
+    int n = 0;
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && strstr(e->d_name, part)) n++;
+    closedir(dir);
+    return n;
+}
+
+static inline int count_fds(void) {
+    return count_entries("/proc/self/fd", "") - 1; // without the one that reads the folder
+}
+
+static inline int count_threads(void) { return count_entries("/proc/self/task", ""); }
+
+#endif // RANKS_H

@@ -1,0 +1,70 @@
+# tap.sh - what the shell tests share: TAP lines, a folder that goes away, ranks started by hand. Source it from a script
+# in tests/; it changes to the root of the project.
+# shellcheck shell=bash
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+# shellcheck disable=SC2034 # used by those who source this
+ROOT=$PWD
+WORK=$(mktemp -d) || exit 1
+trap 'rm -rf "$WORK"' EXIT
+TAP_RUN=0
+TAP_FAILED=0
+
+# No variable of a launcher that happens to run these tests, and no wait that outlives the test.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
+unset IDIST_INIT_METHOD IDIST_ALGO IDIST_TRANSPORT IDIST_LOG
+export IDIST_TIMEOUT_MS=30000 IDIST_INIT_TIMEOUT_MS=30000
+
+diag() { sed 's/^/#   /'; } # stdin as diagnostics
+
+ok() { # STATUS NAME: 0 passes
+    TAP_RUN=$((TAP_RUN + 1))
+    if [ "$1" -eq 0 ]; then
+        echo "ok $TAP_RUN - $2"
+        return 0
+    fi
+    TAP_FAILED=$((TAP_FAILED + 1))
+    echo "not ok $TAP_RUN - $2"
+    return 1
+}
+skip() { # NAME REASON
+    TAP_RUN=$((TAP_RUN + 1))
+    echo "ok $TAP_RUN - $1 # SKIP $2"
+}
+# Runs a command with its output in $WORK/log; passes when it ends with STATUS. The output is shown when it does not.
+ok_run() { # STATUS NAME SECONDS COMMAND...
+    local want=$1 name=$2 seconds=$3 rc=0
+    shift 3
+    timeout -k 5 "$seconds" "$@" >"$WORK/log" 2>&1 </dev/null || rc=$?
+    [ $rc -eq 124 ] && echo "hang: no end after $seconds s" >>"$WORK/log"
+    ok $((rc != want)) "$name" && return 0
+    echo "exit status $rc, expected $want; the output ends with" | diag
+    tail -n 15 "$WORK/log" | diag
+    return 1
+}
+done_testing() {
+    echo "1..$TAP_RUN"
+    [ "$TAP_FAILED" -eq 0 ] && [ "$TAP_RUN" -gt 0 ]
+    exit
+}
+
+free_port() { perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'; }
+
+# Starts COMMAND as N ranks, the way a launcher does. Rank r writes to $WORK/rank.r. Fails when one of them does.
+run_ranks() { # N SECONDS COMMAND...
+    local n=$1 seconds=$2 port r pids=() failed=0
+    shift 2
+    port=$(free_port)
+    for ((r = 0; r < n; r++)); do
+        RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            timeout -k 5 "$seconds" "$@" >"$WORK/rank.$r" 2>&1 </dev/null &
+        pids+=($!)
+    done
+    for r in "${!pids[@]}"; do
+        wait "${pids[$r]}" || {
+            failed=1
+            echo "rank $r ended with status $?" >>"$WORK/rank.$r"
+        }
+    done
+    return $failed
+}

@@ -1,0 +1,272 @@
+#!/usr/bin/env bash
+# lint.sh - the rules of the project that a compiler does not know. Prints TAP; exits with 1 when something was found.
+#
+#   contents   the list CONTENTS at the top of a header names its sections, all of them and in their order
+#   sections   a section says "uses" only of sections above it
+#   names      exported symbols start with idist_ and are declared in the API part; macros start with IDIST_
+#   text       ASCII, no tabs, no white space at the end of a line, at most 125 columns
+#   budgets    lines per header, lines per function
+#   format     clang-format; also: shell scripts are executable and pass shellcheck
+#   speech     the project speaks of itself only: no paths of somebody's machine, no TODO without an owner
+#   tidy       clang-tidy over the implementation
+set -u
+shopt -s lastpipe # so that report, at the end of a pipe, can count
+cd "$(dirname "$0")/../.." || exit 1
+
+MAX_COLUMNS=125
+MAX_FUNCTION=70  # a finding above this
+LONG_FUNCTION=60 # listed above this
+
+TMP=$(mktemp -d) || exit 1
+trap 'rm -rf "$TMP"' EXIT
+N_RUN=0
+N_FAILED=0
+
+mapfile -t HEADERS < <(ls idist*.h 2>/dev/null)
+# What git has or would add; without git, everything but build/.
+mapfile -t ALL < <(git ls-files --cached --others --exclude-standard 2>/dev/null | sort -u ||
+    find . -type f -not -path './build/*' -not -path './.git/*' | sed 's|^\./||' | sort)
+FILES=()
+for f in "${ALL[@]}"; do [ -f "$f" ] && FILES+=("$f"); done
+mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|cc|cpp|cu)$')
+mapfile -t SCRIPTS < <(printf '%s\n' "${FILES[@]}" | grep -E '(\.sh|^\.ci/run)$')
+mapfile -t TEXTS < <(printf '%s\n' "${FILES[@]}" |
+    grep -E '(\.(c|h|cc|cpp|cu|sh|md|in|yml)|Makefile|LICENSE|^\.ci/run|^\.[a-z-]+)$')
+
+# report NAME: passes when the findings on stdin are none; otherwise they become diagnostics.
+report() {
+    local findings
+    findings=$(cat)
+    N_RUN=$((N_RUN + 1))
+    if [ -z "$findings" ]; then
+        echo "ok $N_RUN - $1"
+    else
+        N_FAILED=$((N_FAILED + 1))
+        echo "not ok $N_RUN - $1"
+        printf '%s\n' "$findings" | sed 's/^/#   /'
+    fi
+}
+
+skip() { # NAME REASON
+    N_RUN=$((N_RUN + 1))
+    echo "ok $N_RUN - $1 # SKIP $2"
+}
+
+#------------------------------------------------------------------------------
+# contents and sections
+#------------------------------------------------------------------------------
+
+# Tags of the banners of a header, in order: a line of dashes, then "// [tag]  text".
+banner_tags() {
+    awk '/^\/\/----------------------------------------/ { dashes = NR }
+         /^\/\/ \[[a-z]+:[a-z0-9_]+\]/ && dashes == NR - 1 { print substr($2, 2, index($2, "]") - 2) }' "$1"
+}
+
+# Tags that the doc block (all before the first line of code) lists under CONTENTS.
+contents_tags() {
+    awk '/^[ \t]*(#|typedef|extern)/ { exit }
+         /CONTENTS/ { inside = 1; next }
+         inside && match($0, /\[[a-z]+:[a-z0-9_]+\]/) { print substr($0, RSTART + 1, RLENGTH - 2) }' "$1"
+}
+
+check_contents() {
+    local h=$1
+    banner_tags "$h" >"$TMP/banners"
+    contents_tags "$h" >"$TMP/contents"
+    [ -s "$TMP/contents" ] || echo "$h: the doc block has no CONTENTS"
+    [ -s "$TMP/banners" ] || echo "$h: no section banner found"
+    grep -vxFf "$TMP/contents" "$TMP/banners" | sed "s/.*/$h: section [&] is missing in CONTENTS/"
+    grep -vxFf "$TMP/banners" "$TMP/contents" | sed "s/.*/$h: CONTENTS lists [&], which has no section/"
+    sort "$TMP/banners" | uniq -d | sed "s/.*/$h: section [&] appears twice/"
+    grep -xFf "$TMP/contents" "$TMP/banners" >"$TMP/a"
+    grep -xFf "$TMP/banners" "$TMP/contents" >"$TMP/b"
+    cmp -s "$TMP/a" "$TMP/b" || {
+        echo "$h: CONTENTS has another order than the sections; first difference (section, CONTENTS):"
+        paste "$TMP/a" "$TMP/b" | awk '$1 != $2 { print "    " $1 ", " $2; exit }'
+    }
+}
+
+# "// uses err mem os . used by world" under a banner. Names of idist.h's sections are known to the other headers.
+check_sections() {
+    awk '
+        /^\/\/ \[[a-z]+:[a-z0-9_]+\]/ {
+            name = substr($2, 1, index($2, "]") - 1); sub(/.*:/, "", name); here = FNR; above[name] = 1; next
+        }
+        /^\/\/ uses / && FNR == here + 1 {
+            for (i = 3; i <= NF && $i != "." && $i !~ /\.$/; i++) {
+                word = $i; gsub(/,/, "", word)
+                if (word == "-" || word == "nothing" || word == "") continue
+                if (!(word in above)) printf "%s:%d: [%s] uses %s, which is no section above it\n", FILENAME, FNR, name, word
+                else if (word == name) printf "%s:%d: [%s] uses itself\n", FILENAME, FNR, name
+            }
+        }' "$@"
+}
+
+#------------------------------------------------------------------------------
+# names
+#------------------------------------------------------------------------------
+
+check_names() {
+    local cc=${CC:-cc}
+    printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$TMP/impl.c"
+    printf '#include "idist.h"\n' >"$TMP/api.c"
+    "$cc" -I. -w -c "$TMP/impl.c" -o "$TMP/impl.o" || { echo "idist.h does not compile"; return; }
+    nm -g --defined-only "$TMP/impl.o" | awk 'NF == 3 { print $3 }' | sort -u >"$TMP/exported"
+    grep -v '^idist_' "$TMP/exported" | sed 's/.*/exported: & does not start with idist_/'
+    # A mark before each declaration that is meant for users, then the last name before the first parenthesis.
+    "$cc" -I. -E -P -DIDIST_API=idist_lint_mark "$TMP/api.c" | tr '\n' ' ' | sed 's/idist_lint_mark/\n&/g' |
+        sed -n 's/^idist_lint_mark [^(;]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u >"$TMP/declared"
+    [ -s "$TMP/declared" ] || echo "no declaration with IDIST_API was found"
+    comm -23 "$TMP/exported" "$TMP/declared" | sed 's/.*/exported: & is not declared with IDIST_API/'
+    comm -13 "$TMP/exported" "$TMP/declared" | sed 's/.*/declared: & is not in the implementation/'
+}
+
+# Macros a user of the API sees, and every macro that a header defines anywhere.
+check_macros() {
+    local cc=${CC:-cc}
+    printf '#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n' >"$TMP/base.c"
+    printf '#include "idist.h"\n' >"$TMP/api.c"
+    "$cc" -E -dM "$TMP/base.c" | awk '{ print $2 }' | sed 's/(.*//' | sort -u >"$TMP/before"
+    "$cc" -I. -E -dM "$TMP/api.c" | awk '{ print $2 }' | sed 's/(.*//' | sort -u >"$TMP/after"
+    comm -13 "$TMP/before" "$TMP/after" | grep -vE '^(IDIST_|idist_[a-z])' | sed 's/.*/the API defines the macro &/'
+    grep -nE '^[[:space:]]*#[[:space:]]*define[[:space:]]' "$@" /dev/null |
+        grep -vE 'define[[:space:]]+(IDIST_|idist_[a-z]|_[A-Z0-9_]+_SOURCE\b|_FILE_OFFSET_BITS\b)' |
+        sed 's/$/ (does not start with IDIST_)/'
+}
+
+#------------------------------------------------------------------------------
+# text, budgets, speech
+#------------------------------------------------------------------------------
+
+check_text() {
+    local f
+    for f in "${TEXTS[@]}"; do
+        LC_ALL=C grep -nP '[^\x00-\x7f]' "$f" | sed "s|^\([0-9]*\):.*|$f:\1: not ASCII|"
+        grep -nE '[[:space:]]+$' "$f" | sed "s|^\([0-9]*\):.*|$f:\1: white space at the end|"
+        [ -z "$(tail -c 1 "$f")" ] || echo "$f: no newline at the end"
+        case $f in
+        Makefile | *.md) ;;
+        *) grep -nP '\t' "$f" | sed "s|^\([0-9]*\):.*|$f:\1: a tab|" ;;
+        esac
+        case $f in
+        *.md | LICENSE) ;;
+        *) awk -v m=$MAX_COLUMNS -v f="$f" 'length > m { printf "%s:%d: %d columns\n", f, FNR, length }' "$f" ;;
+        esac
+    done
+}
+
+check_budgets() {
+    local h lines budget
+    for h in "${HEADERS[@]}"; do
+        case $h in
+        idist.h) budget=8000 ;;
+        idist_ring.h) budget=5000 ;;
+        *) budget=2000 ;;
+        esac
+        lines=$(wc -l <"$h")
+        [ "$lines" -le $budget ] || echo "$h: $lines lines, the budget is $budget"
+    done
+}
+
+# FILE:LINE: NAME LINES of every function longer than LIMIT. A function starts at column 0 and ends with a } there.
+long_functions() { # LIMIT FILES
+    local limit=$1
+    shift
+    awk -v limit="$limit" '
+        FNR == 1 || (!body && /^([ \t]*$|#|\/)/) { start = 0; body = 0 }
+        /^[A-Za-z_].*\(/ && !/;[ \t]*(\/\/.*)?$/ && !/^(typedef|struct|enum|union|extern "C")/ && !body {
+            start = FNR; text = $0
+        }
+        start && /\{[ \t]*(\/\/.*)?$/ && !/^[ \t]*[{]?[ \t]*"/ { body = 1 }
+        start && !body && /;[ \t]*$/ { start = 0 }
+        /^}/ {
+            if (start && body && FNR - start + 1 > limit) {
+                name = text; sub(/\(.*/, "", name); sub(/.*[ *]/, "", name)
+                printf "%s:%d: %s has %d lines\n", FILENAME, start, name, FNR - start + 1
+            }
+            start = 0; body = 0
+        }' "$@"
+}
+
+# This script and the test of the README name the words they look for.
+check_speech() {
+    local f
+    for f in "${TEXTS[@]}"; do
+        [ "$f" = tests/lint/lint.sh ] && continue
+        grep -nE '/work/|/tmp/parts|/tmp/notes|/root/|/home/[a-z]' "$f" | sed "s|^|$f:|"
+        grep -nwE 'FIXME|XXX' "$f" | sed "s|^|$f:|"
+        grep -nw 'TODO' "$f" | grep -vE 'TODO\([A-Za-z]' | sed "s|^|$f:|; s|\$| (a TODO needs an owner)|"
+    done
+}
+
+#------------------------------------------------------------------------------
+# tools
+#------------------------------------------------------------------------------
+
+check_format() {
+    local f
+    for f in "${C_FILES[@]}"; do
+        clang-format --dry-run -Werror "$f" >"$TMP/format" 2>&1 && continue
+        echo "$f: $(grep -c 'error:' "$TMP/format") places differ from clang-format (make format), first:"
+        grep -m 1 'error:' "$TMP/format" | sed 's/^/    /'
+    done
+}
+
+check_scripts() {
+    local f
+    for f in "${SCRIPTS[@]}"; do
+        case $f in tests/lib/*) continue ;; esac # sourced, not run
+        [ -x "$f" ] || echo "$f: not executable"
+        head -n 1 "$f" | grep -q '^#!' || echo "$f: the first line names no interpreter"
+    done
+}
+
+check_tidy() {
+    printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$TMP/tidy.c"
+    cp .clang-tidy "$TMP/"
+    timeout 900 clang-tidy --quiet "$TMP/tidy.c" -- -std=gnu11 -I"$PWD" -Xclang -analyzer-opt-analyze-headers \
+        >"$TMP/tidy.log" 2>"$TMP/tidy.err"
+    local rc=$?
+    grep -E 'warning:|error:' "$TMP/tidy.log" | sed "s|^$PWD/||"
+    if [ $rc -ne 0 ] && ! grep -qE 'warning:|error:' "$TMP/tidy.log"; then
+        echo "clang-tidy ended with $rc"
+        tail -n 5 "$TMP/tidy.err"
+    fi
+}
+
+if [ ${#HEADERS[@]} -eq 0 ]; then
+    echo "no header found" | report "headers"
+else
+    for h in "${HEADERS[@]}"; do check_contents "$h" | report "$h: CONTENTS against the sections"; done
+    check_sections "${HEADERS[@]}" | report "sections use the sections above them"
+    check_names | report "exported names"
+    check_macros "${HEADERS[@]}" | report "macros"
+    check_budgets | report "lines per header"
+    long_functions $MAX_FUNCTION "${HEADERS[@]}" | report "no function of a header is longer than $MAX_FUNCTION lines"
+fi
+check_text | report "text: ASCII, tabs, line ends, $MAX_COLUMNS columns"
+check_speech | report "speech"
+check_scripts | report "scripts can be run"
+if command -v clang-format >/dev/null; then
+    check_format | report "clang-format"
+else
+    skip "clang-format" "apt-get install clang-format"
+fi
+if command -v shellcheck >/dev/null; then
+    shellcheck -x -f gcc "${SCRIPTS[@]}" | report "shellcheck"
+else
+    skip "shellcheck" "apt-get install shellcheck"
+fi
+if [ ${#HEADERS[@]} -eq 0 ]; then
+    :
+elif command -v clang-tidy >/dev/null; then
+    check_tidy | report "clang-tidy"
+else
+    skip "clang-tidy" "apt-get install clang-tidy"
+fi
+echo "1..$N_RUN"
+
+long_functions $LONG_FUNCTION "${C_FILES[@]}" >"$TMP/long"
+echo "# warning: $(wc -l <"$TMP/long") functions longer than $LONG_FUNCTION lines"
+sed 's/^/#   /' "$TMP/long"
+[ $N_FAILED -eq 0 ] || { echo "# $N_FAILED of $N_RUN checks found something" && exit 1; }

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses what it does not know. Figures
+# are not looked at: this is no benchmark.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+
+PERF=$WORK/idist_perf
+mkdir -p "$WORK/tests/bench"
+ln -s "$ROOT"/idist*.h "$WORK"/
+cp tests/bench/idist_perf.c "$WORK/tests/bench/"
+ok_run 0 "builds" 120 cc -O2 "$WORK/tests/bench/idist_perf.c" -o "$PERF" || done_testing
+
+for op in all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier sendrecv scan; do
+    ok_run 0 "$op" 60 "$PERF" -op $op -n 3 -b 4 -e 256K -f 16 -i 3 -w 1 -r 2
+    ok $(($(grep -cE ' 0$' "$WORK/log") < 1)) "$op: there is a row without wrong results"
+done
+for op in all_reduce reduce all_gather gather scatter reduce_scatter all_to_all scan; do
+    ok_run 0 "$op out of place" 60 "$PERF" -op $op -n 2 -d F64 -b 64K -e 64K -i 3 -w 1 -p out
+done
+for type in I8 U8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64; do
+    ok_run 0 "all_reduce AVG $type" 60 "$PERF" -n 3 -d $type -o AVG -b 10K -e 10K -i 2 -w 0
+done
+for reduction in SUM PROD MIN MAX BAND BOR BXOR LAND LOR; do
+    ok_run 0 "reduce_scatter $reduction" 60 "$PERF" -op reduce_scatter -n 3 -d I32 -o $reduction -b 10K -e 10K -i 2 -w 0
+done
+ok_run 0 "buffers from idist_alloc" 60 "$PERF" -n 2 -e 1K -m idist -i 2
+ok_run 0 "a world of 1" 60 "$PERF" -n 1 -e 1K -i 2
+run_ranks 2 60 "$PERF" -e 1K -i 2
+ok $? "ranks started by hand" || cat "$WORK"/rank.? | diag
+ok "$(wc -l <"$WORK/rank.1")" "ranks started by hand: rank 1 is silent"
+
+ok_run 0 "--json" 60 "$PERF" -n 2 -b 1K -e 4K -f 2 -i 2 --json
+perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
+    exit !(@$r == 3 && $r->[2]{size} == 4096 && $r->[2]{count} == 1024 && $r->[0]{wrong} == 0 && $j->{ranks} == 2)' \
+    <"$WORK/log"
+ok $? "--json: can be read, and has three rows" || diag <"$WORK/log"
+ok_run 0 "--help" 10 "$PERF" --help
+for bad in "-x 1" "-n 0" "-n" "-b 0" "-b 4X" "-b 8 -e 4" "-f 1" "-d F31" "-o NOT" "-op not" "-c 2" "-i 0" "-r 2 -n 2" \
+    "-o BAND" "-op scan -o AVG" "-op sendrecv -p in" "-op broadcast -p out" "words"; do
+    # shellcheck disable=SC2086 # words are meant to split
+    ok_run 2 "refused: $bad" 10 "$PERF" $bad
+done
+done_testing

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# readme.sh - the programs and commands of README.md do what it says.
+#
+# Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc -DIDIST_IMPLEMENTATION does it (the
+# option is left out when the block defines the macro itself), and must give no warning. A comment directly before a block
+# says more:
+#
+#     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the text
+#     <!-- test: file hello.c -->                   keep the block under this name, for a sh block that compiles it
+#     <!-- test: skip "needs two hosts" -->         do not touch it, and count a skip
+#     <!-- test: sh, expect "hello from rank 0" --> before a ```sh or ```console block: run its lines in one shell
+#
+# Words are separated by commas; expect and run may be there several times. In console blocks only lines with "$ " are
+# commands. sh blocks without such a comment are not run. Programs and commands run in a folder that holds the headers and
+# examples/, each with a time limit of a minute.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+
+README=${1:-README.md}
+[ -f "$README" ] || {
+    ok 1 "there is a $README"
+    done_testing
+}
+ln -s "$ROOT"/idist*.h "$ROOT/examples" "$ROOT/tests" "$ROOT/Makefile" "$WORK"/
+mkdir "$WORK/blocks"
+
+# One file per fenced block: LINE.LANGUAGE, and LINE.test with the words of the comment before it.
+awk -v folder="$WORK/blocks" '
+    /^[ ]*```/ && inside { inside = 0; close(file); next }
+    /^[ ]*```/ {
+        inside = 1; language = $0; sub(/^[ ]*```[ ]*/, "", language); sub(/[ ,{].*/, "", language)
+        file = sprintf("%s/%05d.%s", folder, NR, language == "" ? "none" : language)
+        printf "" >file
+        if (words != "") print words >(folder "/" sprintf("%05d", NR) ".test")
+        words = ""; next
+    }
+    inside { print >file; next }
+    /<!-- *test:.*-->/ { words = $0; sub(/.*<!-- *test: */, "", words); sub(/ *-->.*/, "", words); next }
+    /[^ ]/ { words = "" }
+    END { if (inside) print "unclosed" >(folder "/unclosed") }' "$README"
+[ ! -e "$WORK/blocks/unclosed" ]
+ok $? "every block of $README is closed"
+
+# word KEY WORDS: the quoted or bare text after KEY, one line for each time it is there.
+word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" | sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
+has() { printf '%s\n' "$2" | sed 's/"[^"]*"//g' | grep -qE "(^|[ ,])$1([ ,]|\$)"; }
+
+# Every expected text is in $WORK/log.
+check_expected() { # NAME WORDS
+    word expect "$2" | while IFS= read -r text; do
+        grep -qF -- "$text" "$WORK/log" || echo "\"$text\" is not in the output"
+    done >"$WORK/missing"
+    ok "$(wc -l <"$WORK/missing")" "$1: prints what is expected" || cat "$WORK/missing" "$WORK/log" | diag
+}
+
+test_program() { # BLOCK NAME WORDS
+    local block=$1 name=$2 words=$3 file compiler=cc flags=-DIDIST_IMPLEMENTATION
+    file=$(word file "$words" | head -n 1)
+    file=${file:-block_$(basename "$block")}
+    case $block in *.cpp) compiler=c++ ;; esac
+    cp "$block" "$WORK/$file"
+    grep -q 'define IDIST_IMPLEMENTATION' "$block" && flags=
+    command -v $compiler >/dev/null || {
+        skip "$name: compiles" "no $compiler here (apt-get install g++)"
+        return
+    }
+    ok_run 0 "$name: compiles" 120 sh -c "cd '$WORK' && $compiler -Wall -Wextra $flags '$file' -o '${file%.*}.out'" || return
+    ok "$(wc -l <"$WORK/log")" "$name: without a warning" || head -n 15 "$WORK/log" | diag
+    has run "$words" || return
+    ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && './${file%.*}.out'" || return
+    check_expected "$name" "$words"
+}
+
+test_commands() { # BLOCK NAME WORDS
+    local block=$1 name=$2 words=$3
+    case $block in
+    *.console) sed -n 's/^\$ //p' "$block" >"$WORK/commands.sh" ;;
+    *) sed 's/^\$ //' "$block" >"$WORK/commands.sh" ;;
+    esac
+    ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && . ./commands.sh" || return
+    check_expected "$name" "$words"
+}
+
+n_programs=0
+for block in "$WORK"/blocks/*.*; do
+    line=$(basename "$block" | sed 's/\..*//; s/^0*//')
+    name="$README:$line"
+    words=$(cat "${block%.*}.test" 2>/dev/null)
+    case $block in
+    *.test) continue ;;
+    *.c | *.cpp)
+        grep -q 'int main' "$block" || continue
+        n_programs=$((n_programs + 1))
+        ;;
+    *.sh | *.console | *.bash) has sh "$words" || has skip "$words" || continue ;;
+    *) continue ;;
+    esac
+    reason=$(word skip "$words")
+    if [ -n "$reason" ]; then skip "$name" "$reason" && continue; fi
+    case $block in
+    *.c | *.cpp) test_program "$block" "$name" "$words" ;;
+    *) test_commands "$block" "$name" "$words" ;;
+    esac
+done
+ok $((n_programs == 0)) "$README has a whole program"
+done_testing

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# train.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however started, trains the same
+# network: equal weights on all ranks, the same loss curve up to rounding.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+
+EPOCHS=3
+PROGRAM=$WORK/05_train_digits
+ok_run 0 "builds with one line" 120 cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o "$PROGRAM" || done_testing
+
+losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
+accuracy() { sed -n 's/.*accuracy[^0-9]*\([0-9.]*\) *%.*/\1/p' "$1" | tail -n 1; }
+
+# Is the curve that of one rank? Relative difference at most 1e-4, or 2e-6 where the six printed digits round.
+same_curve() { # FILE
+    losses "$1" >"$WORK/curve"
+    paste "$WORK/reference" "$WORK/curve" | awk -v n="$EPOCHS" '
+        { d = $2 - $4; if (d < 0) d = -d; if (NF != 4 || $1 != $3 || d > 1e-4 * $2 + 2e-6) bad = 1 }
+        END { exit bad || NR != n }'
+}
+
+check_run() { # NAME FILE RANKS
+    same_curve "$2"
+    ok $? "$1: the loss curve of 1 rank" || paste "$WORK/reference" "$WORK/curve" | diag
+    grep -Eq "checksum 0x[0-9a-f]+ on all $3 rank" "$2"
+    ok $? "$1: equal checksums" || tail -n 5 "$2" | diag
+}
+
+ok_run 0 "1 rank" 100 "$PROGRAM" --epochs $EPOCHS --ranks 1 --seed 7
+losses "$WORK/log" >"$WORK/reference"
+ok $(($(wc -l <"$WORK/reference") != EPOCHS)) "1 rank: a loss per epoch" || diag <"$WORK/log"
+awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < first / 2) }' "$WORK/reference"
+ok $? "1 rank: the loss falls" || diag <"$WORK/reference"
+for n in 2 3 4; do
+    ok_run 0 "$n ranks" 100 "$PROGRAM" --epochs $EPOCHS --ranks $n --seed 7 && check_run "$n ranks" "$WORK/log" $n
+done
+
+run_ranks 2 100 "$PROGRAM" --epochs $EPOCHS --seed 7
+ok $? "2 ranks started by hand" || tail -n 5 "$WORK"/rank.? | diag
+check_run "2 ranks started by hand" "$WORK/rank.0" 2
+ok "$(wc -l <"$WORK/rank.1")" "2 ranks started by hand: rank 1 is silent" || diag <"$WORK/rank.1"
+IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS --ranks 3 --seed 7 &&
+    check_run "3 ranks over TCP" "$WORK/log" 3
+
+# From another folder, with the defaults: what make run shows.
+started=$SECONDS
+ok_run 0 "defaults, from another folder" 110 sh -c "cd / && '$PROGRAM' --data '$ROOT/examples/data/digits.csv'"
+ok $((SECONDS - started >= 60)) "defaults: in less than a minute ($((SECONDS - started)) s)"
+grep -Eq 'checksum 0x[0-9a-f]+ on all [0-9]+ rank' "$WORK/log"
+ok $? "defaults: equal checksums" || tail -n 5 "$WORK/log" | diag
+percent=$(accuracy "$WORK/log")
+awk -v p="${percent:-0}" 'BEGIN { exit !(p >= 97) }'
+ok $? "defaults: accuracy is 97 % or more (${percent:-none})"
+grep -Eq '[0-9] % of it communicating|communicat' "$WORK/log"
+ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WORK/log" | diag
+ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) "defaults: plain lines where stdout is no terminal"
+
+ok_run 2 "an unknown option" 30 "$PROGRAM" --nonsense
+ok_run 2 "no such data" 30 "$PROGRAM" --ranks 1 --data "$WORK/nothing.csv"
+done_testing

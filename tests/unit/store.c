@@ -1,0 +1,613 @@
+// store.c - the rendezvous store: the same checks over mem://, tcp:// and file://, and what only one of them can suffer
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+#include <sys/stat.h>
+
+#define N_HANDLES 3      // handles[0] owns the table, the others are clients; for mem:// all are the same
+#define N_ADDERS 8       // threads that add at the same time
+#define N_ADDS 200       // how often each of them adds
+#define SHORT_MS 200     // a time-out that is meant to pass
+#define PROMPT_MS 5000   // a call that should not wait returns before this; generous, because machines are loaded
+#define PATIENT_MS 20000 // a time-out that is not meant to pass
+
+typedef enum store_kind { MEM, TCP, STORE_FILE, N_KINDS } store_kind;
+static const char *const kind_names[N_KINDS] = {"mem", "tcp", "file"};
+
+typedef struct kit {
+    store_kind kind;
+    char url[200]; // of the clients
+    char folder[64];
+    idist_store *handles[N_HANDLES];
+} kit;
+
+static idist_store_desc store_desc(bool server) {
+    idist_store_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.server = server;
+    desc.timeout_ms = PATIENT_MS;
+    return desc;
+}
+
+static bool is_prompt(int64_t since_ms) { return tap_now_ms() - since_ms < (int64_t)PROMPT_MS * test_slow_factor(); }
+
+// Did a wait of SHORT_MS last about that long?
+static bool is_short_wait(int64_t since_ms) { return tap_now_ms() - since_ms >= SHORT_MS - 20 && is_prompt(since_ms); }
+
+static void make_folder(char folder[64]) {
+    snprintf(folder, 64, "/tmp/idist_store_XXXXXX");
+    TAP_REQUIRE(mkdtemp(folder) != NULL);
+}
+
+static bool kit_open(kit *k, store_kind kind) {
+    idist_store_desc server = store_desc(true), client = store_desc(false);
+    memset(k, 0, sizeof *k);
+    k->kind = kind;
+    snprintf(k->url, sizeof k->url, "%s", kind == MEM ? "mem://" : "tcp://127.0.0.1:0");
+    if (kind == STORE_FILE) {
+        make_folder(k->folder);
+        snprintf(k->url, sizeof k->url, "file://%s/store", k->folder);
+    }
+    if (!tap_is(idist_store_open(k->url, kind == MEM ? NULL : &server, &k->handles[0]), IDIST_OK, "%s: open the server",
+                kind_names[kind])) {
+        tap_diag("%s", idist_last_error());
+        return false;
+    }
+    if (kind == TCP) snprintf(k->url, sizeof k->url, "tcp://127.0.0.1:%d", idist_store_port(k->handles[0]));
+    tap_ok((idist_store_port(k->handles[0]) != 0) == (kind == TCP), "%s: only a tcp server has a port", kind_names[kind]);
+    for (int i = 1; i < N_HANDLES; i++) {
+        if (kind == MEM) k->handles[i] = k->handles[0];
+        else if (!tap_is(idist_store_open(k->url, &client, &k->handles[i]), IDIST_OK, "%s: open client %d", kind_names[kind],
+                         i))
+            return false;
+    }
+    return true;
+}
+
+static void kit_close(kit *k) {
+    for (int i = N_HANDLES - 1; i >= 0; i--) {
+        if (k->kind == MEM && i > 0) continue;
+        tap_is(idist_store_close(&k->handles[i]), IDIST_OK, "%s: close handle %d", kind_names[k->kind], i);
+        tap_ok(k->handles[i] == NULL, "%s: closing handle %d sets the pointer to NULL", kind_names[k->kind], i);
+    }
+    if (k->kind == STORE_FILE) {
+        tap_is(count_entries(k->folder, ""), 0, "file: nothing is left in the folder");
+        rmdir(k->folder);
+    }
+}
+
+//------------------------------------------------------------------------------
+// one check per operation
+//------------------------------------------------------------------------------
+
+static bool holds(idist_store *store, const char *key, const void *value, size_t nbytes) {
+    char got[64];
+    size_t got_nbytes = 0;
+    idist_status status = idist_store_get(store, key, got, sizeof got, &got_nbytes, PATIENT_MS);
+    return status == IDIST_OK && got_nbytes == nbytes && memcmp(got, value, nbytes) == 0;
+}
+
+static void check_set_get(const kit *k, const char *name) {
+    char value[16];
+    size_t nbytes = 99;
+    tap_is(idist_store_set(k->handles[0], "set/a", "one\0two", 7), IDIST_OK, "%s: set", name);
+    tap_ok(holds(k->handles[1], "set/a", "one\0two", 7), "%s: another handle gets it, zero byte and all", name);
+    tap_is(idist_store_set(k->handles[2], "set/a", "three", 5), IDIST_OK, "%s: overwrite", name);
+    tap_ok(holds(k->handles[0], "set/a", "three", 5), "%s: the newer value is there", name);
+
+    memset(value, 'x', sizeof value);
+    tap_is(idist_store_get(k->handles[1], "set/a", value, 4, &nbytes, PATIENT_MS), IDIST_ERR_TRUNCATED,
+           "%s: a capacity that is too small", name);
+    tap_ok(nbytes == 5 && value[0] == 'x' && value[3] == 'x', "%s: says what is needed and writes nothing", name);
+    tap_is(idist_store_get(k->handles[1], "set/a", value, 5, &nbytes, PATIENT_MS), IDIST_OK, "%s: exactly enough room",
+           name);
+    tap_ok(nbytes == 5 && value[5] == 'x', "%s: nothing behind it is written", name);
+    tap_is(idist_store_get(k->handles[1], "set/a", NULL, 0, &nbytes, PATIENT_MS), IDIST_ERR_TRUNCATED,
+           "%s: ask for the size", name);
+    tap_is(nbytes, 5, "%s: the size", name);
+
+    tap_is(idist_store_set(k->handles[1], "set/empty", NULL, 0), IDIST_OK, "%s: set an empty value", name);
+    tap_is(idist_store_get(k->handles[2], "set/empty", NULL, 0, &nbytes, PATIENT_MS), IDIST_OK, "%s: get it", name);
+    tap_is(nbytes, 0, "%s: its size is 0", name);
+}
+
+static void check_large(const kit *k, const char *name) {
+    const size_t limit = (size_t)8 << 20;
+    size_t nbytes = 0;
+    char *value = (char *)calloc(1, limit + 1), *got = (char *)calloc(1, limit);
+    TAP_REQUIRE(value && got);
+    for (size_t i = 0; i < limit; i++) value[i] = (char)(i * 7 + i / 4093);
+    tap_is(idist_store_set(k->handles[1], "large", value, limit), IDIST_OK, "%s: set 8 MiB", name);
+    tap_is(idist_store_get(k->handles[2], "large", got, limit, &nbytes, PATIENT_MS), IDIST_OK, "%s: get 8 MiB", name);
+    tap_ok(nbytes == limit && memcmp(value, got, limit) == 0, "%s: they are the same", name);
+    tap_is(idist_store_set(k->handles[1], "large/no", value, limit + 1), IDIST_ERR_ARG, "%s: one byte more is refused",
+           name);
+    tap_is(idist_store_delete(k->handles[0], "large", NULL), IDIST_OK, "%s: delete it", name);
+    free(value);
+    free(got);
+}
+
+static void check_add(const kit *k, const char *name) {
+    int64_t result = 0;
+    tap_is(idist_store_add(k->handles[1], "add/n", 5, &result), IDIST_OK, "%s: add to nothing", name);
+    tap_is(result, 5, "%s: counts from 0", name);
+    tap_is(idist_store_add(k->handles[2], "add/n", -7, &result), IDIST_OK, "%s: add a negative number", name);
+    tap_is(result, -2, "%s: the sum", name);
+    tap_ok(holds(k->handles[0], "add/n", "-2", 2), "%s: the value is a decimal number", name);
+    tap_is(idist_store_set(k->handles[0], "add/m", "9007199254740993", 16), IDIST_OK, "%s: set a number", name);
+    tap_is(idist_store_add(k->handles[1], "add/m", 0, &result), IDIST_OK, "%s: add 0 reads it", name);
+    tap_is(result, 9007199254740993, "%s: all 64 bits of it", name);
+    tap_is(idist_store_add(k->handles[0], "add/m", 1, NULL), IDIST_OK, "%s: the result may be NULL", name);
+    tap_is(idist_store_set(k->handles[0], "add/text", "12x", 3), IDIST_OK, "%s: set a text", name);
+    tap_ok(idist_store_add(k->handles[1], "add/text", 1, &result) < 0, "%s: adding to a text is an error", name);
+    tap_ok(holds(k->handles[2], "add/text", "12x", 3), "%s: and leaves it alone", name);
+    tap_ok(holds(k->handles[1], "add/m", "9007199254740994", 16), "%s: the handle still works", name);
+}
+
+static void check_compare_set(const kit *k, const char *name) {
+    char value[16];
+    size_t nbytes = 99;
+    bool ready = true;
+    const char *key = "cas/none";
+    memset(value, 0, sizeof value);
+    tap_is(idist_store_compare_set(k->handles[1], "cas/a", NULL, 0, "one", 3, value, sizeof value, &nbytes), IDIST_OK,
+           "%s: compare_set from nothing", name);
+    tap_ok(nbytes == 3 && memcmp(value, "one", 3) == 0, "%s: it is set", name);
+    tap_is(idist_store_compare_set(k->handles[2], "cas/a", "two", 3, "three", 5, value, sizeof value, &nbytes), IDIST_OK,
+           "%s: compare_set of something else", name);
+    tap_ok(nbytes == 3 && memcmp(value, "one", 3) == 0, "%s: says what is there", name);
+    tap_is(idist_store_compare_set(k->handles[2], "cas/a", "one", 3, "three", 5, value, sizeof value, &nbytes), IDIST_OK,
+           "%s: compare_set of what is there", name);
+    tap_ok(nbytes == 5 && memcmp(value, "three", 5) == 0, "%s: says the new value", name);
+    tap_ok(holds(k->handles[0], "cas/a", "three", 5), "%s: all see it", name);
+    idist_store_compare_set(k->handles[1], key, "x", 1, "y", 1, value, sizeof value, &nbytes);
+    tap_is(idist_store_check(k->handles[0], &key, 1, &ready), IDIST_OK, "%s: check after a compare_set that failed", name);
+    tap_ok(!ready, "%s: it made no key", name);
+}
+
+static void check_keys(const kit *k, const char *name) {
+    const char *both[2] = {"keys/a", "keys/b"};
+    size_t before = 0, after = 0;
+    bool ready = true, deleted = false;
+    tap_is(idist_store_num_keys(k->handles[1], &before), IDIST_OK, "%s: num_keys", name);
+    tap_is(idist_store_set(k->handles[1], "keys/a", "1", 1), IDIST_OK, "%s: one key more", name);
+    tap_is(idist_store_num_keys(k->handles[2], &after), IDIST_OK, "%s: num_keys again", name);
+    tap_is(after, before + 1, "%s: it counts one more", name);
+    tap_is(idist_store_check(k->handles[2], both, 2, &ready), IDIST_OK, "%s: check", name);
+    tap_ok(!ready, "%s: one of two is not enough", name);
+    tap_is(idist_store_set(k->handles[0], "keys/b", "2", 1), IDIST_OK, "%s: the second", name);
+    tap_is(idist_store_check(k->handles[1], both, 2, &ready), IDIST_OK, "%s: check again", name);
+    tap_ok(ready, "%s: both are there", name);
+    tap_is(idist_store_wait(k->handles[2], both, 2, PATIENT_MS), IDIST_OK, "%s: wait for keys that are there", name);
+    tap_is(idist_store_delete(k->handles[1], "keys/a", &deleted), IDIST_OK, "%s: delete", name);
+    tap_ok(deleted, "%s: it was there", name);
+    tap_is(idist_store_delete(k->handles[2], "keys/a", &deleted), IDIST_OK, "%s: delete again", name);
+    tap_ok(!deleted, "%s: it was not there any more", name);
+    tap_is(idist_store_check(k->handles[0], both, 2, &ready), IDIST_OK, "%s: check after the delete", name);
+    tap_ok(!ready, "%s: it is gone", name);
+}
+
+static void check_timeouts(const kit *k, const char *name) {
+    const char *missing[2] = {"keys/b", "never"};
+    char value[4];
+    size_t nbytes;
+    int64_t start_ms = tap_now_ms();
+    tap_is(idist_store_get(k->handles[1], "never", value, sizeof value, &nbytes, SHORT_MS), IDIST_ERR_TIMEOUT,
+           "%s: get of a key that does not come", name);
+    tap_ok(is_short_wait(start_ms), "%s: in time (%lld ms)", name, (long long)(tap_now_ms() - start_ms));
+    tap_like(idist_last_error(), "never", "%s: the error names the key", name);
+    start_ms = tap_now_ms();
+    tap_is(idist_store_wait(k->handles[2], missing, 2, SHORT_MS), IDIST_ERR_TIMEOUT, "%s: wait for it", name);
+    tap_ok(is_short_wait(start_ms), "%s: in time (%lld ms)", name, (long long)(tap_now_ms() - start_ms));
+    tap_is(idist_store_set(k->handles[2], "after", "1", 1), IDIST_OK, "%s: a time-out breaks nothing: set", name);
+    tap_ok(holds(k->handles[1], "after", "1", 1), "%s: a time-out breaks nothing: get", name);
+}
+
+static void check_bad_arguments(const kit *k, const char *name) {
+    char key[1200], value[4];
+    size_t nbytes;
+    idist_store *s = k->handles[1];
+    memset(key, 'k', sizeof key);
+    key[1024] = 0;
+    tap_is(idist_store_set(s, key, "1", 1), IDIST_OK, "%s: a key of 1024 bytes", name);
+    tap_ok(holds(k->handles[2], key, "1", 1), "%s: is found again", name);
+    key[1024] = 'k';
+    key[1025] = 0;
+    tap_is(idist_store_set(s, key, "1", 1), IDIST_ERR_ARG, "%s: a key of 1025 bytes is refused", name);
+    tap_is(idist_store_get(s, key, value, 4, &nbytes, SHORT_MS), IDIST_ERR_ARG, "%s: also by get", name);
+    tap_is(idist_store_add(s, key, 1, NULL), IDIST_ERR_ARG, "%s: also by add", name);
+    tap_is(idist_store_set(s, "", "1", 1), IDIST_ERR_ARG, "%s: an empty key is refused", name);
+    tap_is(idist_store_set(s, NULL, "1", 1), IDIST_ERR_ARG, "%s: key NULL is refused", name);
+    tap_is(idist_store_set(s, "bad", NULL, 1), IDIST_ERR_ARG, "%s: value NULL of 1 byte is refused", name);
+    tap_is(idist_store_set(NULL, "bad", "1", 1), IDIST_ERR_ARG, "%s: store NULL is refused", name);
+    tap_is(idist_store_get(s, "after", NULL, 4, &nbytes, SHORT_MS), IDIST_ERR_ARG, "%s: a buffer NULL of 4 bytes is refused",
+           name);
+    tap_is(idist_store_wait(s, NULL, 1, SHORT_MS), IDIST_ERR_ARG, "%s: keys NULL is refused", name);
+    tap_is(idist_store_check(s, NULL, 1, NULL), IDIST_ERR_ARG, "%s: ready NULL is refused", name);
+    tap_is(idist_store_num_keys(s, NULL), IDIST_ERR_ARG, "%s: n NULL is refused", name);
+    tap_ok(holds(s, "after", "1", 1), "%s: none of them broke anything", name);
+}
+
+static void check_prefix(const kit *k, const char *name) {
+    idist_store *view = NULL, *inner = NULL;
+    const char *key = "key";
+    bool ready = false, deleted = false;
+    char long_key[1025];
+    tap_is(idist_store_prefix(k->handles[1], "view/", &view), IDIST_OK, "%s: prefix", name);
+    tap_is(idist_store_prefix(view, "inner/", &inner), IDIST_OK, "%s: prefix of a prefix", name);
+    tap_is(idist_store_set(inner, "key", "deep", 4), IDIST_OK, "%s: set in it", name);
+    tap_ok(holds(k->handles[2], "view/inner/key", "deep", 4), "%s: outside it has its whole name", name);
+    tap_is(idist_store_set(k->handles[0], "view/key", "flat", 4), IDIST_OK, "%s: set outside", name);
+    tap_ok(holds(view, "key", "flat", 4), "%s: get inside", name);
+    tap_ok(holds(inner, "key", "deep", 4), "%s: the views do not mix", name);
+    tap_is(idist_store_add(view, "n", 3, NULL), IDIST_OK, "%s: add in a view", name);
+    tap_ok(holds(k->handles[0], "view/n", "3", 1), "%s: adds outside", name);
+    tap_ok(idist_store_check(view, &key, 1, &ready) == IDIST_OK && ready, "%s: check in a view", name);
+    tap_is(idist_store_wait(inner, &key, 1, SHORT_MS), IDIST_OK, "%s: wait in a view", name);
+    tap_ok(idist_store_delete(view, "key", &deleted) == IDIST_OK && deleted, "%s: delete in a view", name);
+    memset(long_key, 'k', sizeof long_key);
+    long_key[1020] = 0;
+    tap_is(idist_store_set(view, long_key, "1", 1), IDIST_ERR_ARG, "%s: prefix and key together have the limit", name);
+    tap_is(idist_store_close(&inner), IDIST_OK, "%s: close the inner view", name);
+    tap_is(idist_store_close(&view), IDIST_OK, "%s: close the view", name);
+    tap_ok(view == NULL && holds(k->handles[1], "view/inner/key", "deep", 4), "%s: the parent stays open", name);
+    tap_is(idist_store_prefix(NULL, "x", &view), IDIST_ERR_ARG, "%s: prefix of NULL is refused", name);
+}
+
+//------------------------------------------------------------------------------
+// several threads
+//------------------------------------------------------------------------------
+
+typedef struct worker {
+    pthread_t thread;
+    const kit *kit;
+    int index;
+    int n_failed;
+} worker;
+
+// One handle per thread where handles are cheap to make, one for all in mem://.
+static idist_store *worker_open(const kit *k) {
+    idist_store_desc desc = store_desc(false);
+    idist_store *store = NULL;
+    if (k->kind == MEM) return k->handles[0];
+    return idist_store_open(k->url, &desc, &store) == IDIST_OK ? store : NULL;
+}
+
+static void *adder(void *arg) {
+    worker *w = (worker *)arg;
+    idist_store *store = worker_open(w->kit);
+    int64_t last = 0, now = 0;
+    for (int i = 0; i < N_ADDS; i++) {
+        if (!store || idist_store_add(store, "sum", 1, &now) != IDIST_OK || now <= last) w->n_failed++;
+        last = now;
+    }
+    if (store && w->kit->kind != MEM) idist_store_close(&store);
+    return NULL;
+}
+
+// Passes a token around: each thread blocks in get for its own key, then sets the key of the next.
+static void *runner(void *arg) {
+    worker *w = (worker *)arg;
+    idist_store *store = worker_open(w->kit);
+    char mine[32], next[32], token[4];
+    size_t nbytes = 0;
+    snprintf(mine, sizeof mine, "token/%d", w->index);
+    snprintf(next, sizeof next, "token/%d", w->index + 1);
+    if (!store || idist_store_get(store, mine, token, sizeof token, &nbytes, PATIENT_MS) != IDIST_OK) w->n_failed++;
+    if (!store || idist_store_set(store, next, token, nbytes) != IDIST_OK) w->n_failed++;
+    if (store && w->kit->kind != MEM) idist_store_close(&store);
+    return NULL;
+}
+
+static void start_workers(worker *workers, const kit *k, void *(*fn)(void *)) {
+    for (int i = 0; i < N_ADDERS; i++) {
+        workers[i].kit = k;
+        workers[i].index = i;
+        workers[i].n_failed = 0;
+        TAP_REQUIRE(pthread_create(&workers[i].thread, NULL, fn, &workers[i]) == 0);
+    }
+}
+
+static int join_workers(worker *workers) {
+    int n_failed = 0;
+    for (int i = 0; i < N_ADDERS; i++) {
+        TAP_REQUIRE(pthread_join(workers[i].thread, NULL) == 0);
+        n_failed += workers[i].n_failed;
+    }
+    return n_failed;
+}
+
+static void check_threads(const kit *k, const char *name) {
+    worker workers[N_ADDERS];
+    int64_t sum = 0;
+    tap_running("%s: threads that add", name);
+    start_workers(workers, k, adder);
+    tap_is(join_workers(workers), 0, "%s: %d threads add %d times, each sees it grow", name, N_ADDERS, N_ADDS);
+    tap_is(idist_store_add(k->handles[0], "sum", 0, &sum), IDIST_OK, "%s: read the sum", name);
+    tap_is(sum, N_ADDERS * N_ADDS, "%s: nothing was lost", name);
+    tap_running("%s: threads that wait for one another", name);
+    start_workers(workers, k, runner);
+    tap_is(idist_store_set(k->handles[1], "token/0", "go", 2), IDIST_OK, "%s: start the token", name);
+    tap_is(join_workers(workers), 0, "%s: gets that block are woken by sets", name);
+    tap_ok(holds(k->handles[2], "token/8", "go", 2), "%s: the token arrived", name);
+}
+
+static void test_kind(store_kind kind) {
+    static void (*const checks[])(const kit *, const char *) = {check_set_get, check_add,      check_compare_set,
+                                                                check_keys,    check_timeouts, check_bad_arguments,
+                                                                check_prefix,  check_large,    check_threads};
+    const char *name = kind_names[kind];
+    kit k;
+    tap_running("%s: open", name);
+    if (!kit_open(&k, kind)) return;
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        tap_running("%s: check %zu", name, i);
+        checks[i](&k, name);
+    }
+    tap_running("%s: close", name);
+    kit_close(&k);
+}
+
+//------------------------------------------------------------------------------
+// opening
+//------------------------------------------------------------------------------
+
+static idist_status open_status(const char *url, bool server, int timeout_ms, const char *secret) {
+    idist_store_desc desc = store_desc(server);
+    idist_store *store = (idist_store *)&desc; // anything but NULL
+    desc.timeout_ms = timeout_ms;
+    desc.secret = secret;
+    desc.secret_nbytes = secret ? strlen(secret) : 0;
+    idist_status status = idist_store_open(url, &desc, &store);
+    if (status && store) tap_diag("a failed open leaves a pointer behind");
+    if (!status) idist_store_close(&store);
+    return status;
+}
+
+static void test_open(void) {
+    char url[200], folder[64];
+    idist_store *null_store = NULL;
+    int64_t start_ms;
+    tap_running("open");
+    tap_is(idist_store_open("mem://", NULL, NULL), IDIST_ERR_ARG, "open: a result NULL is refused");
+    tap_is(open_status(NULL, false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: url NULL is refused");
+    tap_is(open_status("", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: an empty url is refused");
+    tap_is(open_status("ftp://127.0.0.1:1", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: an unknown scheme is refused");
+    tap_is(open_status("tcp://127.0.0.1", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: tcp without a port is refused");
+    tap_is(open_status("tcp://127.0.0.1:65536", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: port 65536 is refused");
+    tap_is(open_status("tcp://127.0.0.1:12x", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: port 12x is refused");
+    tap_is(open_status("tcp://127.0.0.1:0", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: a client of port 0 is refused");
+    tap_is(open_status("file://", false, SHORT_MS, NULL), IDIST_ERR_ARG, "open: a file without a path is refused");
+    tap_is(idist_store_close(NULL), IDIST_ERR_ARG, "close: NULL is refused");
+    tap_ok(idist_store_close(&null_store) <= 0, "close: a NULL store does no harm");
+    tap_is(idist_store_port(NULL), 0, "port: of NULL is 0");
+
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
+    start_ms = tap_now_ms();
+    tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_TIMEOUT, "open: a tcp server that does not come");
+    tap_ok(is_short_wait(start_ms), "open: in time (%lld ms)", (long long)(tap_now_ms() - start_ms));
+    make_folder(folder);
+    snprintf(url, sizeof url, "file://%s/store", folder);
+    start_ms = tap_now_ms();
+    tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_TIMEOUT, "open: a file that does not come");
+    tap_ok(is_short_wait(start_ms), "open: in time (%lld ms)", (long long)(tap_now_ms() - start_ms));
+    tap_is(count_entries(folder, ""), 0, "open: the client that gave up left no file");
+    rmdir(folder);
+}
+
+static void test_port_taken(void) {
+    kit k;
+    if (!kit_open(&k, TCP)) return;
+    tap_is(open_status(k.url, true, SHORT_MS, NULL), IDIST_ERR_ADDR_IN_USE, "tcp: a second server on the port");
+    kit_close(&k);
+}
+
+static void test_secret(void) {
+    static const char right[] = "sixteen bytes or more", wrong[] = "sixteen bytes or less";
+    idist_store_desc desc = store_desc(true);
+    idist_store *server = NULL;
+    char url[64];
+    int64_t start_ms;
+    tap_running("secret");
+    desc.secret = right;
+    desc.secret_nbytes = strlen(right);
+    tap_is(idist_store_open("tcp://127.0.0.1:0", &desc, &server), IDIST_OK, "secret: a server with one");
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", idist_store_port(server));
+    tap_is(open_status(url, false, PATIENT_MS, right), IDIST_OK, "secret: the right one");
+    start_ms = tap_now_ms();
+    tap_is(open_status(url, false, PATIENT_MS, wrong), IDIST_ERR_AUTH, "secret: a wrong one");
+    tap_ok(is_prompt(start_ms), "secret: and at once (%lld ms)", (long long)(tap_now_ms() - start_ms));
+    tap_is(open_status(url, false, PATIENT_MS, NULL), IDIST_ERR_AUTH, "secret: none");
+    tap_is(open_status(url, false, PATIENT_MS, "too short"), IDIST_ERR_ARG, "secret: less than 16 bytes are refused");
+    tap_is(open_status(url, false, PATIENT_MS, right), IDIST_OK, "secret: the right one again");
+    tap_is(idist_store_close(&server), IDIST_OK, "secret: close");
+    unsetenv("IDIST_INSECURE");
+    unsetenv("IDIST_SECRET");
+    unsetenv("IDIST_SECRET_FILE");
+    tap_is(open_status("tcp://0.0.0.0:0", true, SHORT_MS, NULL), IDIST_ERR_NO_SECRET, "secret: needed beyond loopback");
+    tap_is(open_status("tcp://0.0.0.0:0", true, SHORT_MS, right), IDIST_OK, "secret: with one, beyond loopback");
+}
+
+//------------------------------------------------------------------------------
+// what others may do to a tcp server
+//------------------------------------------------------------------------------
+
+static int connect_raw(int port) {
+    struct sockaddr_in a;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_port = htons((uint16_t)port);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    TAP_REQUIRE(fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    return fd;
+}
+
+// The server may have closed the connection already; that is its right.
+static void send_raw(int fd, const void *data, size_t nbytes) { (void)!send(fd, data, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT); }
+
+static void throw_garbage(int port, int *open_fds, int n_open) {
+    static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    unsigned char noise[4096];
+    uint64_t state = tap_seed();
+    struct linger reset = {1, 0};
+    for (int i = 0; i < n_open; i++) { // half-open: they say nothing, or a byte, and stay
+        open_fds[i] = connect_raw(port);
+        if (i % 2) send_raw(open_fds[i], "I", 1);
+    }
+    for (int round = 0; round < 10; round++) {
+        int fd = connect_raw(port);
+        for (size_t i = 0; i < sizeof noise; i++) noise[i] = (unsigned char)tap_rand(&state);
+        send_raw(fd, noise, (size_t)tap_rand(&state) % sizeof noise);
+        close(fd);
+        fd = connect_raw(port);
+        send_raw(fd, http, sizeof http - 1);
+        close(fd);
+        fd = connect_raw(port);
+        send_raw(fd, "\xff\xff\xff\xff\xff\xff\xff\xff", 8);
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        close(fd);
+    }
+}
+
+static void test_garbage(void) {
+    enum { N_OPEN = 20 };
+    idist_store_desc desc = store_desc(false);
+    idist_store *late = NULL;
+    int open_fds[N_OPEN];
+    int64_t start_ms;
+    kit k;
+    tap_running("garbage on the port");
+    if (!kit_open(&k, TCP)) return;
+    tap_is(idist_store_set(k.handles[1], "before", "1", 1), IDIST_OK, "garbage: set before it");
+    throw_garbage(idist_store_port(k.handles[0]), open_fds, N_OPEN);
+    start_ms = tap_now_ms();
+    tap_ok(holds(k.handles[2], "before", "1", 1), "garbage: an open client does not notice");
+    tap_is(idist_store_open(k.url, &desc, &late), IDIST_OK, "garbage: a new client gets in");
+    if (late) {
+        tap_ok(holds(late, "before", "1", 1), "garbage: and is served");
+        tap_is(idist_store_close(&late), IDIST_OK, "garbage: and leaves");
+    }
+    tap_ok(is_prompt(start_ms), "garbage: without delay (%lld ms)", (long long)(tap_now_ms() - start_ms));
+    for (int i = 0; i < N_OPEN; i++) close(open_fds[i]);
+    kit_close(&k);
+}
+
+// A client whose server goes away gets an error, in time, whatever it does.
+static void test_server_gone(store_kind kind) {
+    const char *name = kind_names[kind];
+    char value[4];
+    size_t nbytes;
+    kit k;
+    tap_running("%s: the server goes away", name);
+    if (!kit_open(&k, kind)) return;
+    tap_is(idist_store_set(k.handles[1], "a", "1", 1), IDIST_OK, "%s: set while the server is there", name);
+    tap_is(idist_store_close(&k.handles[0]), IDIST_OK, "%s: the server closes", name);
+    int64_t start_ms = tap_now_ms();
+    tap_ok(idist_store_get(k.handles[1], "b", value, sizeof value, &nbytes, SHORT_MS) < 0, "%s: get without a server", name);
+    tap_ok(idist_last_error()[0] != 0, "%s: the error has a text: %s", name, idist_last_error());
+    tap_ok(is_prompt(start_ms), "%s: in time (%lld ms)", name, (long long)(tap_now_ms() - start_ms));
+    for (int i = 1; i < N_HANDLES; i++) tap_ok(idist_store_close(&k.handles[i]) <= 0, "%s: client %d closes", name, i);
+    if (kind == STORE_FILE) {
+        tap_is(count_entries(k.folder, ""), 0, "%s: nothing is left", name);
+        rmdir(k.folder);
+    }
+}
+
+//------------------------------------------------------------------------------
+// a file whose server died
+//------------------------------------------------------------------------------
+
+typedef struct early_client {
+    pthread_t thread;
+    const char *url;
+    idist_status status;
+    char who[8];
+} early_client;
+
+static void *early_client_main(void *arg) {
+    early_client *c = (early_client *)arg;
+    idist_store_desc desc = store_desc(false);
+    idist_store *store = NULL;
+    size_t nbytes;
+    c->status = idist_store_open(c->url, &desc, &store);
+    if (!c->status) c->status = idist_store_get(store, "who", c->who, sizeof c->who, &nbytes, PATIENT_MS);
+    if (!c->status) c->status = idist_store_set(store, "answer", "yes", 3);
+    if (store) idist_store_close(&store);
+    return NULL;
+}
+
+// Forks a process that serves url, and kills it when it does.
+static void leave_stale_file(const char *url) {
+    int pipe_fds[2];
+    char byte = 0;
+    TAP_REQUIRE(pipe(pipe_fds) == 0);
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        idist_store_desc desc = store_desc(true);
+        idist_store *store = NULL;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm(60);
+        if (idist_store_open(url, &desc, &store) || idist_store_set(store, "who", "old", 4)) _exit(1);
+        (void)!write(pipe_fds[1], "x", 1);
+        for (;;) pause();
+    }
+    tap_register_child(pid);
+    close(pipe_fds[1]);
+    tap_ok(read(pipe_fds[0], &byte, 1) == 1, "stale: the first server is up");
+    close(pipe_fds[0]);
+    kill(pid, SIGKILL);
+    TAP_REQUIRE(waitpid(pid, NULL, 0) == pid);
+    tap_forget_child(pid);
+}
+
+static void test_stale_file(void) {
+    char folder[64], url[200], path[128], answer[8];
+    idist_store_desc desc = store_desc(true);
+    idist_store *server = NULL;
+    early_client client;
+    size_t nbytes = 0;
+    tap_running("stale file");
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/store", folder);
+    snprintf(url, sizeof url, "file://%s", path);
+    leave_stale_file(url);
+    tap_is(access(path, F_OK), 0, "stale: it left its file");
+    tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_TIMEOUT, "stale: a client does not use it");
+
+    memset(&client, 0, sizeof client);
+    client.url = url;
+    TAP_REQUIRE(pthread_create(&client.thread, NULL, early_client_main, &client) == 0);
+    tap_sleep_ms(100); // lets the client see the stale file first; right either way
+    tap_is(idist_store_open(url, &desc, &server), IDIST_OK, "stale: a new server takes the path");
+    tap_is(idist_store_set(server, "who", "new", 4), IDIST_OK, "stale: and sets a key");
+    TAP_REQUIRE(pthread_join(client.thread, NULL) == 0);
+    tap_is(client.status, IDIST_OK, "stale: the client that was there before finds the new server");
+    tap_ok(strcmp(client.who, "new") == 0, "stale: it read \"%s\"", client.who);
+    tap_is(idist_store_get(server, "answer", answer, sizeof answer, &nbytes, SHORT_MS), IDIST_OK,
+           "stale: and it wrote there");
+    tap_is(idist_store_close(&server), IDIST_OK, "stale: close");
+    tap_is(count_entries(folder, ""), 0, "stale: nothing is left");
+    rmdir(folder);
+}
+
+int main(void) {
+    int n_fds, n_threads;
+    tap_deadline(90);
+    test_stale_file(); // forks: first, while there are no threads
+    n_fds = count_fds();
+    n_threads = count_threads();
+    for (int i = 0; i < N_KINDS; i++) test_kind((store_kind)i);
+    test_open();
+    test_port_taken();
+    test_secret();
+    test_garbage();
+    test_server_gone(TCP);
+    test_server_gone(STORE_FILE);
+    tap_is(count_fds(), n_fds, "no descriptor is left open");
+    tap_is(count_threads(), n_threads, "no thread is left");
+    return tap_done();
+}
