@@ -118,9 +118,9 @@ IDIST_API const char *idist_op_name(idist_op op);
 typedef struct idist_group idist_group; // some ranks in a fixed order; NULL means the world
 typedef struct idist_store idist_store; // a small key-value table that all ranks reach
 
-// A running operation. Put its address into idist_opts.request, then call idist_wait or idist_test; until then
-// neither the request nor the buffers of the operation may move, be written, or (the receive side) be read.
-// All zero is an empty request: waiting for it succeeds at once.
+// A running operation. Put its address into idist_opts.request (what it held before does not matter), then call idist_wait
+// or idist_test; until then neither the request nor the buffers of the operation may move, be written, or (the receive
+// side) be read. All zero is an empty request: waiting for it succeeds at once.
 typedef struct idist_request {
     void *impl; // private
 } idist_request;
@@ -695,6 +695,22 @@ static int idist__os_ncores(void) {
     return cores > 0 ? cores : 1;
 }
 
+// Threads of this process; a large number when that cannot be told.
+static int idist__os_nthreads(void) {
+    char text[512], *at;
+    ssize_t n;
+    int i, fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 1000;
+    do n = read(fd, text, sizeof text - 1);
+    while (n < 0 && errno == EINTR);
+    close(fd);
+    if (n <= 0) return 1000;
+    text[n] = 0;
+    at = strrchr(text, ')'); // field 2 is the name, which may contain anything; 20 is the number
+    for (i = 2; at && i < 20; i++) at = strchr(at + 1, ' ');
+    return at ? atoi(at) : 1000;
+}
+
 static void idist__os_close(int *fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
@@ -1095,6 +1111,13 @@ static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int
     default: break;
 #undef IDIST__DIVIDE
     }
+}
+
+// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical ops, also when one rank alone
+// contributed.
+static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
+    if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
+    if (op == IDIST_LAND || op == IDIST_LOR) idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
 // buf[i] = buf[i] * factor: the beginning of a premultiplied sum.
@@ -2600,11 +2623,21 @@ static idist_status idist__tcp_exchange(idist_store *store, idist__req *r) {
     }
 }
 
+// SET has no answer of its own. A question behind it has: once that is answered, every other client sees the value.
+static idist_status idist__tcp_confirm(idist_store *store, const idist__req *r) {
+    idist__req check = *r;
+    check.op = IDIST__REQ_CHECK;
+    check.keys = &r->key;
+    check.nkeys = 1;
+    return idist__tcp_exchange(store, &check);
+}
+
 static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
     idist_status s;
     pthread_mutex_lock(&t->lock);
     s = idist__tcp_exchange(store, r);
+    if (s == IDIST_OK && r->op == IDIST__REQ_SET) s = idist__tcp_confirm(store, r);
     pthread_mutex_unlock(&t->lock);
     return s;
 }
@@ -2624,6 +2657,8 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
     for (;;) {
         idist__addr addr;
         idist_status s = idist__addr_parse(&addr, addr_text);
+        if (s == IDIST_OK && addr.sa.ss_family != AF_UNIX && idist__addr_port(&addr) == 0)
+            s = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
         if (s == IDIST_ERR_ARG) return s;
         if (s == IDIST_OK) {
             t->fd = idist__sock_connect(&addr, deadline_ns);
@@ -2696,13 +2731,17 @@ typedef struct idist__prefix_store {
 
 static idist_status idist__prefix_run(idist_store *store, idist__req *r) {
     idist__prefix_store *p = (idist__prefix_store *)store->impl;
-    size_t i, np = strlen(p->prefix), nkeys = r->nkeys ? r->nkeys : 1, total = 0;
+    size_t i, np = strlen(p->prefix), nkeys = r->nkeys ? r->nkeys : 1, total = 0; // NUM_KEYS has an empty key: harmless
     const idist__blob *from = r->nkeys ? r->keys : &r->key;
     idist__req inner = *r;
     idist__blob *keys;
     char *text;
     idist_status s;
-    for (i = 0; i < nkeys; i++) total += np + from[i].nbytes;
+    for (i = 0; i < nkeys; i++) {
+        total += np + from[i].nbytes;
+        if (np + from[i].nbytes > IDIST__KEY_MAX)
+            return idist__fail(IDIST_ERR_ARG, "store: prefix and key together have at most %u bytes", IDIST__KEY_MAX);
+    }
     keys = (idist__blob *)idist__mem_alloc(&store->mem, nkeys * sizeof *keys + total);
     if (!keys) return IDIST_ERR_NO_MEMORY;
     text = (char *)(keys + nkeys);
@@ -3038,6 +3077,8 @@ static idist_status idist__launch_where_env(idist__config *c, const idist_desc *
     } else if (s != IDIST_OK) {
         return s;
     }
+    if (host && !d->master_port && !idist__os_env("MASTER_PORT"))
+        return idist__fail(d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV, "MASTER_ADDR is set but MASTER_PORT is not: give rank 0's port as well");
     if (!host) {
         if (c->local_size != c->world_size)
             return idist__fail(IDIST_ERR_ENV, "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find each other. Set "
@@ -3064,7 +3105,8 @@ static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
         idist__launch_where_tcp(c, host, port);
         return IDIST_OK;
     }
-    return idist__fail(IDIST_ERR_ARG, "init_method \"%s\" is none of env://, tcp://host:port, file:///path", init);
+    return idist__fail(d->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV, "%s \"%s\" is none of env://, tcp://host:port, file:///path",
+                       d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
 }
 
 // IDIST_SECRET_FILE must be a file that only its owner can read.
@@ -3235,6 +3277,7 @@ struct idist__task { // one operation under way
     idist__call call;
     idist_status status;
     bool done, async;
+    bool patient;   // its deadline is the group's: the caller does not expect to come back without a result
     bool announced; // the others were told that we wait in this call
     bool warned;    // a log line said that it takes long
     uint32_t seq;
@@ -3256,6 +3299,7 @@ struct idist_group {
     int nrequests; // not yet waited for
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
+    bool freed;
     idist_group *node;   // the members on this host, made when one_rank_first asks for it
     void *impl;
 };
@@ -3321,6 +3365,7 @@ struct idist__world {
     char backends[128]; // names of those built in
     idist__node *nodes; // of every rank
     int nnodes;
+    idist_group *freed_groups;
     int *fork_guard;
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
 
@@ -3410,16 +3455,16 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
-// The group fails, for this reason, once: its tasks end, later calls are refused, and unless we were told by another rank, the
-// others are told.
-static void idist__group_fail(idist_group *g, idist_status status, const char *cause, bool tell) {
+// The group fails, for this reason, once: its tasks end, later calls are refused, and the others are told, also when we were told
+// ourselves: whoever sees our connection end after this must have heard the reason from us, or takes us for the cause.
+static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist__task *t, *next;
     if (g->status != IDIST_OK) return;
     g->status = status;
     idist__copy_text(g->cause, sizeof g->cause, cause);
     idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
-    if (tell) w->backend->tell(g);
+    w->backend->tell(g);
     for (t = w->tasks; t; t = next) {
         next = t->next;
         if (t->group != g) continue;
@@ -3437,7 +3482,7 @@ static void idist__world_lost(idist__world *w, int rank, const char *how) {
     snprintf(cause, sizeof cause, "rank %d on %s was lost: %s", rank, w->nodes[rank].hostname, how);
     for (g = &w->group; g; g = g->next)
         for (i = 0; i < g->size && g->rank >= 0; i++)
-            if (g->ranks[i] == rank) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause, true);
+            if (g->ranks[i] == rank) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
 }
 
 // Deadlines and announcements of the running tasks; returns when to look again.
@@ -3455,7 +3500,7 @@ static int64_t idist__world_timers(idist__world *w) {
             missing = w->backend->missing(t, cause, sizeof cause);
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
             if (w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
-            else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause, true);
+            else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
             following = w->tasks;
             continue;
         }
@@ -3580,10 +3625,16 @@ static void idist__task_start(idist__task *t) {
     else if (t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
 }
 
-// The size of a group's private part follows the struct.
+// Freed groups stay behind, marked, until a new one takes their place: a call on a stale pointer gets an error.
 static idist_group *idist__group_new(idist__world *w, uint64_t ctx, const int *ranks, int n) {
-    idist_group *g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
+    idist_group *g = w->freed_groups;
     int i;
+    if (g) {
+        w->freed_groups = g->next;
+        memset(g, 0, sizeof *g);
+    } else {
+        g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
+    }
     if (!g) return NULL;
     g->ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)(n + 1));
     g->impl = idist__mem_alloc(&w->cfg.mem, w->backend->group_nbytes);
@@ -3614,7 +3665,12 @@ static void idist__group_free(idist_group *g) {
     }
     idist__mem_free(&w->cfg.mem, g->ranks);
     idist__mem_free(&w->cfg.mem, g->impl);
-    idist__mem_free(&w->cfg.mem, g);
+    memset(g, 0, sizeof *g);
+    g->w = w;
+    g->rank = -1;
+    g->freed = true;
+    g->next = w->freed_groups;
+    w->freed_groups = g;
 }
 
 //------------------------------------------------------------------------------
@@ -3792,6 +3848,7 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (w->fork_guard && !*w->fork_guard)
         return idist__fail(IDIST_ERR_STATE, "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
+    if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     pthread_mutex_lock(&w->lock);
     *out = group ? group : &w->group;
     return IDIST_OK;
@@ -3819,6 +3876,7 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if ((t = idist__task_new(g)) == NULL) return IDIST_ERR_NO_MEMORY;
     t->call = *c;
     t->async = o->request != NULL;
+    t->patient = o->timeout_ms == 0;
     t->deadline_ns = idist__os_deadline(timeout_ms);
     idist__task_start(t);
     if (o->request) {
@@ -3896,6 +3954,7 @@ static void idist__self_collective(idist__task *t) {
                 idist__reduce_scale(c->recv, count, c->dtype, op->factor);
             }
         }
+        if (idist__kind_reduces(c->kind) && !op) idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
     }
     idist__complete(t, IDIST_OK, "");
 }
@@ -4174,6 +4233,11 @@ static void idist__world_count_nodes(idist__world *w) {
 static void idist__world_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
     while (w->group.next) idist__group_free(w->group.next);
+    while (w->freed_groups) {
+        idist_group *g = w->freed_groups;
+        w->freed_groups = g->next;
+        idist__mem_free(&mem, g);
+    }
     while (w->all_tasks) {
         idist__task *t = w->all_tasks;
         w->all_tasks = t->older;
@@ -4338,7 +4402,7 @@ idist_status idist_abort(idist_group *group) {
     idist_status s = idist__call_enter("abort", group, &g);
     if (s != IDIST_OK) return s;
     snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
-    idist__group_fail(g, IDIST_ERR_ABORTED, cause, true);
+    idist__group_fail(g, IDIST_ERR_ABORTED, cause);
     g->w->backend->wake(g->w);
     pthread_mutex_unlock(&g->w->lock);
     return IDIST_OK;
@@ -4892,6 +4956,7 @@ idist_status idist_free_group(idist_group **group) {
     idist_status s = IDIST_OK;
     if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
+    if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
     pthread_mutex_lock(&g->w->lock);
     if (g->ntasks || g->nrequests) s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");

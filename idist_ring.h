@@ -152,12 +152,11 @@ typedef struct idist__ring { // the backend's part of a world
     int wake;
     idist__verb *idle;
     uint64_t stamp, next_id;
+    int64_t looked_ns; // when we last read the links
     // A failure noticed in the middle of something is carried out when that is through.
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
-    pthread_t caller; // the thread that calls, while it is only one
-    bool has_caller, many_callers;
 } idist__ring;
 
 #define IDIST__HISTORY 64
@@ -342,7 +341,7 @@ static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
         idist_group *g = ring->failed;
         ring->failed = NULL;
-        idist__group_fail(g, ring->failed_status, ring->failed_cause, true);
+        idist__group_fail(g, ring->failed_status, ring->failed_cause);
     }
 }
 
@@ -1397,7 +1396,7 @@ static void idist__reduction_finish(idist__task *t) {
     idist_dtype dtype = c->dtype;
     bool half = idist__type_is_half(dtype) && !(o->user && o->user->fn);
     if ((c->kind == IDIST__REDUCE && o->r != o->root) || (c->kind == IDIST__EXSCAN && o->r == 0)) return;
-    if (c->op == IDIST_AVG) idist__reduce_divide(o->out, o->count, half ? IDIST_F32 : dtype, o->n);
+    if (!o->user) idist__reduce_finish(o->out, o->count, half ? IDIST_F32 : dtype, c->op, o->n);
     if (half) idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, dtype);
 }
 
@@ -1568,7 +1567,7 @@ static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
     l->text[l->in.nbytes] = 0;
     if (status >= 0 || status < IDIST_ERR_INTERNAL) status = IDIST_ERR_INTERNAL;
     if (g) {
-        idist__group_fail(g, (idist_status)status, l->text, false);
+        idist__group_fail(g, (idist_status)status, l->text);
     } else {
         idist__message *m = idist__message_new(ring, l, &l->in, sizeof l->text);
         if (m) memcpy(m->data, l->text, sizeof l->text);
@@ -1598,6 +1597,9 @@ static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist_
     return true;
 }
 
+// Whether this process has no thread that could still make the call others wait for.
+static bool idist__ring_alone(const idist__ring *ring) { return idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1); }
+
 // Two ranks of one thread each, both blocked, each in a call that needs the other, and not the same call: neither will ever go
 // on. This is what finds calls on different groups, and a receive against a collective.
 static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
@@ -1606,16 +1608,17 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     idist__task *t, *ours = NULL;
     idist_group *theirs;
     char a[128], b[128], cause[400];
-    if (waits->type != IDIST__WAITS || waits->flags != 3 || ring->many_callers) return;
+    if (waits->type != IDIST__WAITS || waits->flags != 3) return;
     for (t = ring->w->tasks; t; t = t->next) {
         if (t->async) continue;
-        if (ours || !t->announced) return; // several calls between group_begin and group_end, or not blocked for long
+        // Several calls between group_begin and group_end, one that will give up by itself, or not blocked for long.
+        if (ours || !t->patient || !t->announced) return;
         ours = t;
     }
     if (!ours || idist__ring_group_of(ours->group)->rank_of[peer] < 0) return;
     if (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq) return;
     if (!idist__ring_needs(l, ours, idist__ring_group_of(ours->group)->rank_of[peer])) return;
-    if (idist__ring_answered(ring, l, waits)) return;
+    if (idist__ring_answered(ring, l, waits) || !idist__ring_alone(ring)) return;
     theirs = idist__ring_find_group(ring, waits->ctx);
     idist__task_text(ours, a, sizeof a);
     idist__print_text(&waits->print, b, sizeof b);
@@ -1765,6 +1768,7 @@ static bool idist__link_parse(idist__ring *ring, idist__link *l, int peer) {
             l->at += k;
             if (l->in_moved < IDIST__FRAME_BYTES) break;
             if (!idist__link_frame(ring, l, peer)) return false;
+            idist__ring_settle(ring); // before a later frame ends the call that went wrong
         } else {
             size_t k = l->left < have ? l->left : have;
             if (l->target) {
@@ -1891,12 +1895,12 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
 
 static void idist__ring_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    if (!ring->has_caller) {
-        ring->has_caller = true;
-        ring->caller = pthread_self();
-    } else if (!pthread_equal(ring->caller, pthread_self())) {
-        ring->many_callers = true;
+    // After a while outside the library, hear first what the others have said: perhaps the group has failed.
+    if (t->started_ns - ring->looked_ns > IDIST__MS) {
+        idist__ring_progress(t->group->w);
+        if (t->done) return;
     }
+    ring->looked_ns = t->started_ns;
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
@@ -2027,18 +2031,19 @@ static void idist__ring_announce(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__frame f;
     int i;
-    bool p2p = t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV;
+    bool p2p = t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV, blocked;
     memset(&f, 0, sizeof f);
     f.type = IDIST__WAITS;
     f.ctx = t->group->ctx;
     f.print = idist__task_print(t, 0);
     if (t->group->size == 1) return;
+    blocked = t->patient && !t->async && idist__ring_alone(ring);
     if (!p2p) f.print = rg->history[t->seq % IDIST__HISTORY];
     for (i = 0; i < t->group->size; i++) {
         idist__link *l = &ring->links[t->group->ranks[i]];
         idist__verb *v;
         if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? 1 : 0) | (!t->async && !ring->many_callers ? 2 : 0));
+        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? 1 : 0) | (blocked ? 2 : 0));
         f.aux = l->p2p_got;
         for (v = l->waiting; v && p2p; v = v->next)
             if (v->task == t) f.id = v->id;
@@ -2090,11 +2095,11 @@ static idist_status idist__ring_group_open(idist_group *g) {
         idist__message *m;
         for (m = l->early; m; m = m->next)
             if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
-                idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data, false);
+                idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
         if (i != g->rank && !l->open) {
             char cause[200];
             snprintf(cause, sizeof cause, "rank %d on %s was lost", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
-            idist__group_fail(g, IDIST_ERR_PEER_LOST, cause, false);
+            idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
         }
     }
     return IDIST_OK;

@@ -39,6 +39,26 @@ run() { # run COMMAND...: into the log, with a deadline
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# Everything that is only compiled is compiled first, as many at a time as there are cores. `later ID COMMAND` starts one,
+# `built ID` waits for it, puts its output into the log and returns its status.
+cores=$(nproc 2>/dev/null || echo 2)
+later() {
+    local id=$1
+    shift
+    while [ "$(jobs -rp | wc -l)" -ge "$cores" ]; do wait -n; done
+    (
+        echo "+ $*" >"$work/$id.build"
+        $limit "$@" >>"$work/$id.build" 2>&1 </dev/null
+        echo $? >"$work/$id.tmp"
+        mv "$work/$id.tmp" "$work/$id.status"
+    ) &
+}
+built() {
+    while [ ! -e "$work/$1.status" ]; do sleep 0.05; done
+    cat "$work/$1.build" >>"$work/log"
+    return "$(cat "$work/$1.status")"
+}
+
 #------------------------------------------------------------------------------
 # sources
 #------------------------------------------------------------------------------
@@ -219,6 +239,15 @@ done
 # every language standard, implementation in a file of its own
 #------------------------------------------------------------------------------
 
+standards="gcc:c99:c gcc:c11:c gcc:gnu17:c clang:c99:c clang:c11:c clang:gnu17:c
+    g++:c++11:cpp g++:c++20:cpp clang++:c++11:cpp clang++:c++20:cpp"
+
+build_standard() { # build_standard COMPILER STD EXTENSION
+    have "$1" || return
+    # shellcheck disable=SC2086
+    later "$1-$2-impl" "$1" -std="$2" $warn -I"$root" -c "$work/impl.$3" -o "$work/$1-$2-impl.o"
+}
+
 standard() { # standard COMPILER STD EXTENSION
     local cc=$1 std=$2 ext=$3 id status=0 program
     id="$cc-$std"
@@ -227,8 +256,7 @@ standard() { # standard COMPILER STD EXTENSION
         return
     fi
     : >"$work/log"
-    # shellcheck disable=SC2086
-    run "$cc" -std="$std" $warn -I"$root" -c "$work/impl.$ext" -o "$work/$id-impl.o" || status=$?
+    built "$id-impl" || status=$?
     for program in user system_first ring_first_api; do
         # shellcheck disable=SC2086
         [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/$program.$ext" "$work/$id-impl.o" \
@@ -236,6 +264,7 @@ standard() { # standard COMPILER STD EXTENSION
     done
     result $status "$cc -std=$std: implementation in a file of its own, three users"
     [ "$std" = c99 ] && return
+    : >"$work/log"
     status=0
     # shellcheck disable=SC2086
     run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/dtype.$ext" "$work/$id-impl.o" -o "$work/$id-dtype" &&
@@ -243,38 +272,38 @@ standard() { # standard COMPILER STD EXTENSION
     result $status "$cc -std=$std: IDIST_DTYPE"
 }
 
-for cc in gcc clang; do
-    for std in c99 c11 gnu17; do standard $cc $std c; done
-done
-for cc in g++ clang++; do
-    for std in c++11 c++20; do standard $cc $std cpp; done
-done
-
 #------------------------------------------------------------------------------
 # arrangements in one file
 #------------------------------------------------------------------------------
 
+# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX once a system header was seen, and the API alone includes three:
+# "API first" is for gnu.
+arrangements="gcc c99 single c one file
+clang++ c++11 single cpp one file
+gcc gnu11 api_then_impl c API first, then the implementation, each twice
+clang gnu17 api_then_impl c API first, then the implementation, each twice
+g++ c++11 api_then_impl cpp API first, then the implementation, each twice
+clang gnu17 ring_first c idist_ring.h before idist.h
+g++ c++20 ring_first cpp idist_ring.h before idist.h
+gcc c99 no_ring c IDIST_NO_RING
+g++ c++11 no_ring cpp IDIST_NO_RING"
+
+build_arrangement() {
+    have "$1" || return
+    # shellcheck disable=SC2086
+    later "$1-$3" "$1" -std="$2" $warn -I"$root" -I"$work" "$work/$3.$4" -o "$work/$1-$3"
+}
+
 arrangement() { # arrangement COMPILER STD PROGRAM EXTENSION TEXT
-    local status=0
+    local status=0 name="$1 -std=$2: $5"
     if ! have "$1"; then
-        skip "$1 -std=$2: $5" "$1 is not installed"
+        skip "$name" "$1 is not installed"
         return
     fi
     : >"$work/log"
-    # shellcheck disable=SC2086
-    run "$1" -O1 -std="$2" $warn -I"$root" -I"$work" "$work/$3.$4" -o "$work/$1-$3" && run "$work/$1-$3" || status=$?
-    result $status "$1 -std=$2: $5"
+    built "$1-$3" && run "$work/$1-$3" || status=$?
+    result $status "$name"
 }
-
-arrangement gcc c99 single c "one file"
-arrangement clang++ c++11 single cpp "one file"
-arrangement gcc c11 api_then_impl c "API first, then the implementation, each twice"
-arrangement clang c99 api_then_impl c "API first, then the implementation, each twice"
-arrangement g++ c++11 api_then_impl cpp "API first, then the implementation, each twice"
-arrangement clang gnu17 ring_first c "idist_ring.h before idist.h"
-arrangement g++ c++20 ring_first cpp "idist_ring.h before idist.h"
-arrangement gcc c99 no_ring c "IDIST_NO_RING"
-arrangement g++ c++11 no_ring cpp "IDIST_NO_RING"
 
 #------------------------------------------------------------------------------
 # linking
@@ -289,17 +318,12 @@ library() { # library COMPILER_OF_THE_LIBRARY STD EXT COMPILER_OF_THE_USER STD E
     : >"$work/log"
     rm -f "$work/libidist.a"
     # shellcheck disable=SC2086
-    { run "$1" -O2 -std="$2" $warn -I"$root" -c "$work/impl.$3" -o "$work/library.o" &&
-        run ar rcs "$work/libidist.a" "$work/library.o" &&
+    { built "$1-$2-impl" && run ar rcs "$work/libidist.a" "$work/$1-$2-impl.o" &&
         run "$4" -std="$5" $warn -I"$root" -I"$work" "$work/user.$6" -L"$work" -lidist -o "$work/library-user" &&
         run "$work/library-user" && grep -q 'fine:.*ring' "$work/log"; } || status=$?
     result $status "$name: spawns two ranks over ring"
 }
 
-library gcc c99 c gcc c11 c
-library gcc c11 c g++ c++11 cpp
-library clang c99 c clang++ c++20 cpp
-library g++ c++11 cpp g++ c++20 cpp
 
 #------------------------------------------------------------------------------
 # examples: the line that their heads print
@@ -312,52 +336,106 @@ example_args() { # a short run of the long one
     esac
 }
 
-cd "$root" || exit 1
-found=0
-for source in examples/[0-9]*.c; do
-    [ -e "$source" ] || continue
-    found=1
-    name=$(basename "$source" .c)
-    status=0
+build_example() { # build_example SOURCE
+    local name
+    name=$(basename "$1" .c)
+    later "$name" cc -O2 -DIDIST_IMPLEMENTATION "$1" -o "$work/$name"
+    case $name in
+        01_* | 02_* | 03_* | 04_*)
+            have g++ && later "$name-cpp" g++ -x c++ -DIDIST_IMPLEMENTATION "$1" -o "$work/$name-cpp"
+            ;;
+    esac
+}
+
+example() { # example SOURCE
+    local name status=0
+    name=$(basename "$1" .c)
     : >"$work/log"
     # shellcheck disable=SC2046
-    run cc -O2 -DIDIST_IMPLEMENTATION "$source" -o "$work/$name" && run "$work/$name" $(example_args "$name") || status=$?
-    result $status "cc -O2 -DIDIST_IMPLEMENTATION $source, and run"
-    case $name in 01_* | 02_* | 03_* | 04_*) ;; *) continue ;; esac
+    built "$name" && run "$work/$name" $(example_args "$name") || status=$?
+    result $status "cc -O2 -DIDIST_IMPLEMENTATION $1, and run"
+    case $name in 01_* | 02_* | 03_* | 04_*) ;; *) return ;; esac
     if ! have g++; then
-        skip "$source as C++" "g++ is not installed"
-        continue
+        skip "$1 as C++" "g++ is not installed"
+        return
     fi
     : >"$work/log"
-    if ! run g++ -x c++ -O2 -DIDIST_IMPLEMENTATION "$source" -o "$work/$name-cpp"; then
-        skip "$source as C++" "it is C only: $(grep -m1 -o 'error: .*' "$work/log" | tr '#' ' ')"
-        continue
-    fi
     status=0
+    if ! built "$name-cpp"; then
+        skip "$1 as C++" "it is C only: $(grep -m1 -o 'error: .*' "$work/log" | tr '#' ' ')"
+        return
+    fi
     run "$work/$name-cpp" || status=$?
-    result $status "$source as C++, and run"
-done
-[ $found = 1 ] || skip "examples" "there are none"
+    result $status "$1 as C++, and run"
+}
 
 #------------------------------------------------------------------------------
 # nvcc
 #------------------------------------------------------------------------------
 
 nvcc=$(command -v nvcc || { [ -x /usr/local/cuda/bin/nvcc ] && echo /usr/local/cuda/bin/nvcc; })
-if [ -z "$nvcc" ]; then
-    skip "nvcc" "nvcc is not installed"
-elif ! have g++; then
-    skip "nvcc" "g++, which nvcc needs, is not installed"
-else
-    : >"$work/log"
-    status=0
-    cuda_warn="-Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
+cuda_warn="-Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
+
+build_cuda() {
+    { [ -n "$nvcc" ] && have g++; } || return
     # shellcheck disable=SC2086
-    { run "$nvcc" $cuda_warn -I"$root" -c "$work/impl.cu" -o "$work/nvcc-impl.o" &&
-        run "$nvcc" $cuda_warn -I"$root" -I"$work" "$work/user.cu" "$work/nvcc-impl.o" -o "$work/nvcc-user" &&
-        run "$work/nvcc-user"; } || status=$?
-    result $status "nvcc: implementation in a file of its own, and run"
-fi
+    later nvcc-impl "$nvcc" $cuda_warn -I"$root" -c "$work/impl.cu" -o "$work/nvcc-impl.o"
+    # shellcheck disable=SC2086
+    later nvcc-user "$nvcc" $cuda_warn -I"$root" -I"$work" -c "$work/user.cu" -o "$work/nvcc-user.o"
+}
+
+cuda() {
+    local status=0
+    if [ -z "$nvcc" ]; then
+        skip "nvcc" "nvcc is not installed"
+    elif ! have g++; then
+        skip "nvcc" "g++, which nvcc needs, is not installed"
+    else
+        : >"$work/log"
+        { built nvcc-impl && built nvcc-user &&
+            run "$nvcc" "$work/nvcc-user.o" "$work/nvcc-impl.o" -o "$work/nvcc-user" && run "$work/nvcc-user"; } || status=$?
+        result $status "nvcc: implementation in a file of its own, and run"
+    fi
+}
+
+#------------------------------------------------------------------------------
+# build, then look at the results
+#------------------------------------------------------------------------------
+
+for_standards() { # for_standards FUNCTION
+    local entry
+    for entry in $standards; do
+        # shellcheck disable=SC2086
+        "$1" ${entry//:/ }
+    done
+}
+
+for_arrangements() { # for_arrangements FUNCTION
+    local cc std program ext text
+    while read -r cc std program ext text; do "$1" "$cc" "$std" "$program" "$ext" "$text"; done <<<"$arrangements"
+}
+
+cd "$root" || exit 1
+for_standards build_standard
+for_arrangements build_arrangement
+build_cuda
+for source in examples/[0-9]*.c; do [ -e "$source" ] && build_example "$source"; done
+wait
+
+for_standards standard
+for_arrangements arrangement
+library gcc c99 c gcc c11 c
+library gcc c11 c g++ c++11 cpp
+library clang c99 c clang++ c++20 cpp
+library g++ c++11 cpp g++ c++20 cpp
+found=0
+for source in examples/[0-9]*.c; do
+    [ -e "$source" ] || continue
+    found=1
+    example "$source"
+done
+[ $found = 1 ] || skip "examples" "there are none"
+cuda
 
 echo "1..$number"
 [ $failed = 0 ]

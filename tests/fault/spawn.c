@@ -253,9 +253,17 @@ static void take(snapshot *s) {
     s->tmp = count_entries("/tmp", "idist");
 }
 
+// What lies in the padding, and the address of libc's return stub, say nothing.
+static bool same_action(const struct sigaction *a, const struct sigaction *b) {
+    const int restorer = 0x04000000;
+    for (int i = 1; i <= 64; i++)
+        if (sigismember(&a->sa_mask, i) != sigismember(&b->sa_mask, i)) return false;
+    return a->sa_handler == b->sa_handler && (a->sa_flags & ~restorer) == (b->sa_flags & ~restorer);
+}
+
 static void compare(const snapshot *a, const snapshot *b) {
     for (int i = 1; i <= 64; i++)
-        rank_check(memcmp(&a->action[i], &b->action[i], sizeof a->action[i]) == 0, "the handler of signal %d changed", i);
+        rank_check(same_action(&a->action[i], &b->action[i]), "the handler of signal %d changed", i);
     for (int i = 1; i <= 64; i++)
         rank_check(sigismember(&a->mask, i) == sigismember(&b->mask, i), "the mask of signal %d changed", i);
     rank_check(strcmp(a->env, b->env) == 0, "the environment changed");

@@ -11,7 +11,7 @@
 #define N_ADDS 200       // how often each of them adds
 #define SHORT_MS 200     // a time-out that is meant to pass
 #define PROMPT_MS 5000   // a call that should not wait returns before this; generous, because machines are loaded
-#define PATIENT_MS 20000 // a time-out that is not meant to pass
+#define PATIENT_MS 10000 // a time-out that is not meant to pass
 
 typedef enum store_kind { MEM, TCP, STORE_FILE, N_KINDS } store_kind;
 static const char *const kind_names[N_KINDS] = {"mem", "tcp", "file"};

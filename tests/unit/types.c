@@ -173,8 +173,8 @@ static void fill_interesting(int dtype, unsigned char *values) {
 static int count_wrong(int op, int dtype, size_t count, size_t shift) {
     size_t size = idist_dtype_size((idist_dtype)dtype);
     unsigned char values[N_VALUES * 8], want[8];
-    unsigned char *in = (unsigned char *)malloc((count + 2) * size), *inout = (unsigned char *)malloc((count + 2) * size);
-    unsigned char *before = (unsigned char *)malloc((count + 2) * size);
+    unsigned char *in = (unsigned char *)calloc(count + 2, size), *inout = (unsigned char *)calloc(count + 2, size);
+    unsigned char *before = (unsigned char *)calloc(count + 2, size);
     int wrong = 0;
     TAP_REQUIRE(in && inout && before);
     fill_interesting(dtype, values);
