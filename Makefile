@@ -24,7 +24,7 @@ EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.h)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
-PROVE = prove --directives --exec 'timeout -k 5 $(DEADLINE)'
+PROVE = prove --timer --directives --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test asan ubsan tsan sanitize check-programs programs examples perf fuzz lint format
 .PHONY: install uninstall deps print-deps clean help need-prove

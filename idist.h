@@ -118,9 +118,9 @@ IDIST_API const char *idist_op_name(idist_op op);
 typedef struct idist_group idist_group; // some ranks in a fixed order; NULL means the world
 typedef struct idist_store idist_store; // a small key-value table that all ranks reach
 
-// A running operation. Put its address into idist_opts.request (what it held before does not matter), then call idist_wait
-// or idist_test; until then neither the request nor the buffers of the operation may move, be written, or (the receive
-// side) be read. All zero is an empty request: waiting for it succeeds at once.
+// A running operation. Put its address into idist_opts.request (what it held before does not matter), then call
+// idist_wait or idist_test; until then neither the request nor the buffers of the operation may move, be written, or
+// (the receive side) be read. All zero is an empty request: waiting for it succeeds at once.
 typedef struct idist_request {
     void *impl; // private
 } idist_request;
@@ -147,6 +147,7 @@ typedef struct idist_recv_info {
 // idist_all_reduce(x, x, n, IDIST_DTYPE(x), IDIST_SUM, NULL). bool counts as U8, char as I8.
 #ifndef __cplusplus
 #if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+// clang-format off
 #define IDIST_DTYPE(ptr)                                         \
     _Generic(*(ptr),                                             \
         char: IDIST_I8,                                          \
@@ -163,6 +164,7 @@ typedef struct idist_recv_info {
         unsigned long long: IDIST_U64,                           \
         float: IDIST_F32,                                        \
         double: IDIST_F64)
+// clang-format on
 #endif
 #endif
 
@@ -170,7 +172,12 @@ typedef struct idist_recv_info {
 // [api:desc]  how to start
 //------------------------------------------------------------------------------
 
-typedef enum idist_log_level { IDIST_LOG_ERROR = 1, IDIST_LOG_WARN = 2, IDIST_LOG_INFO = 3, IDIST_LOG_DEBUG = 4 } idist_log_level;
+typedef enum idist_log_level {
+    IDIST_LOG_ERROR = 1,
+    IDIST_LOG_WARN = 2,
+    IDIST_LOG_INFO = 3,
+    IDIST_LOG_DEBUG = 4
+} idist_log_level;
 
 // Where log lines go. Called from any thread that calls idist and from the progress thread, one call at a time.
 // The line has no newline and already names rank and host. log_fn == NULL: stderr.
@@ -189,8 +196,8 @@ typedef struct idist_allocator {
 // What idist_spawn tells about the first worker that failed. rank is -1 when none did.
 typedef struct idist_report {
     int rank;
-    int exit_code; // -1 when a signal ended it
-    int signal;    // 0 when it exited
+    int exit_code;  // -1 when a signal ended it
+    int signal;     // 0 when it exited
     char text[512]; // one sentence; carries the worker's own last error when it left one
 } idist_report;
 
@@ -227,9 +234,9 @@ typedef struct idist_desc {
 // [api:life]  begin, end, and who am I
 //------------------------------------------------------------------------------
 
-// Joins the world: finds rank and size, meets the other ranks, connects to them. Collective over all ranks of the job;
-// blocks until all are there (IDIST_ERR_TIMEOUT names the missing ones). desc may be NULL. A macro, so that it sees which
-// backend headers you included. Calling it twice is IDIST_ERR_STATE.
+// Joins the world: finds rank and size, meets the other ranks, connects to them. Collective over all ranks of the
+// job; blocks until all are there (IDIST_ERR_TIMEOUT names the missing ones). desc may be NULL. A macro, so that it
+// sees which backend headers you included. Calling it twice is IDIST_ERR_STATE.
 #define idist_initialize(desc) idist_initialize_with((desc), IDIST_BACKENDS)
 
 // Leaves the world; collective. Waits for the others to get here (their pending calls with this rank complete first),
@@ -243,17 +250,18 @@ IDIST_API bool idist_is_initialized(void);
 // Getters never fail: outside a world they answer as a world of 1. Any thread.
 IDIST_API int idist_get_rank(void);
 IDIST_API int idist_get_world_size(void);
-IDIST_API int idist_get_local_rank(void);      // rank among the ranks of this host, by rank
-IDIST_API int idist_get_nproc_per_node(void);  // ranks on this host
-IDIST_API int idist_get_nnodes(void);          // hosts
-IDIST_API int idist_get_node_rank(void);       // hosts are numbered by their lowest rank
-IDIST_API const char *idist_backend(void);       // "self", "ring", ...
-IDIST_API const char *idist_device(void);      // "cpu"
+IDIST_API int idist_get_local_rank(void);     // rank among the ranks of this host, by rank
+IDIST_API int idist_get_nproc_per_node(void); // ranks on this host
+IDIST_API int idist_get_nnodes(void);         // hosts
+IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their lowest rank
+IDIST_API const char *idist_backend(void);    // "self", "ring", ...
+IDIST_API const char *idist_device(void);     // "cpu"
 IDIST_API const char *idist_hostname(void);
-IDIST_API const char *idist_launcher(void);    // who started the ranks: "none", "spawn", "torchrun", "env", ...
+IDIST_API const char *idist_launcher(void); // who started the ranks: "none", "spawn", "torchrun", "env", ...
 #define idist_available_backends() idist_available_backends_of(IDIST_BACKENDS) // those the program has, "ring,self"
 
-// The configuration of the world as text, one "name: value" per line. The string lives until this thread calls it again.
+// The configuration of the world as text, one "name: value" per line. The string lives until this thread calls it
+// again.
 IDIST_API const char *idist_show_config(void);
 
 // Ends every pending and later call of the group with IDIST_ERR_ABORTED, on all its ranks. NULL: the world. From any
@@ -270,8 +278,8 @@ IDIST_API idist_status idist_close(idist_group **world);
 //
 // All ranks of the group make the same call in the same order, with the same count, dtype, op and root. When they do
 // not, every rank gets IDIST_ERR_MISMATCH naming two of them and what differs. When a rank dies, the others get
-// IDIST_ERR_PEER_LOST; when one does not come, IDIST_ERR_TIMEOUT. After one of these the group is unusable and gives the
-// same error at once. IDIST_ERR_ARG and IDIST_ERR_STATE are local: nothing was sent, nothing is broken.
+// IDIST_ERR_PEER_LOST; when one does not come, IDIST_ERR_TIMEOUT. After one of these the group is unusable and gives
+// the same error at once. IDIST_ERR_ARG and IDIST_ERR_STATE are local: nothing was sent, nothing is broken.
 //
 // count is in elements; n is the number of ranks, r the own rank. Send and receive buffers are disjoint, or placed as
 // the in-place rule says. count may be 0, and then buffers may be NULL. Any thread, but one order on all ranks.
@@ -293,7 +301,8 @@ IDIST_API idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtyp
 IDIST_API idist_status idist_barrier(const idist_opts *opts);
 
 // recv[k*count + i] = send[i] of rank k, on every rank. send: count. recv: n*count. In place: send == recv + r*count.
-IDIST_API idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts);
+IDIST_API idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                        const idist_opts *opts);
 
 // As all_gather, on root only; recv may be NULL elsewhere. In place, on root: send == recv + r*count.
 IDIST_API idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
@@ -309,7 +318,8 @@ IDIST_API idist_status idist_reduce_scatter(const void *send, void *recv, size_t
                                             const idist_opts *opts);
 
 // recv[k*count + i] = send[r*count + i] of rank k. send: n*count. recv: n*count. In place: send == recv.
-IDIST_API idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts);
+IDIST_API idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                        const idist_opts *opts);
 
 // recv[i] = op over the ranks 0 .. r of send[i]. AVG is refused. send: count. recv: count. In place: send == recv.
 IDIST_API idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
@@ -319,9 +329,9 @@ IDIST_API idist_status idist_scan(const void *send, void *recv, size_t count, id
 IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
                                     const idist_opts *opts);
 
-// The v-forms: rank k contributes counts[k] elements, which lie at element displs[k] of the large buffer. displs == NULL:
-// one after the other. Counts that say how much goes from rank a to rank b must agree on a and b. The arrays, like the
-// buffers, must stay until the operation is complete.
+// The v-forms: rank k contributes counts[k] elements, which lie at element displs[k] of the large buffer. displs ==
+// NULL: one after the other. Counts that say how much goes from rank a to rank b must agree on a and b. The arrays,
+// like the buffers, must stay until the operation is complete.
 
 // send: sendcount == recvcounts[r]. recv: on every rank. recvcounts and recvdispls: n, the same counts on all ranks.
 // In place: send == recv + recvdispls[r].
@@ -364,7 +374,8 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 // A receive that runs into its time-out before a message came is cancelled: IDIST_ERR_TIMEOUT, nothing lost or broken.
 //------------------------------------------------------------------------------
 
-IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts);
+IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
+                                  const idist_opts *opts);
 
 // buf: count at most; info (may be NULL) says what came. src may be IDIST_ANY_SOURCE, tag IDIST_ANY_TAG. A message that
 // is longer gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both stay there for another receive.
@@ -373,11 +384,13 @@ IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, in
 
 // Both at once, so that neighbours can exchange without a deadlock. Blocking only. The buffers are disjoint.
 IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount,
-                                      int src, int recvtag, idist_dtype dtype, idist_recv_info *info, const idist_opts *opts);
+                                      int src, int recvtag, idist_dtype dtype, idist_recv_info *info,
+                                      const idist_opts *opts);
 
 // Blocks until the operation is complete, returns its status, and empties the request. Any thread, one at a time.
 IDIST_API idist_status idist_wait(idist_request *request);
-// Does not block. *done: whether it is complete; if so, as idist_wait. Requests also progress while the program computes.
+// Does not block. *done: whether it is complete; if so, as idist_wait. Requests also progress while the program
+// computes.
 IDIST_API idist_status idist_test(idist_request *request, bool *done);
 // Waits for all of them, also after a failure; returns the first failure by index.
 IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
@@ -386,7 +399,8 @@ IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t 
 
 // Calls of this thread between begin and end start at once and complete together in idist_group_end, so that their
 // order does not matter: exchange patterns that would deadlock one by one go through. They return when started; their
-// results are valid after idist_group_end, which returns the first failure. Begin / end may nest; the outermost end waits.
+// results are valid after idist_group_end, which returns the first failure. Begin / end may nest; the outermost end
+// waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
 
@@ -401,8 +415,8 @@ IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **gr
 // Groups by color: ranks of parent (NULL: the world) with the same color >= 0 form one, ordered by key, then by rank in
 // parent. color < 0: none, a group whose rank is -1. Collective over parent.
 IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idist_group **group);
-// Frees a group made by the two above and sets the pointer to NULL. Each member calls it; it does not wait for the others.
-// With requests still open on it: IDIST_ERR_STATE, nothing freed.
+// Frees a group made by the two above and sets the pointer to NULL. Each member calls it; it does not wait for the
+// others. With requests still open on it: IDIST_ERR_STATE, nothing freed.
 IDIST_API idist_status idist_free_group(idist_group **group);
 
 // NULL: the world. Rank in the group, -1 for a non-member; number of members.
@@ -415,8 +429,8 @@ IDIST_API int idist_group_translate(const idist_group *from, int rank, const idi
 // [api:op]  reductions of your own
 //------------------------------------------------------------------------------
 
-// inout[i] = in[i] (op) inout[i] for i < count; `in` comes from the lower ranks. Must be associative. Runs in any thread
-// that is inside idist, also the progress thread; must not call idist.
+// inout[i] = in[i] (op) inout[i] for i < count; `in` comes from the lower ranks. Must be associative. Runs in any
+// thread that is inside idist, also the progress thread; must not call idist.
 typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg);
 
 // commutative == false keeps the ranks in order, at some cost. Collective in the sense that all ranks of the world of
@@ -436,23 +450,23 @@ IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t co
 // What a worker runs; its result becomes the exit code of the process (0: success).
 typedef int (*idist_worker_fn)(int local_rank, void *arg);
 
-// Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn, finalizes and exits. Blocks until
-// all ended. IDIST_OK only if all returned 0; otherwise IDIST_ERR_WORKER_FAILED with the first failure in desc->report
-// and idist_last_error(). After it the others have desc->grace_ms to end by themselves, then they get SIGTERM, then SIGKILL.
-// When this process dies, they are killed. Nothing else of the calling process changes: not its signal handlers, not its
-// environment. Workers never return to the caller's code and run no atexit handlers.
+// Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn, finalizes and exits.
+// Blocks until all ended. IDIST_OK only if all returned 0; otherwise IDIST_ERR_WORKER_FAILED with the first failure
+// in desc->report and idist_last_error(). After it the others have desc->grace_ms to end by themselves, then they get
+// SIGTERM, then SIGKILL. When this process dies, they are killed. Nothing else of the calling process changes: not
+// its signal handlers, not its environment. Workers never return to the caller's code and run no atexit handlers.
 #define idist_spawn(fn, arg, nproc_per_node, desc) idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
 
-// Ignite's Parallel: with desc->nproc_per_node set, idist_spawn; otherwise joins the world that a launcher made, calls fn
-// in this process, and finalizes. Logs what it does at info level.
+// Ignite's Parallel: with desc->nproc_per_node set, idist_spawn; otherwise joins the world that a launcher made,
+// calls fn in this process, and finalizes. Logs what it does at info level.
 #define idist_parallel_run(desc, fn, arg) idist_parallel_run_with((desc), (fn), (arg), IDIST_BACKENDS)
 
 // A task for the two below; 0 is success.
 typedef int (*idist_task_fn)(void *arg);
 
-// The chosen rank runs fn first, the others after it is through: "rank 0 downloads, the rest finds the file". With local,
-// the chosen local rank of each host goes first on that host. When fn fails on the first rank the others do not
-// run it and all get IDIST_ERR_CALLBACK. Collective over the world.
+// The chosen rank runs fn first, the others after it is through: "rank 0 downloads, the rest finds the file". With
+// local, the chosen local rank of each host goes first on that host. When fn fails on the first rank the others do
+// not run it and all get IDIST_ERR_CALLBACK. Collective over the world.
 IDIST_API idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local, const idist_opts *opts);
 // Only this rank runs fn. With barrier, the others wait for it, and learn of its failure.
 IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier, const idist_opts *opts);
@@ -499,8 +513,8 @@ IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void
                                        int timeout_ms);
 // Adds to a decimal number, which starts as 0; *result is the new value.
 IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result);
-// If the key holds `expected` (nothing there counts as an empty one), it becomes `desired`. *nbytes bytes of value: what it
-// holds afterwards.
+// If the key holds `expected` (nothing there counts as an empty one), it becomes `desired`. *nbytes bytes of value:
+// what it holds afterwards.
 IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected, size_t nexpected,
                                                const void *desired, size_t ndesired, void *value, size_t capacity,
                                                size_t *nbytes);
@@ -612,7 +626,8 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #include <sys/wait.h>
 
 #if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
-#error "idist: in the file that defines IDIST_IMPLEMENTATION include idist.h before every system header (or use -D_DEFAULT_SOURCE)"
+#error \
+    "idist.h must come before every system header where IDIST_IMPLEMENTATION is defined (or use -D_DEFAULT_SOURCE)"
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -696,7 +711,7 @@ static int idist__os_ncores(void) {
 }
 
 // Threads of this process; a large number when that cannot be told.
-static int idist__os_nthreads(void) {
+IDIST__UNUSED static int idist__os_nthreads(void) {
     char text[512], *at;
     ssize_t n;
     int i, fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -772,11 +787,11 @@ typedef struct idist__task idist__task;
 
 // All that a thread has of its own.
 typedef struct idist__thread {
-    char text[1024];         // idist_last_error
-    char config[2048];       // idist_show_config
-    int group_depth;         // open idist_group_begin calls
+    char text[1024];           // idist_last_error
+    char config[2048];         // idist_show_config
+    int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
-    idist__task *group_tasks; // what they started
+    idist__task *group_tasks;  // what they started
 } idist__thread;
 
 IDIST__TLS idist__thread idist__self;
@@ -965,9 +980,9 @@ static float idist__half_to_float(uint16_t h) {
 static uint16_t idist__float_to_half(float f) {
     uint32_t u = idist__float_to_bits(f), sign = (u >> 16) & 0x8000u, abs = u & 0x7fffffffu, half, rest, bit;
     if (abs > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((abs >> 13) & 0x3ffu)); // quiet, payload kept
-    if (abs >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                        // 65520 and up
-    if (abs < 0x33000001u) return (uint16_t)sign;                                     // at most 2^-25: zero
-    if (abs < 0x38800000u) {                                                          // subnormal
+    if (abs >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                         // 65520 and up
+    if (abs < 0x33000001u) return (uint16_t)sign;                                      // at most 2^-25: zero
+    if (abs < 0x38800000u) {                                                           // subnormal
         uint32_t shift = 126 - (abs >> 23), fraction = (abs & 0x7fffffu) | 0x800000u;
         half = fraction >> shift;
         rest = fraction & ((1u << shift) - 1);
@@ -1025,38 +1040,43 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 // uses type . used by call and the backends
 //------------------------------------------------------------------------------
 
-// `lo` comes from the lower ranks. Ranks that compute the same pair get the same bits, because they run the same code on
-// the same operands in the same order; x + y and y + x may differ in the payload of a NaN. out may be lo or hi.
+// `lo` comes from the lower ranks. Ranks that compute the same pair get the same bits, because they run the same code
+// on the same operands in the same order; x + y and y + x may differ in the payload of a NaN. out may be lo or hi.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 
-#define IDIST__KERNEL(name, type, wide, expr)                                                              \
-    IDIST__VECTORIZE static void name(void *out, const void *lo, const void *hi, size_t count) {           \
-        idist__any_##type *o = (idist__any_##type *)out;                                                   \
-        const idist__any_##type *a = (const idist__any_##type *)lo, *b = (const idist__any_##type *)hi;    \
-        size_t i;                                                                                          \
-        IDIST__NO_ALIAS                                                                                    \
-        for (i = 0; i < count; i++) {                                                                      \
-            wide x = (wide)a[i], y = (wide)b[i];                                                           \
-            o[i] = (idist__any_##type)(expr);                                                              \
-        }                                                                                                  \
+#ifdef __clang__ // says so where it does not vectorize, as at -O0
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+
+#define IDIST__KERNEL(name, type, wide, expr)                                                           \
+    IDIST__VECTORIZE static void name(void *out, const void *lo, const void *hi, size_t count) {        \
+        idist__any_##type *o = (idist__any_##type *)out;                                                \
+        const idist__any_##type *a = (const idist__any_##type *)lo, *b = (const idist__any_##type *)hi; \
+        size_t i;                                                                                       \
+        IDIST__NO_ALIAS                                                                                 \
+        for (i = 0; i < count; i++) {                                                                   \
+            wide x = (wide)a[i], y = (wide)b[i];                                                        \
+            o[i] = (idist__any_##type)(expr);                                                           \
+        }                                                                                               \
     }
 
 // Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a signed one.
-#define IDIST__KERNELS_INT(type, utype, wide)                        \
-    IDIST__KERNEL(idist__sum_##type, utype, wide, x + y)             \
-    IDIST__KERNEL(idist__prod_##type, utype, wide, x *y)             \
+#define IDIST__KERNELS_INT(type, utype, wide)                                \
+    IDIST__KERNEL(idist__sum_##type, utype, wide, x + y)                     \
+    IDIST__KERNEL(idist__prod_##type, utype, wide, x *y)                     \
     IDIST__KERNEL(idist__min_##type, type, idist__any_##type, x < y ? x : y) \
     IDIST__KERNEL(idist__max_##type, type, idist__any_##type, x > y ? x : y)
-#define IDIST__KERNELS_BITS(type, wide)                              \
-    IDIST__KERNEL(idist__band_##type, type, wide, x &y)              \
-    IDIST__KERNEL(idist__bor_##type, type, wide, x | y)              \
-    IDIST__KERNEL(idist__bxor_##type, type, wide, x ^ y)             \
-    IDIST__KERNEL(idist__land_##type, type, wide, (x && y) ? 1 : 0)  \
+#define IDIST__KERNELS_BITS(type, wide)                             \
+    IDIST__KERNEL(idist__band_##type, type, wide, x &y)             \
+    IDIST__KERNEL(idist__bor_##type, type, wide, x | y)             \
+    IDIST__KERNEL(idist__bxor_##type, type, wide, x ^ y)            \
+    IDIST__KERNEL(idist__land_##type, type, wide, (x && y) ? 1 : 0) \
     IDIST__KERNEL(idist__lor_##type, type, wide, (x || y) ? 1 : 0)
 // x < y is false when either is NaN, so the tests below let a NaN of either side through.
-#define IDIST__KERNELS_FLOAT(type, wide)                                 \
-    IDIST__KERNEL(idist__sum_##type, type, wide, x + y)                  \
-    IDIST__KERNEL(idist__prod_##type, type, wide, x *y)                  \
+#define IDIST__KERNELS_FLOAT(type, wide)                                    \
+    IDIST__KERNEL(idist__sum_##type, type, wide, x + y)                     \
+    IDIST__KERNEL(idist__prod_##type, type, wide, x *y)                     \
     IDIST__KERNEL(idist__min_##type, type, wide, (x < y || x != x) ? x : y) \
     IDIST__KERNEL(idist__max_##type, type, wide, (x > y || x != x) ? x : y)
 
@@ -1075,12 +1095,16 @@ IDIST__KERNELS_BITS(u64, uint64_t)
 IDIST__KERNELS_FLOAT(f32, float)
 IDIST__KERNELS_FLOAT(f64, double)
 
-#define IDIST__ROW_INT(type, utype)                                                                          \
-    {                                                                                                        \
-        idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type,      \
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+
+#define IDIST__ROW_INT(type, utype)                                                                               \
+    {                                                                                                             \
+        idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type,           \
             idist__band_##utype, idist__bor_##utype, idist__bxor_##utype, idist__land_##utype, idist__lor_##utype \
     }
-#define IDIST__ROW_FLOAT(type)                                                                               \
+#define IDIST__ROW_FLOAT(type) \
     { idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type, 0, 0, 0, 0, 0 }
 
 // [dtype][op]; AVG adds, the division comes at the end. 16-bit floats are reduced as F32.
@@ -1093,10 +1117,10 @@ static const idist__reduce_fn idist__reduce_table[IDIST_DTYPE_COUNT][IDIST_OP_CO
 static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
     size_t i;
     switch (dtype) {
-#define IDIST__DIVIDE(id, type, cast)                                                                          \
-    case id:                                                                                                   \
-        for (i = 0; i < count; i++)                                                                            \
-            ((idist__any_##type *)buf)[i] = (idist__any_##type)(((idist__any_##type *)buf)[i] / (cast)n);      \
+#define IDIST__DIVIDE(id, type, cast)                                                                     \
+    case id:                                                                                              \
+        for (i = 0; i < count; i++)                                                                       \
+            ((idist__any_##type *)buf)[i] = (idist__any_##type)(((idist__any_##type *)buf)[i] / (cast)n); \
         break;
         IDIST__DIVIDE(IDIST_I8, i8, int)
         IDIST__DIVIDE(IDIST_U8, u8, int)
@@ -1113,8 +1137,8 @@ static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int
     }
 }
 
-// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical ops, also when one rank alone
-// contributed.
+// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical ops, also when one
+// rank alone contributed.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if (op == IDIST_LAND || op == IDIST_LOR) idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
@@ -1167,14 +1191,16 @@ typedef struct idist__sha {
 } idist__sha;
 
 static void idist__sha_block(idist__sha *s, const uint8_t *p) {
-    static const uint32_t k[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
-        0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
-        0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-        0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
-        0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-        0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    static const uint32_t k[64] = {0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+                                   0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+                                   0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+                                   0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+                                   0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+                                   0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+                                   0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+                                   0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+                                   0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+                                   0xc67178f2};
     uint32_t w[64], v[8], t1, t2;
     int i;
 #define IDIST__ROR(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
@@ -1198,7 +1224,8 @@ static void idist__sha_block(idist__sha *s, const uint8_t *p) {
 }
 
 static void idist__sha_begin(idist__sha *s) {
-    static const uint32_t h0[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    static const uint32_t h0[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                   0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     memset(s, 0, sizeof *s);
     memcpy(s->h, h0, sizeof h0);
 }
@@ -1519,10 +1546,10 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 //                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
 //     HMAC(K, "C" | C | S)              ------>
 //
-// K comes from the job's secret. Different labels keep one side's answer from being thrown back at it, the nonces keep an old
-// conversation from being replayed, and the tags cover version, role, rank and job, so that nothing in them can be
-// changed on the way. A stranger makes the server read 96 bytes and allocate none. Nothing is encrypted. Without a
-// secret K is a constant: then this only keeps out other programs and other versions.
+// K comes from the job's secret. Different labels keep one side's answer from being thrown back at it, the nonces
+// keep an old conversation from being replayed, and the tags cover version, role, rank and job, so that nothing in
+// them can be changed on the way. A stranger makes the server read 96 bytes and allocate none. Nothing is encrypted.
+// Without a secret K is a constant: then this only keeps out other programs and other versions.
 //------------------------------------------------------------------------------
 
 #define IDIST__WIRE_VERSION 1
@@ -1592,8 +1619,10 @@ static idist_status idist__auth_check_hello(const idist__handshake *h) {
     if (t->byte_order != h->mine.byte_order)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "the other side has another byte order; mixed worlds are not supported");
     if (t->min_version > h->mine.version || t->version < h->mine.min_version)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "the other side speaks version %u of the protocol, this one %u: build all "
-                           "ranks from the same idist.h", (unsigned)t->version, (unsigned)h->mine.version);
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "the other side speaks version %u of the protocol, this one %u: build all "
+                           "ranks from the same idist.h",
+                           (unsigned)t->version, (unsigned)h->mine.version);
     if (t->role != h->mine.role || t->job != h->mine.job)
         return idist__fail(IDIST_ERR_AUTH, "the other side belongs to another job (or an earlier run of this one)");
     if (t->world_size != h->mine.world_size)
@@ -1709,8 +1738,8 @@ typedef struct idist__blob { // bytes with a length, not owned
 typedef struct idist__req {
     int op;
     idist__blob key;
-    idist__blob a, b;    // SET: value; COMPARE_SET: expected, desired
-    int64_t number;      // ADD: delta in, new value out; NUM_KEYS: out
+    idist__blob a, b;        // SET: value; COMPARE_SET: expected, desired
+    int64_t number;          // ADD: delta in, new value out; NUM_KEYS: out
     const idist__blob *keys; // CHECK, WAIT
     size_t nkeys;
     void *value; // GET, COMPARE_SET: where the value goes
@@ -1825,8 +1854,8 @@ static idist_status idist__req_give(idist__req *r, const void *value, size_t nby
     return IDIST_OK;
 }
 
-// Carries a request out. *wait is set when it has to be tried again after the table changed; *changed when it did change
-// the table (then r->key holds what idist__table_find finds).
+// Carries a request out. *wait is set when it has to be tried again after the table changed; *changed when it did
+// change the table (then r->key holds what idist__table_find finds).
 static idist_status idist__table_apply(idist__table *t, idist__req *r, bool *wait, bool *changed) {
     idist__entry *e;
     idist_status s;
@@ -1866,7 +1895,8 @@ static idist_status idist__req_late(const idist__req *r, idist__table *t) {
             missing = &r->keys[i];
             break;
         }
-    return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%.*s\" did not appear in time", (int)missing->nbytes, missing->data);
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%.*s\" did not appear in time", (int)missing->nbytes,
+                       missing->data);
 }
 
 // ---- in this process ----
@@ -1922,9 +1952,10 @@ static idist_status idist__mem_store_open(idist_store *store) {
 //   8   number of committed bytes after the header (u64)
 //   16  records: u32 nkey, u32 nvalue (0xffffffff: deleted), key, value
 //
-// Byte 0 of the file stays locked by the server as long as it lives: a file without that lock was left by a dead job. Byte
-// 1 is locked by whoever reads or appends. The locks belong to the open file (F_OFD_*), not to the process, so threads
-// may be ranks. A writer that dies halfway leaves bytes beyond the committed ones, which the next writer overwrites.
+// Byte 0 of the file stays locked by the server as long as it lives: a file without that lock was left by a dead job.
+// Byte 1 is locked by whoever reads or appends. The locks belong to the open file (F_OFD_*), not to the process, so
+// threads may be ranks. A writer that dies halfway leaves bytes beyond the committed ones, which the next writer
+// overwrites.
 
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
@@ -2083,7 +2114,8 @@ static idist_status idist__file_claim(idist__file_store *f) {
     if (!idist__file_records(f->fd, true)) return idist__fail_errno("locking the store file", errno);
     if (idist__file_lock(f->fd, F_OFD_SETLK, F_WRLCK, 0, &fl) != 0)
         s = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a job that is running", f->path);
-    else if (ftruncate(f->fd, 0) != 0 || !idist__file_pwrite(f->fd, "IDSTORE1", 8, 0) || !idist__file_pwrite(f->fd, &zero, 8, 8))
+    else if (ftruncate(f->fd, 0) != 0 || !idist__file_pwrite(f->fd, "IDSTORE1", 8, 0) ||
+             !idist__file_pwrite(f->fd, &zero, 8, 8))
         s = idist__fail_errno("writing the store file", errno);
     idist__file_records(f->fd, false);
     if (s != IDIST_OK) idist__os_close(&f->fd); // before anybody takes us for the owner
@@ -2097,7 +2129,8 @@ static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) 
         char magic[8];
         f->fd = open(f->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
         if (f->fd >= 0 && idist__file_records(f->fd, true)) {
-            alive = idist__file_server_lives(f->fd) && idist__file_pread(f->fd, magic, 8, 0) && memcmp(magic, "IDSTORE1", 8) == 0;
+            alive = idist__file_server_lives(f->fd) && idist__file_pread(f->fd, magic, 8, 0) &&
+                    memcmp(magic, "IDSTORE1", 8) == 0;
             idist__file_records(f->fd, false);
         }
         if (alive) return IDIST_OK;
@@ -2396,6 +2429,7 @@ static void idist__server_accept(idist__server *sv) {
 
 // One client has something. False: drop it.
 static bool idist__server_client(idist__server *sv, idist__client *c, bool *changed) {
+    bool alive;
     if (!c->trusted) {
         bool done = false;
         if (idist__auth_step(&c->shake, &done) != IDIST_OK) return false;
@@ -2403,7 +2437,8 @@ static bool idist__server_client(idist__server *sv, idist__client *c, bool *chan
         c->trusted = true;
         sv->nhalf--;
     }
-    return idist__client_read(sv, c) && idist__client_serve(sv, c, changed) && idist__client_write(c);
+    alive = idist__client_read(sv, c); // what it said before it left still counts
+    return idist__client_serve(sv, c, changed) && alive && idist__client_write(c);
 }
 
 static void *idist__server_main(void *arg) {
@@ -2432,7 +2467,8 @@ static void *idist__server_main(void *arg) {
             changed = false;
             for (i = sv->nclients - 1; i >= 0; i--) {
                 idist__client *c = sv->clients[i];
-                if (c->waiting && !(idist__client_serve(sv, c, &changed) && idist__client_write(c))) idist__server_drop(sv, i);
+                if (c->waiting && !(idist__client_serve(sv, c, &changed) && idist__client_write(c)))
+                    idist__server_drop(sv, i);
             }
         }
         if (fds[1].revents) idist__server_accept(sv);
@@ -2457,7 +2493,8 @@ static void idist__server_stop(idist__server *sv) {
 }
 
 // Serves on a listening socket, which it owns from now on, in a thread of its own.
-static idist_status idist__server_start(const idist_allocator *mem, int listener, const uint8_t key[32], idist__server **out) {
+static idist_status idist__server_start(const idist_allocator *mem, int listener, const uint8_t key[32],
+                                        idist__server **out) {
     idist__server *sv = (idist__server *)idist__mem_alloc(mem, sizeof *sv);
     *out = NULL;
     if (!sv) {
@@ -2549,8 +2586,9 @@ static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
 static idist_status idist__tcp_broken(idist__tcp_store *t) {
     int err = errno;
     if (err == ETIMEDOUT) t->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
-    else t->broken = idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server (rank 0) broke: %s",
-                                 err ? strerror(err) : "it closed");
+    else
+        t->broken = idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server (rank 0) broke: %s",
+                                err ? strerror(err) : "it closed");
     return t->broken;
 }
 
@@ -2652,7 +2690,8 @@ static void idist__tcp_store_close(idist_store *store) {
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
-static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32], int64_t deadline_ns) {
+static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32],
+                                             int64_t deadline_ns) {
     int pause_ms = 1;
     for (;;) {
         idist__addr addr;
@@ -2668,11 +2707,11 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                 idist__auth_begin(&h, t->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
                 return idist__auth_run(&h);
             }
-            idist__fail(IDIST_ERR_TIMEOUT, "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ",
-                        addr_text, strerror(errno));
+            idist__fail(IDIST_ERR_TIMEOUT,
+                        "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
+                        strerror(errno));
         }
-        if (idist__os_ms_until(deadline_ns) == 0)
-            return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__self.text);
+        if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__self.text);
         idist__os_pause_ms(pause_ms);
         if (pause_ms < 50) pause_ms *= 2;
     }
@@ -2699,8 +2738,10 @@ static idist_status idist__tcp_store_open(idist_store *store, const char *addr_t
     if (server && listener < 0) {
         if ((s = idist__addr_parse(&addr, addr_text)) != IDIST_OK) return s;
         if (!may_be_public && !idist__addr_is_loopback(&addr))
-            return idist__fail(IDIST_ERR_NO_SECRET, "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
-                               "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network", addr_text);
+            return idist__fail(IDIST_ERR_NO_SECRET,
+                               "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
+                               "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
+                               addr_text);
         if ((s = idist__sock_listen(&addr, addr_text, &listener)) != IDIST_OK) return s;
     }
     if (server) {
@@ -2798,8 +2839,8 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     if (strncmp(where, "file:", 5) == 0) s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
     else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
     else
-        s = idist__tcp_store_open(store, where, d->server, listener, key, d->secret_nbytes > 0 || idist__os_env("IDIST_INSECURE"),
-                                  deadline_ns);
+        s = idist__tcp_store_open(store, where, d->server, listener, key,
+                                  d->secret_nbytes > 0 || idist__os_env("IDIST_INSECURE"), deadline_ns);
     if (s != IDIST_OK) idist_store_close(&store);
     else *out = store;
     return s;
@@ -2821,7 +2862,8 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     else if (strncmp(url, "tcp://", 6) == 0) snprintf(where, sizeof where, "tcp:%s", url + 6);
     else if (strncmp(url, "unix://", 7) == 0) snprintf(where, sizeof where, "unix:%s", url + 7);
     else
-        return idist__fail(IDIST_ERR_ARG, "store_open: \"%s\" is none of tcp://host:port, unix://name, file:///path, mem://", url);
+        return idist__fail(IDIST_ERR_ARG, "store_open: \"%s\" is none of tcp://host:port, unix://name, file:///path, mem://",
+                           url);
     return idist__store_open(where, &d, -1, store);
 }
 
@@ -2878,7 +2920,8 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     return s == IDIST_OK ? store->run(store, &r) : s;
 }
 
-idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity, size_t *nbytes, int timeout_ms) {
+idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity, size_t *nbytes,
+                             int timeout_ms) {
     idist__req r;
     idist_status s = idist__store_begin(store, &r, IDIST__REQ_GET, key, timeout_ms);
     if (s == IDIST_OK && capacity && !value) s = idist__fail(IDIST_ERR_ARG, "store_get: value is NULL");
@@ -2915,13 +2958,15 @@ idist_status idist_store_compare_set(idist_store *store, const char *key, const 
     return s;
 }
 
-static idist_status idist__store_keys(idist_store *store, int op, const char *const *keys, size_t n, int timeout_ms, bool *flag) {
+static idist_status idist__store_keys(idist_store *store, int op, const char *const *keys, size_t n, int timeout_ms,
+                                      bool *flag) {
     idist__req r;
     idist_status s = idist__store_begin(store, &r, op, NULL, timeout_ms);
     idist__blob *blobs;
     size_t i;
     if (s != IDIST_OK) return s;
-    if ((n && !keys) || n > IDIST__KEYS_MAX) return idist__fail(IDIST_ERR_ARG, "store: keys is NULL or more than %u", IDIST__KEYS_MAX);
+    if ((n && !keys) || n > IDIST__KEYS_MAX)
+        return idist__fail(IDIST_ERR_ARG, "store: keys is NULL or more than %u", IDIST__KEYS_MAX);
     for (i = 0; i < n; i++)
         if (!keys[i] || !keys[i][0] || strlen(keys[i]) > IDIST__KEY_MAX)
             return idist__fail(IDIST_ERR_ARG, "store: a key has 1 to %u bytes", IDIST__KEY_MAX);
@@ -2974,12 +3019,12 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
 typedef struct idist__config {
     int rank, world_size;
-    int local_rank, local_size; // what the launcher says; -1: nothing
-    const char *launcher;       // "none", "spawn", "explicit", "idist", "torchrun", ...
-    const char *rank_var;       // which variable decided, or NULL
-    char where[4096];           // rendezvous: "unix:NAME", "tcp:HOST:PORT", "file:PATH"; "" for none
-    idist_store *store;         // or this one
-    int listener;               // rank 0 of a spawn inherits a socket that already listens; else -1
+    int local_rank, local_size;      // what the launcher says; -1: nothing
+    const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
+    const char *rank_var;            // which variable decided, or NULL
+    char where[4096];                // rendezvous: "unix:NAME", "tcp:HOST:PORT", "file:PATH"; "" for none
+    idist_store *store;              // or this one
+    int listener;                    // rank 0 of a spawn inherits a socket that already listens; else -1
     int timeout_ms, init_timeout_ms; // resolved: > 0, or -1 for none
     uint8_t secret[256];
     size_t secret_nbytes;
@@ -2991,8 +3036,8 @@ typedef struct idist__config {
     idist_logger logger;
 } idist__config;
 
-// Launchers that give each process its rank and the size in one pair of variables, inner ones first: a torchrun inside srun or
-// mpirun wins over what it inherited.
+// Launchers that give each process its rank and the size in one pair of variables, inner ones first: a torchrun
+// inside srun or mpirun wins over what it inherited.
 typedef struct idist__launcher {
     const char *name, *rank, *size, *local_rank, *local_size;
 } idist__launcher;
@@ -3011,7 +3056,8 @@ static idist_status idist__env_int(const char *name, int64_t lo, int64_t hi, int
     int64_t v;
     if (!text) return IDIST_OK;
     if (!idist__parse_int(text, lo, hi, &v))
-        return idist__fail(IDIST_ERR_ENV, "%s=%s: expected a whole number from %lld to %lld", name, text, (long long)lo, (long long)hi);
+        return idist__fail(IDIST_ERR_ENV, "%s=%s: expected a whole number from %lld to %lld", name, text, (long long)lo,
+                           (long long)hi);
     *value = (int)v;
     return IDIST_OK;
 }
@@ -3034,8 +3080,8 @@ static idist_status idist__launch_detect(idist__config *c) {
         if (c->rank >= c->world_size)
             return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", l->rank, c->rank, l->size, c->world_size);
         if (c->local_size > c->world_size || (c->local_size > 0 && c->local_rank >= c->local_size))
-            return idist__fail(IDIST_ERR_ENV, "%s=%d and %s=%d do not fit %s=%d", l->local_rank, c->local_rank, l->local_size,
-                               c->local_size, l->size, c->world_size);
+            return idist__fail(IDIST_ERR_ENV, "%s=%d and %s=%d do not fit %s=%d", l->local_rank, c->local_rank,
+                               l->local_size, c->local_size, l->size, c->world_size);
         c->launcher = i == 1 && idist__os_env("TORCHELASTIC_RUN_ID") ? "torchrun" : l->name;
         c->rank_var = l->rank;
         return IDIST_OK;
@@ -3050,7 +3096,8 @@ static idist_status idist__launch_rank(idist__config *c, const idist_desc *d) {
     c->launcher = "none";
     if (d->world_size == 0 && d->rank == 0) return idist__launch_detect(c);
     if (d->world_size < 1 || d->rank < 0 || d->rank >= d->world_size)
-        return idist__fail(IDIST_ERR_ARG, "rank %d of world_size %d: both are needed, and 0 <= rank < world_size", d->rank, d->world_size);
+        return idist__fail(IDIST_ERR_ARG, "rank %d of world_size %d: both are needed, and 0 <= rank < world_size", d->rank,
+                           d->world_size);
     c->launcher = "explicit";
     c->rank = d->rank;
     c->world_size = d->world_size;
@@ -3062,8 +3109,7 @@ static void idist__launch_where_tcp(idist__config *c, const char *host, int port
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     if (!c->force_tcp && (idist__sock_host_is_loopback(host) || c->local_size == c->world_size))
         snprintf(c->where, sizeof c->where, "unix:idist-%lu-%d-%s", (unsigned long)geteuid(), port, restart ? restart : "0");
-    else
-        snprintf(c->where, sizeof c->where, strchr(host, ':') ? "tcp:[%s]:%d" : "tcp:%s:%d", host, port);
+    else snprintf(c->where, sizeof c->where, strchr(host, ':') ? "tcp:[%s]:%d" : "tcp:%s:%d", host, port);
 }
 
 static idist_status idist__launch_where_env(idist__config *c, const idist_desc *d) {
@@ -3078,12 +3124,16 @@ static idist_status idist__launch_where_env(idist__config *c, const idist_desc *
         return s;
     }
     if (host && !d->master_port && !idist__os_env("MASTER_PORT"))
-        return idist__fail(d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV, "MASTER_ADDR is set but MASTER_PORT is not: give rank 0's port as well");
+        return idist__fail(d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "MASTER_ADDR is set but MASTER_PORT is not: give rank 0's port as well");
     if (!host) {
         if (c->local_size != c->world_size)
-            return idist__fail(IDIST_ERR_ENV, "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find each other. Set "
-                               "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all ranks "
-                               "are on this host)", c->rank, c->world_size, c->rank_var ? c->rank_var : c->launcher);
+            return idist__fail(
+                IDIST_ERR_ENV,
+                "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find each other. Set "
+                "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all ranks "
+                "are on this host)",
+                c->rank, c->world_size, c->rank_var ? c->rank_var : c->launcher);
         host = "127.0.0.1";
     }
     idist__launch_where_tcp(c, host, port);
@@ -3105,7 +3155,8 @@ static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
         idist__launch_where_tcp(c, host, port);
         return IDIST_OK;
     }
-    return idist__fail(d->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV, "%s \"%s\" is none of env://, tcp://host:port, file:///path",
+    return idist__fail(d->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "%s \"%s\" is none of env://, tcp://host:port, file:///path",
                        d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
 }
 
@@ -3117,7 +3168,8 @@ static idist_status idist__launch_secret_file(idist__config *c, const char *path
     if (fd < 0) return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path, strerror(errno));
     if (fstat(fd, &st) != 0 || (st.st_mode & 077) || st.st_uid != geteuid()) {
         close(fd);
-        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)", path);
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)",
+                           path);
     }
     do n = read(fd, c->secret, sizeof c->secret);
     while (n < 0 && errno == EINTR);
@@ -3136,7 +3188,8 @@ static idist_status idist__launch_secret(idist__config *c, const idist_desc *d) 
     if (d->secret ? d->secret_nbytes < 16 : d->secret_nbytes > 0)
         return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and at least 16 bytes");
     c->secret_nbytes = d->secret ? d->secret_nbytes : text ? strlen(text) : 0;
-    if (c->secret_nbytes > sizeof c->secret) return idist__fail(IDIST_ERR_ARG, "a secret has at most %zu bytes", sizeof c->secret);
+    if (c->secret_nbytes > sizeof c->secret)
+        return idist__fail(IDIST_ERR_ARG, "a secret has at most %zu bytes", sizeof c->secret);
     if (c->secret_nbytes) memcpy(c->secret, d->secret ? d->secret : text, c->secret_nbytes);
     return IDIST_OK;
 }
@@ -3179,12 +3232,14 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     c->listener = -1;
     c->mem = d.allocator;
     c->logger = d.logger;
-    if (!c->mem.alloc_fn != !c->mem.free_fn) return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
+    if (!c->mem.alloc_fn != !c->mem.free_fn)
+        return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
     if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 2, &transport)) != IDIST_OK) return s;
     c->force_tcp = transport == 1;
     if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 3, &c->algorithm)) != IDIST_OK) return s;
     if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
-    if ((s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) != IDIST_OK)
+    if ((s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) !=
+        IDIST_OK)
         return s;
     text = d.host_id ? d.host_id : idist__os_env("IDIST_HOSTID");
     if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
@@ -3200,9 +3255,9 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
 // uses os err mem log type launch . used by call self life and the backends
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when several wait, one
-// drives (w->driving) and the others sleep on w->changed until it completes their task or gives the wheel up. Requests that
-// nobody waits for are driven by a progress thread, which exists from the first request on and steps back whenever a
-// caller blocks.
+// drives (w->driving) and the others sleep on w->changed until it completes their task or gives the wheel up.
+// Requests that nobody waits for are driven by a progress thread, which exists from the first request on and steps
+// back whenever a caller blocks.
 //------------------------------------------------------------------------------
 
 typedef enum idist__kind {
@@ -3236,10 +3291,10 @@ typedef enum idist__kind {
 } idist__kind;
 
 static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
-    "nothing",        "all_reduce",       "reduce",    "broadcast", "barrier", "all_gather", "gather",     "scatter",
-    "reduce_scatter", "all_to_all",       "scan",      "exscan",    "all_gatherv", "gatherv", "scatterv",  "all_to_allv",
-    "send",           "recv",             "broadcast_bytes", "all_gather_bytes", "new_group", "split", "one_rank_first",
-    "one_rank_only",  "finalize"};
+    "nothing",  "all_reduce",     "reduce",        "broadcast", "barrier",         "all_gather",       "gather",
+    "scatter",  "reduce_scatter", "all_to_all",    "scan",      "exscan",          "all_gatherv",      "gatherv",
+    "scatterv", "all_to_allv",    "send",          "recv",      "broadcast_bytes", "all_gather_bytes", "new_group",
+    "split",    "one_rank_first", "one_rank_only", "finalize"};
 
 // An operation as data.
 typedef struct idist__call {
@@ -3269,7 +3324,7 @@ typedef struct idist__print {
 typedef struct idist__world idist__world;
 typedef enum idist__driver { IDIST__DRIVER_NONE, IDIST__DRIVER_CALLER, IDIST__DRIVER_THREAD } idist__driver;
 
-struct idist__task { // one operation under way
+struct idist__task {          // one operation under way
     idist__task *next, *prev; // in w->tasks while it runs
     idist__task *chain;       // in the list of an idist_group_begin
     idist__task *older;       // in w->all_tasks
@@ -3295,12 +3350,12 @@ struct idist_group {
     int *ranks;   // world rank of each member
     uint32_t seq; // collectives started
     uint32_t nchildren;
-    int ntasks;    // running
-    int nrequests; // not yet waited for
+    int ntasks;          // running
+    int nrequests;       // not yet waited for
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
-    idist_group *node;   // the members on this host, made when one_rank_first asks for it
+    idist_group *node; // the members on this host, made when one_rank_first asks for it
     void *impl;
 };
 
@@ -3317,8 +3372,8 @@ typedef struct idist__user_op {
     bool used, commutative;
 } idist__user_op;
 
-// A backend. The core calls start, progress, cancel, tell, announce, missing, group_open and sleep with the world's lock held. None but
-// open, close and sleep may block, and sleep gives the lock up meanwhile.
+// A backend. The core calls start, progress, cancel, tell, announce, missing, group_open and sleep with the world's
+// lock held. None but open, close and sleep may block, and sleep gives the lock up meanwhile.
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -3337,11 +3392,12 @@ struct idist_backend_api {
     void (*start)(idist__task *t);
     // Moves everything that can move.
     void (*progress)(idist__world *w);
-    // Sleeps until something has come (and looks after it), `wake` was called, or the moment is there. One thread at a time.
+    // Sleeps until something has come (and looks after it), `wake` was called, or the moment is there. One thread at
+    // a time.
     void (*sleep)(idist__world *w, int64_t until_ns);
     void (*wake)(idist__world *w);
-    // Forgets a task: after it no byte of its buffers is touched. False when others were already involved in it, so that its
-    // group cannot go on.
+    // Forgets a task: after it no byte of its buffers is touched. False when others were already involved in it, so
+    // that its group cannot go on.
     bool (*cancel)(idist__task *t);
     // Tells the other members that the group failed, as g->status and g->cause say.
     void (*tell)(idist_group *g);
@@ -3370,15 +3426,15 @@ struct idist__world {
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; // a task ended, or nobody drives any more: for callers
-    pthread_cond_t work;    // there is a request and no caller: for the progress thread
+    pthread_cond_t changed;  // a task ended, or nobody drives any more: for callers
+    pthread_cond_t work;     // there is a request and no caller: for the progress thread
     idist__task *tasks;      // running
     idist__task *idle_tasks; // to be used again
     idist__task *all_tasks;  // ever allocated; freed with the world
     int nasync;              // running, with a request
     int nblocked;            // callers inside idist__task_wait
     idist__driver driver;    // who sleeps in the backend
-    int64_t spin_ns; // how long a caller polls before it sleeps
+    int64_t spin_ns;         // how long a caller polls before it sleeps
     bool thread_runs, thread_stops;
     pthread_t thread;
 };
@@ -3387,7 +3443,7 @@ static idist__world *idist__default_world; // set by idist_initialize, the one g
 
 static idist__world *idist__world_default(void) { return __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE); }
 
-static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
+IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
 
 static idist__print idist__task_print(const idist__task *t, int algorithm) {
     idist__print p;
@@ -3455,8 +3511,9 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
-// The group fails, for this reason, once: its tasks end, later calls are refused, and the others are told, also when we were told
-// ourselves: whoever sees our connection end after this must have heard the reason from us, or takes us for the cause.
+// The group fails, for this reason, once: its tasks end, later calls are refused, and the others are told, also when
+// we were told ourselves: whoever sees our connection end after this must have heard the reason from us, or takes us
+// for the cause.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist__task *t, *next;
@@ -3475,7 +3532,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
 }
 
 // A rank is gone: every group with it fails.
-static void idist__world_lost(idist__world *w, int rank, const char *how) {
+IDIST__UNUSED static void idist__world_lost(idist__world *w, int rank, const char *how) {
     idist_group *g;
     char cause[400];
     int i;
@@ -3519,7 +3576,8 @@ static int64_t idist__world_timers(idist__world *w) {
             idist__task_text(t, what, sizeof what);
             cause[0] = 0;
             w->backend->missing(t, cause, sizeof cause);
-            idist__log_print(&w->log, IDIST_LOG_WARN, "%s has waited for 60 s; missing: %s", what, cause[0] ? cause : "nobody");
+            idist__log_print(&w->log, IDIST_LOG_WARN, "%s has waited for 60 s; missing: %s", what,
+                             cause[0] ? cause : "nobody");
         }
         if (t->announced && t->warned) at = IDIST__FOREVER;
         if (t->deadline_ns < at) at = t->deadline_ns;
@@ -3782,14 +3840,16 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
     const char *name = idist__kind_names[c->label];
     if ((unsigned)c->op < IDIST_OP_COUNT) {
         if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
-            return idist__fail(IDIST_ERR_ARG, "%s: %s takes integers, not %s", name, idist_op_name(c->op), idist_dtype_name(c->dtype));
+            return idist__fail(IDIST_ERR_ARG, "%s: %s takes integers, not %s", name, idist_op_name(c->op),
+                               idist_dtype_name(c->dtype));
         if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
             return idist__fail(IDIST_ERR_ARG, "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1", name);
         return IDIST_OK;
     }
     if ((int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST && w->ops[c->op - IDIST_OP_USER].used) {
         if (!w->ops[c->op - IDIST_OP_USER].fn && !idist__type_is_float(c->dtype))
-            return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s", name, idist_dtype_name(c->dtype));
+            return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s", name,
+                               idist_dtype_name(c->dtype));
         return IDIST_OK;
     }
     return idist__fail(IDIST_ERR_ARG, "%s: %d is no op of this world", name, (int)c->op);
@@ -3800,7 +3860,8 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
     bool any = c->kind == IDIST__RECV;
     if (!(c->root >= 0 && c->root < g->size) && !(any && c->root == IDIST_ANY_SOURCE))
         return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root, g->size);
-    if (c->tag < 0 && !(any && c->tag == IDIST_ANY_TAG)) return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
+    if (c->tag < 0 && !(any && c->tag == IDIST_ANY_TAG))
+        return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
     return IDIST_OK;
 }
 
@@ -3812,14 +3873,17 @@ static bool idist__has_root(idist__kind kind) {
 static idist_status idist__check_counts(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     bool root = c->root == g->rank;
-    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root) || c->kind == IDIST__ALL_TO_ALLV) && !c->recvcounts)
+    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root) || c->kind == IDIST__ALL_TO_ALLV) &&
+        !c->recvcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
     if (((c->kind == IDIST__SCATTERV && root) || c->kind == IDIST__ALL_TO_ALLV) && !c->sendcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
     if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root)) && c->recvcounts[g->rank] != c->count)
-        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name, c->count, g->rank, c->recvcounts[g->rank]);
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name, c->count, g->rank,
+                           c->recvcounts[g->rank]);
     if (c->kind == IDIST__SCATTERV && root && c->sendcounts[g->rank] != c->count)
-        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name, c->count, g->rank, c->sendcounts[g->rank]);
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name, c->count, g->rank,
+                           c->sendcounts[g->rank]);
     if (c->kind == IDIST__ALL_TO_ALLV && c->sendcounts[g->rank] != c->recvcounts[g->rank])
         return idist__fail(IDIST_ERR_ARG, "%s: sendcounts and recvcounts of the own rank differ", name);
     return IDIST_OK;
@@ -3847,7 +3911,8 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     idist__world *w = group ? group->w : idist__world_default();
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (w->fork_guard && !*w->fork_guard)
-        return idist__fail(IDIST_ERR_STATE, "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     pthread_mutex_lock(&w->lock);
     *out = group ? group : &w->group;
@@ -3909,7 +3974,8 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     return s;
 }
 
-static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype) {
+static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv, size_t count,
+                             idist_dtype dtype) {
     memset(c, 0, sizeof *c);
     c->kind = kind;
     c->send = send;
@@ -3960,16 +4026,17 @@ static void idist__self_collective(idist__task *t) {
 }
 
 // Checks a message against the receive that takes it; true when it may be taken. The text goes to the receive.
-static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count, int source, int tag, idist_status *status,
-                                char *text, size_t cap) {
+static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count, int source, int tag,
+                                idist_status *status, char *text, size_t cap) {
     *status = IDIST_OK;
     if (dtype != recv->dtype) {
         *status = IDIST_ERR_MISMATCH;
-        snprintf(text, cap, "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for another receive", source,
-                 idist_dtype_name(dtype), count, tag);
+        snprintf(text, cap, "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for another receive",
+                 source, idist_dtype_name(dtype), count, tag);
     } else if (count > recv->count) {
         *status = IDIST_ERR_TRUNCATED;
-        snprintf(text, cap, "rank %d sent %zu elements with tag %d. The message is kept for a larger receive", source, count, tag);
+        snprintf(text, cap, "rank %d sent %zu elements with tag %d. The message is kept for a larger receive", source, count,
+                 tag);
     }
     return *status == IDIST_OK;
 }
@@ -4141,12 +4208,24 @@ static const char *idist__self_refuse(const idist__config *c) {
 }
 
 const idist_backend_api *idist_self_backend(void) {
-    static const idist_backend_api api = {IDIST__BACKEND_ABI,     sizeof(idist_backend_api), "self",
-                                          0,                      sizeof(idist__self_group), idist__self_refuse,
-                                          idist__self_open,       idist__self_close,         idist__self_group_open,
-                                          idist__self_group_close, idist__self_start,        idist__self_progress,
-                                          idist__self_sleep,      idist__self_wake,          idist__self_cancel,
-                                          idist__self_tell,       idist__self_announce,      idist__self_missing};
+    static const idist_backend_api api = {IDIST__BACKEND_ABI,
+                                          sizeof(idist_backend_api),
+                                          "self",
+                                          0,
+                                          sizeof(idist__self_group),
+                                          idist__self_refuse,
+                                          idist__self_open,
+                                          idist__self_close,
+                                          idist__self_group_open,
+                                          idist__self_group_close,
+                                          idist__self_start,
+                                          idist__self_progress,
+                                          idist__self_sleep,
+                                          idist__self_wake,
+                                          idist__self_cancel,
+                                          idist__self_tell,
+                                          idist__self_announce,
+                                          idist__self_missing};
     return &api;
 }
 
@@ -4155,7 +4234,8 @@ const idist_backend_api *idist_self_backend(void) {
 // uses launch world call self . used by spawn
 //------------------------------------------------------------------------------
 
-idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b, const idist_backend_api *c) {
+idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b,
+                                         const idist_backend_api *c) {
     idist_backend_list list;
     memset(&list, 0, sizeof list);
     list.items[0] = a;
@@ -4175,7 +4255,8 @@ static idist_status idist__backends_check(idist_backend_list *list, char *names,
         const idist_backend_api *b = list->items[i];
         if (!b) continue;
         if (b->abi != IDIST__BACKEND_ABI || b->size != sizeof *b)
-            return idist__fail(IDIST_ERR_NO_BACKEND, "a backend was compiled against another version of idist.h: rebuild all files");
+            return idist__fail(IDIST_ERR_NO_BACKEND,
+                               "a backend was compiled against another version of idist.h: rebuild all files");
         idist__append(names, cap, "%s%s", names[0] ? "," : "", b->name);
     }
     return IDIST_OK;
@@ -4184,7 +4265,8 @@ static idist_status idist__backends_check(idist_backend_list *list, char *names,
 static const idist_backend_api *idist__backend_named(const idist_backend_list *list, const char *name, size_t n) {
     size_t i;
     for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && strlen(list->items[i]->name) == n && memcmp(list->items[i]->name, name, n) == 0) return list->items[i];
+        if (list->items[i] && strlen(list->items[i]->name) == n && memcmp(list->items[i]->name, name, n) == 0)
+            return list->items[i];
     return NULL;
 }
 
@@ -4197,8 +4279,10 @@ static idist_status idist__backend_choose(idist__world *w, const idist_backend_l
         size_t n = strcspn(at, ",");
         const idist_backend_api *b = idist__backend_named(list, at, n);
         if (!b)
-            return idist__fail(IDIST_ERR_NO_BACKEND, "backend \"%.*s\" is not built in; there are: %s. Include its header "
-                               "(idist_%.*s.h) where idist_initialize is called", (int)n, at, w->backends, (int)n, at);
+            return idist__fail(IDIST_ERR_NO_BACKEND,
+                               "backend \"%.*s\" is not built in; there are: %s. Include its header "
+                               "(idist_%.*s.h) where idist_initialize is called",
+                               (int)n, at, w->backends, (int)n, at);
         if ((why = b->refuse(&w->cfg)) == NULL) w->backend = b;
         at += n + (at[n] == ',');
     }
@@ -4264,7 +4348,8 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     pthread_mutex_init(&w->lock, NULL);
     idist__os_cond_init(&w->changed);
     idist__os_cond_init(&w->work);
-    if (gethostname(w->hostname, sizeof w->hostname - 1) != 0) idist__copy_text(w->hostname, sizeof w->hostname, "localhost");
+    if (gethostname(w->hostname, sizeof w->hostname - 1) != 0)
+        idist__copy_text(w->hostname, sizeof w->hostname, "localhost");
     if ((s = idist__log_init(&w->log, &cfg->logger)) != IDIST_OK) return s;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", cfg->rank, n, w->hostname);
     if ((s = idist__backends_check(list, w->backends, sizeof w->backends)) != IDIST_OK) return s;
@@ -4289,8 +4374,8 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     if (s == IDIST_OK) s = w->backend->open(w);
     if (s == IDIST_OK) {
         idist__world_count_nodes(w);
-        // Polling longer than this gains nothing, and with more ranks than cores any polling takes the core from the rank
-        // that everybody waits for.
+        // Polling longer than this gains nothing, and with more ranks than cores any polling takes the core from the
+        // rank that everybody waits for.
         w->spin_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? 20000 : 0;
         s = w->backend->group_open(&w->group);
         if (s != IDIST_OK) w->backend->close(w, false);
@@ -4299,8 +4384,8 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
         if (w) idist__world_free(w);
         return s;
     }
-    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", cfg->world_size, w->backend->name,
-                     cfg->launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", cfg->world_size,
+                     w->backend->name, cfg->launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
     *out = w;
     return IDIST_OK;
 }
@@ -4322,12 +4407,15 @@ static idist_status idist__world_last_barrier(idist__world *w) {
     return idist__call_locked(&w->group, &c, &o);
 }
 
-// force: without the last barrier and with requests open: a worker that failed. The others learn of it as of a lost rank.
+// force: without the last barrier and with requests open: a worker that failed. The others learn of it as of a lost
+// rank.
 static idist_status idist__world_close(idist__world *w, bool force) {
     idist_status s;
     if (w->fork_guard && !*w->fork_guard)
-        return idist__fail(IDIST_ERR_STATE, "finalize: this process was forked after idist_initialize; the world belongs to its parent");
-    if (idist__self.group_depth && !force) return idist__fail(IDIST_ERR_STATE, "finalize: inside idist_group_begin; call idist_group_end first");
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: this process was forked after idist_initialize; the world belongs to its parent");
+    if (idist__self.group_depth && !force)
+        return idist__fail(IDIST_ERR_STATE, "finalize: inside idist_group_begin; call idist_group_end first");
     pthread_mutex_lock(&w->lock);
     if (!force && w->group.status == IDIST_OK && idist__world_has_requests(w)) {
         pthread_mutex_unlock(&w->lock);
@@ -4389,7 +4477,8 @@ idist_status idist_finalize(void) {
     idist__world *w;
     pthread_mutex_lock(&idist__life_lock);
     w = idist__world_default();
-    s = w ? idist__world_close(w, false) : idist__fail(IDIST_ERR_STATE, "finalize: there is no world; call idist_initialize first");
+    s = w ? idist__world_close(w, false)
+          : idist__fail(IDIST_ERR_STATE, "finalize: there is no world; call idist_initialize first");
     pthread_mutex_unlock(&idist__life_lock);
     return s;
 }
@@ -4441,12 +4530,15 @@ const char *idist_show_config(void) {
     char *buf = idist__self.config;
     size_t cap = sizeof idist__self.config;
     snprintf(buf, cap, "backend: %s\ndevice: %s\nhostname: %s\n", idist_backend(), idist_device(), w ? w->hostname : "-");
-    idist__append(buf, cap, "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum nodes: %d\nnode rank: %d\n",
-                  idist_get_world_size(), idist_get_rank(), idist_get_local_rank(), idist_get_nproc_per_node(), idist_get_nnodes(),
-                  idist_get_node_rank());
+    idist__append(buf, cap,
+                  "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum nodes: %d\nnode rank: %d\n",
+                  idist_get_world_size(), idist_get_rank(), idist_get_local_rank(), idist_get_nproc_per_node(),
+                  idist_get_nnodes(), idist_get_node_rank());
     idist__append(buf, cap, "launcher: %s%s%s\n", idist_launcher(), w && w->cfg.rank_var ? " by " : "",
                   w && w->cfg.rank_var ? w->cfg.rank_var : "");
-    if (w) idist__append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n", w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+    if (w)
+        idist__append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n", w->cfg.where[0] ? w->cfg.where : "none",
+                      w->cfg.timeout_ms);
     return buf;
 }
 
@@ -4465,7 +4557,8 @@ static idist_status idist__all_gather_as(idist__kind label, const void *send, vo
     return idist__call_run(&c, opts);
 }
 
-static idist_status idist__broadcast_as(idist__kind label, void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+static idist_status idist__broadcast_as(idist__kind label, void *buf, size_t count, idist_dtype dtype, int root,
+                                        const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__BROADCAST, NULL, buf, count, dtype);
     c.label = label;
@@ -4480,8 +4573,8 @@ static idist_status idist__barrier_as(idist__kind label, const idist_opts *opts)
     return idist__call_run(&c, opts);
 }
 
-static idist_status idist__reduce_as(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
-                                     const idist_opts *opts) {
+static idist_status idist__reduce_as(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype,
+                                     idist_op op, int root, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, kind, send, recv, count, dtype);
     c.op = op;
@@ -4489,15 +4582,18 @@ static idist_status idist__reduce_as(idist__kind kind, const void *send, void *r
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                              const idist_opts *opts) {
     return idist__reduce_as(IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root, const idist_opts *opts) {
+idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
+                          const idist_opts *opts) {
     return idist__reduce_as(IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
 }
 
-idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                  const idist_opts *opts) {
     return idist__reduce_as(IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
 }
 
@@ -4505,7 +4601,8 @@ idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype 
     return idist__reduce_as(IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                          const idist_opts *opts) {
     return idist__reduce_as(IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
 }
 
@@ -4539,10 +4636,10 @@ idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_
     return idist__rooted(IDIST__ALL_TO_ALL, send, recv, count, dtype, -1, opts);
 }
 
-// The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two ranks are checked against the
-// length of the message between them.
-idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts, const size_t *recvdispls,
-                               idist_dtype dtype, const idist_opts *opts) {
+// The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two ranks are checked
+// against the length of the message between them.
+idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                               const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts) {
     idist__call c;
     int n = idist_group_size(opts ? opts->group : NULL);
     idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
@@ -4552,8 +4649,8 @@ idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, c
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts, const size_t *recvdispls,
-                           idist_dtype dtype, int root, const idist_opts *opts) {
+idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                           const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
     c.recvcounts = recvcounts;
@@ -4563,8 +4660,8 @@ idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv, size_t recvcount,
-                            idist_dtype dtype, int root, const idist_opts *opts) {
+idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
+                            size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
     c.sendcounts = sendcounts;
@@ -4575,7 +4672,8 @@ idist_status idist_scatterv(const void *send, const size_t *sendcounts, const si
 }
 
 idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                               const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts) {
+                               const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
+                               const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
     c.sendcounts = sendcounts;
@@ -4587,7 +4685,8 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
 
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
     if (opts && opts->request) return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
-    if (idist__self.group_depth) return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end", name);
+    if (idist__self.group_depth)
+        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end", name);
     return IDIST_OK;
 }
 
@@ -4613,18 +4712,21 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
     if (s != IDIST_OK) return s;
     *nbytes = (size_t)n;
     if (n > capacity)
-        return idist__fail(IDIST_ERR_TRUNCATED, "broadcast_bytes: %llu bytes came, the buffer has %zu", (unsigned long long)n, capacity);
+        return idist__fail(IDIST_ERR_TRUNCATED, "broadcast_bytes: %llu bytes came, the buffer has %zu",
+                           (unsigned long long)n, capacity);
     return IDIST_OK;
 }
 
-idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity, size_t *sizes, const idist_opts *opts) {
+idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity, size_t *sizes,
+                                    const idist_opts *opts) {
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = nbytes;
     void *waste = NULL;
     idist__call c;
     idist_status s = idist__check_blocking("all_gather_bytes", opts);
     if (s != IDIST_OK) return s;
-    if (!sizes || (capacity && !buf) || (nbytes && !send)) return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send, buf or sizes is NULL");
+    if (!sizes || (capacity && !buf) || (nbytes && !send))
+        return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send, buf or sizes is NULL");
     s = idist__all_gather_as(IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own, IDIST_U8, sizeof own, opts);
     if (s != IDIST_OK) return s;
     for (i = 0; i < n; i++) total += sizes[i];
@@ -4648,8 +4750,8 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
 // uses call . used by -
 //------------------------------------------------------------------------------
 
-static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, int peer, int tag,
-                               idist_recv_info *info, const idist_opts *opts) {
+static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, int peer,
+                               int tag, idist_recv_info *info, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, kind, send, recv, count, dtype);
     c.root = peer;
@@ -4662,7 +4764,8 @@ idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int ds
     return idist__p2p(IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL, opts);
 }
 
-idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info, const idist_opts *opts) {
+idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
+                        const idist_opts *opts) {
     return idist__p2p(IDIST__RECV, NULL, buf, count, dtype, src, tag, info, opts);
 }
 
@@ -4763,8 +4866,8 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     return s;
 }
 
-idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount, int src, int recvtag,
-                            idist_dtype dtype, idist_recv_info *info, const idist_opts *opts) {
+idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount, int src,
+                            int recvtag, idist_dtype dtype, idist_recv_info *info, const idist_opts *opts) {
     idist_request both[2];
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
@@ -4891,7 +4994,8 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     qsort(sorted, (size_t)n, sizeof(int), idist__compare_ints);
     for (i = 0; i < n && s == IDIST_OK; i++)
         if (sorted[i] < 0 || sorted[i] >= world->size || (i && sorted[i] == sorted[i - 1]))
-            s = idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", sorted[i], world->size - 1);
+            s = idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", sorted[i],
+                            world->size - 1);
     if (s == IDIST_OK) { // a barrier whose fingerprint carries the list
         idist__call c;
         idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
@@ -4959,7 +5063,8 @@ idist_status idist_free_group(idist_group **group) {
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
     pthread_mutex_lock(&g->w->lock);
-    if (g->ntasks || g->nrequests) s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");
+    if (g->ntasks || g->nrequests)
+        s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");
     if (s == IDIST_OK) {
         idist__world *w = g->w;
         idist_group *node = g->node;
@@ -4973,7 +5078,8 @@ idist_status idist_free_group(idist_group **group) {
     return s;
 }
 
-static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, double factor, bool commutative, idist_group *group, idist_op *op) {
+static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, double factor, bool commutative,
+                                  idist_group *group, idist_op *op) {
     idist_group *g;
     idist_status s;
     size_t i;
@@ -5039,7 +5145,8 @@ static idist_status idist__tell_result(idist__kind label, int rank, bool mine, i
     int32_t r = mine ? (int32_t)result : 0;
     idist_status s = idist__broadcast_as(label, &r, 1, IDIST_I32, rank, o);
     if (s != IDIST_OK || !r) return s;
-    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d", idist__kind_names[label], rank, (int)r);
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d", idist__kind_names[label], rank,
+                       (int)r);
 }
 
 idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local, const idist_opts *opts) {
@@ -5079,7 +5186,8 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
     if ((s = idist__check_blocking("one_rank_only", opts)) != IDIST_OK) return s;
     if (rank < 0 || rank >= idist_group_size(group))
-        return idist__fail(IDIST_ERR_ARG, "one_rank_only: rank should be between 0 and %d, but is %d", idist_group_size(group) - 1, rank);
+        return idist__fail(IDIST_ERR_ARG, "one_rank_only: rank should be between 0 and %d, but is %d",
+                           idist_group_size(group) - 1, rank);
     if (mine) result = fn(arg);
     if (barrier) return idist__tell_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
     return result ? idist__fail(IDIST_ERR_CALLBACK, "one_rank_only: the function failed here with %d", result) : IDIST_OK;
@@ -5100,7 +5208,7 @@ typedef struct idist__desk {
 
 typedef struct idist__worker {
     pid_t pid;
-    int pidfd; // -1: this kernel has none, or the worker was reaped
+    int pidfd;        // -1: this kernel has none, or the worker was reaped
     bool ended, told; // told: we ended it
     int wait_status;
 } idist__worker;
@@ -5153,7 +5261,8 @@ static void idist__worker_run(idist__spawn *sp, int i) {
     _exit(desk->code);
 }
 
-// One worker. It dies with this thread's process: by signal, and by looking whether the parent went before it asked for that.
+// One worker. It dies with this thread's process: by signal, and by looking whether the parent went before it asked
+// for that.
 static idist_status idist__spawn_fork(idist__spawn *sp, int i) {
     pid_t parent = getpid(), pid = fork();
     if (pid < 0) return idist__fail_errno("fork", errno);
@@ -5193,8 +5302,8 @@ static bool idist__spawn_reap(idist__spawn *sp) {
     return any;
 }
 
-// The first failure is the first that did not follow from another: a rank that ends because its peer was killed may well be reaped
-// before that peer. While only such are known the decision waits a little.
+// The first failure is the first that did not follow from another: a rank that ends because its peer was killed may
+// well be reaped before that peer. While only such are known the decision waits a little.
 static void idist__spawn_judge(idist__spawn *sp, int64_t *decide_at) {
     int i, secondary = -1;
     for (i = 0; i < sp->n && sp->first_failed < 0; i++) {
@@ -5243,7 +5352,8 @@ static idist_status idist__spawn_watch(idist__spawn *sp, int grace_ms, bool keep
             stage = 1;
             next = idist__os_deadline(grace_ms);
         } else if (stage >= 1 && idist__os_ms_until(next) == 0) {
-            idist__log_print(&sp->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", sp->running, stage == 1 ? "SIGTERM" : "SIGKILL");
+            idist__log_print(&sp->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", sp->running,
+                             stage == 1 ? "SIGTERM" : "SIGKILL");
             idist__spawn_signal(sp, stage == 1 ? SIGTERM : SIGKILL);
             if (stage == 1) idist__spawn_signal(sp, SIGCONT); // a stopped one must hear it
             next = idist__os_deadline(stage == 1 ? 400 : 1000);
@@ -5270,9 +5380,11 @@ static idist_status idist__spawn_report(idist__spawn *sp, idist_report *out) {
         r.rank = sp->first_rank + sp->first_failed;
         r.exit_code = WIFEXITED(ws) ? WEXITSTATUS(ws) : -1;
         r.signal = WIFSIGNALED(ws) ? WTERMSIG(ws) : 0;
-        if (r.signal) snprintf(r.text, sizeof r.text, "rank %d was killed by signal %d (%s)", r.rank, r.signal, strsignal(r.signal));
+        if (r.signal)
+            snprintf(r.text, sizeof r.text, "rank %d was killed by signal %d (%s)", r.rank, r.signal, strsignal(r.signal));
         else if (r.exit_code == 0)
-            snprintf(r.text, sizeof r.text, "rank %d exited with code 0 before its function returned: a worker returns, it does not exit", r.rank);
+            snprintf(r.text, sizeof r.text,
+                     "rank %d exited with code 0 before its function returned: a worker returns, it does not exit", r.rank);
         else snprintf(r.text, sizeof r.text, "rank %d ended with code %d", r.rank, r.exit_code);
         if (desk->text[0] && !r.signal) idist__append(r.text, sizeof r.text, ": %s", desk->text);
     }
@@ -5280,7 +5392,8 @@ static idist_status idist__spawn_report(idist__spawn *sp, idist_report *out) {
     return r.rank < 0 ? IDIST_OK : idist__fail(IDIST_ERR_WORKER_FAILED, "%s", r.text);
 }
 
-// Where the workers meet: a socket without a file, which listens before the first of them runs; their secret is in their memory.
+// Where the workers meet: a socket without a file, which listens before the first of them runs; their secret is in
+// their memory.
 static idist_status idist__spawn_meet(idist__spawn *sp) {
     idist__addr addr;
     uint64_t id[2];
@@ -5290,7 +5403,8 @@ static idist_status idist__spawn_meet(idist__spawn *sp) {
         idist__os_random(sp->cfg.secret, 32);
     }
     idist__os_random(id, sizeof id);
-    snprintf(sp->cfg.where, sizeof sp->cfg.where, "unix:idist-%016llx%016llx", (unsigned long long)id[0], (unsigned long long)id[1]);
+    snprintf(sp->cfg.where, sizeof sp->cfg.where, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
     if ((s = idist__addr_parse(&addr, sp->cfg.where)) != IDIST_OK) return s;
     return idist__sock_listen(&addr, sp->cfg.where, &sp->cfg.listener);
 }
@@ -5326,7 +5440,8 @@ static idist_status idist__spawn_run(idist__spawn *sp, const idist_desc *d) {
     return watched != IDIST_OK ? watched : idist__spawn_report(sp, d->report);
 }
 
-idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc, idist_backend_list backends) {
+idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
+                              idist_backend_list backends) {
     idist__spawn sp;
     idist_desc d;
     idist_status s;
@@ -5336,7 +5451,8 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "spawn: fn is NULL");
-    if (nproc_per_node < 0 || nproc_per_node > 4096) return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive, but is %d", nproc_per_node);
+    if (nproc_per_node < 0 || nproc_per_node > 4096)
+        return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive, but is %d", nproc_per_node);
     sp.n = nproc_per_node ? nproc_per_node : idist__os_ncores();
     sp.fn = fn;
     sp.arg = arg;
@@ -5362,14 +5478,19 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 // The checks of Ignite's Parallel, in its order and close to its words.
 static idist_status idist__parallel_check(const idist_desc *d) {
-    if (d->nproc_per_node < 0) return idist__fail(IDIST_ERR_ARG, "Argument nproc_per_node should positive, but given %d", d->nproc_per_node);
+    if (d->nproc_per_node < 0)
+        return idist__fail(IDIST_ERR_ARG, "Argument nproc_per_node should positive, but given %d", d->nproc_per_node);
     if (d->nnodes < 0) return idist__fail(IDIST_ERR_ARG, "Argument nnodes should positive, but given %d", d->nnodes);
     if (!d->nproc_per_node) return IDIST_OK;
     if (d->node_rank < 0 || (d->node_rank > 0 && d->node_rank >= (d->nnodes ? d->nnodes : 1)))
-        return idist__fail(IDIST_ERR_ARG, "Argument node_rank should be between 0 and %d, but given %d", (d->nnodes ? d->nnodes : 1) - 1, d->node_rank);
+        return idist__fail(IDIST_ERR_ARG, "Argument node_rank should be between 0 and %d, but given %d",
+                           (d->nnodes ? d->nnodes : 1) - 1, d->node_rank);
     if (d->nnodes > 1 && !d->init_method && (!d->master_addr || !d->master_port))
-        return idist__fail(IDIST_ERR_ARG, "If number of nodes larger than one, arguments master_addr and master_port or init_method should be "
-                           "specified, but given master_addr=%s and master_port=%d", d->master_addr ? d->master_addr : "NULL", d->master_port);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "If number of nodes larger than one, arguments master_addr and master_port or init_method should be "
+            "specified, but given master_addr=%s and master_port=%d",
+            d->master_addr ? d->master_addr : "NULL", d->master_port);
     return IDIST_OK;
 }
 
@@ -5384,21 +5505,27 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
     if ((s = idist__log_init(&log, &d.logger)) != IDIST_OK) return s;
     if ((s = idist__parallel_check(&d)) != IDIST_OK) return s;
     if (d.nproc_per_node) {
-        idist__log_print(&log, IDIST_LOG_INFO, "Initialized distributed launcher; parameters to spawn processes: nproc_per_node: %d, nnodes: %d, node_rank: %d",
-                         d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
+        idist__log_print(
+            &log, IDIST_LOG_INFO,
+            "Initialized distributed launcher; parameters to spawn processes: nproc_per_node: %d, nnodes: %d, node_rank: %d",
+            d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
         s = idist_spawn_with(fn, arg, d.nproc_per_node, &d, backends);
         idist__log_print(&log, IDIST_LOG_INFO, "End of run");
         return s;
     }
     if (d.nnodes || d.node_rank)
-        idist__log_print(&log, IDIST_LOG_WARN, "parallel_run: nnodes and node_rank are ignored without nproc_per_node: the launcher decides");
+        idist__log_print(&log, IDIST_LOG_WARN,
+                         "parallel_run: nnodes and node_rank are ignored without nproc_per_node: the launcher decides");
     if ((s = idist_initialize_with(&d, backends)) != IDIST_OK) return s;
-    idist__log_print(&log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'; run in %d processes", idist_backend(), idist_get_world_size());
+    idist__log_print(&log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'; run in %d processes",
+                     idist_backend(), idist_get_world_size());
     code = fn(idist_get_local_rank(), arg);
     if (code && idist__world_default()) idist__world_close(idist__world_default(), true);
     else if (idist_is_initialized()) s = idist_finalize();
     idist__log_print(&log, IDIST_LOG_INFO, "End of run; finalized processing group");
-    if (code) return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code, idist__self.text[0] ? ": " : "", idist__self.text);
+    if (code)
+        return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code,
+                           idist__self.text[0] ? ": " : "", idist__self.text);
     return s;
 }
 

@@ -88,8 +88,8 @@ typedef struct idist__verb {
     bool send, started;       // started: the other side was told about it
     char *data;
     size_t nbytes, moved;
-    idist__frame frame;  // what goes out, or what the receive wants
-    size_t frame_moved;  // of the frame under way
+    idist__frame frame;        // what goes out, or what the receive wants
+    size_t frame_moved;        // of the frame under way
     size_t piece, piece_moved; // of its payload
     uint64_t id;
     uint64_t stamp; // order of posting
@@ -100,15 +100,15 @@ typedef struct idist__verb {
 typedef struct idist__message {
     struct idist__message *next;
     idist__frame frame;
-    char *data;           // eager: the payload, behind this struct
-    size_t moved;         // how much of it is here
-    idist__verb *claim;   // the receive that takes it once it is complete
+    char *data;             // eager: the payload, behind this struct
+    size_t moved;           // how much of it is here
+    idist__verb *claim;     // the receive that takes it once it is complete
     idist__verb *self_send; // to ourselves: the payload is still with the sender
     uint64_t stamp;
 } idist__message;
 
-// A transport moves bytes between two ranks. It never blocks; `port` is its own. read and write: > 0 bytes moved, 0 nothing can
-// move now, -1 the stream ended (errno 0) or broke (errno).
+// A transport moves bytes between two ranks. It never blocks; `port` is its own. read and write: > 0 bytes moved, 0
+// nothing can move now, -1 the stream ended (errno 0) or broke (errno).
 typedef struct idist__transport {
     const char *name;
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
@@ -123,25 +123,25 @@ typedef struct idist__link { // the connection to one rank
     int fd;
     void *port; // &fd for sockets
     bool open;
-    bool bye;        // the other side finalized: the end of the stream is no loss
-    bool write_dead; // writing failed; reading will tell why
-    idist__verb *out, **out_end;    // going out, in order
-    idist__verb *waiting;           // sends that wait for CTS
-    idist__verb *posted;            // receives of collectives, not matched yet
-    idist__verb *receiving;         // matched, DATA is coming
+    bool bye;                           // the other side finalized: the end of the stream is no loss
+    bool write_dead;                    // writing failed; reading will tell why
+    idist__verb *out, **out_end;        // going out, in order
+    idist__verb *waiting;               // sends that wait for CTS
+    idist__verb *posted;                // receives of collectives, not matched yet
+    idist__verb *receiving;             // matched, DATA is coming
     idist__message *early, **early_end; // unexpected, in order of arrival
-    size_t window, owed;            // eager bytes we may still send; consumed but not yet told
-    char *stage;                    // bytes read but not looked at: stage[at .. end)
+    size_t window, owed;                // eager bytes we may still send; consumed but not yet told
+    char *stage;                        // bytes read but not looked at: stage[at .. end)
     size_t at, end;
     idist__frame in;
     size_t in_moved;
-    size_t left;         // payload of `in` still to come,
-    char *target;        // and where it goes; NULL: nowhere
-    idist__verb *in_verb;       // what it belongs to
-    idist__message *in_message; //
+    size_t left;                      // payload of `in` still to come,
+    char *target;                     // and where it goes; NULL: nowhere
+    idist__verb *in_verb;             // what it belongs to
+    idist__message *in_message;       //
     char text[IDIST__TEXT_BYTES + 1]; // of an ABORT
-    idist__frame peer_waits;    // the last WAITS, while nothing else came after it
-    uint64_t p2p_sent, p2p_got; // messages of send / recv
+    idist__frame peer_waits;          // the last WAITS, while nothing else came after it
+    uint64_t p2p_sent, p2p_got;       // messages of send / recv
 } idist__link;
 
 typedef struct idist__ring { // the backend's part of a world
@@ -167,9 +167,9 @@ typedef struct idist__seen { // what is known of a member's progress in a group
 } idist__seen;
 
 typedef struct idist__ring_group {
-    int *rank_of;       // rank in the group by world rank; -1
-    idist__seen *seen;  // by rank in the group
-    idist__verb *recvs; // receives of recv, oldest first
+    int *rank_of;                         // rank in the group by world rank; -1
+    idist__seen *seen;                    // by rank in the group
+    idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
 } idist__ring_group;
 
@@ -189,7 +189,9 @@ static idist_group *idist__ring_find_group(idist__ring *ring, uint64_t ctx) {
 // uses types . used by link join
 //------------------------------------------------------------------------------
 
-static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) { return idist__sock_read(*(int *)port, buf, nbytes); }
+static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
+    return idist__sock_read(*(int *)port, buf, nbytes);
+}
 
 static ptrdiff_t idist__stream_write(void *port, const struct iovec *parts, int nparts) {
     return idist__sock_write(*(int *)port, parts, nparts);
@@ -199,22 +201,23 @@ static int idist__stream_fd(void *port) { return *(int *)port; }
 
 static void idist__stream_close(void *port) { idist__os_close((int *)port); }
 
-static const idist__transport idist__transport_tcp = {"tcp", idist__stream_read, idist__stream_write, idist__stream_fd,
-                                                      idist__stream_close, true};
-static const idist__transport idist__transport_unix = {"unix", idist__stream_read, idist__stream_write, idist__stream_fd,
-                                                       idist__stream_close, false};
+static const idist__transport idist__transport_tcp = {
+    "tcp", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, true};
+static const idist__transport idist__transport_unix = {"unix",           idist__stream_read,  idist__stream_write,
+                                                       idist__stream_fd, idist__stream_close, false};
 
 //------------------------------------------------------------------------------
 // [ring:op]  a collective under way, and the macros that let an algorithm wait
 // uses types . used by verb algo engine
 //
-// An algorithm is a function that is called again whenever one of its sends or receives is through. It either keeps its
-// place by itself (streams), or is written as straight code between CO_BEGIN and CO_END, where CO_AWAIT leaves the function
-// until its condition holds. Nothing in it may live in local variables across an AWAIT; the state is in idist__op.
+// An algorithm is a function that is called again whenever one of its sends or receives is through. It either keeps
+// its place by itself (streams), or is written as straight code between CO_BEGIN and CO_END, where CO_AWAIT leaves
+// the function until its condition holds. Nothing in it may live in local variables across an AWAIT; the state is in
+// idist__op.
 //------------------------------------------------------------------------------
 
-#define IDIST__SLOTS 8                             // receives of a stream that are posted ahead
-#define IDIST__CHUNK_BYTES ((size_t)256 * 1024)    // unit of a stream
+#define IDIST__SLOTS 8                          // receives of a stream that are posted ahead
+#define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
 
 typedef struct idist__op idist__op;
 
@@ -231,7 +234,7 @@ struct idist__op {
     int algorithm;                  // 1 latency, 2 bandwidth: part of the fingerprint
     int line;                       // where run goes on
     bool running;
-    uint32_t rx; // bit k: the receive in slot k is not through
+    uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
     int n, r, root;
     size_t size; // of an element as reduced: F16 is carried as F32
@@ -256,22 +259,23 @@ struct idist__op {
 
 static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
 
-#define IDIST__CO_BEGIN(o)  \
-    switch ((o)->line) {    \
+#define IDIST__CO_BEGIN(o) \
+    switch ((o)->line) {   \
     case 0:
-#define IDIST__CO_AWAIT(o, condition)    \
-    do {                                 \
-        (o)->line = __LINE__;            \
-        __attribute__((fallthrough));    \
-    case __LINE__:                       \
-        if (!(condition)) return;        \
+#define IDIST__CO_AWAIT(o, condition) \
+    do {                              \
+        (o)->line = __LINE__;         \
+        __attribute__((fallthrough)); \
+    case __LINE__:                    \
+        if (!(condition)) return;     \
     } while (0)
 #define IDIST__CO_END(o) \
     default: break;      \
-    }
+        }
 
 // acc = lo (op) hi over count elements. A user op works in place on its second operand.
-static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count, idist_dtype dtype) {
+static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count,
+                             idist_dtype dtype) {
     if (!o->user || !o->user->fn) {
         o->reduce(acc, lo, hi, count);
     } else if (acc == hi) {
@@ -506,14 +510,14 @@ static const char *idist__print_difference(const idist__print *a, const idist__p
 }
 
 // Two ranks are in different calls: the group fails on all of them.
-static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, const idist__print *theirs, const idist__print *ours,
-                                 const char *field) {
+static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, const idist__print *theirs,
+                                 const idist__print *ours, const char *field) {
     char a[128], b[128], cause[400];
     int me = ring->w->group.rank;
     idist__print_text(ours, a, sizeof a);
     idist__print_text(theirs, b, sizeof b);
-    snprintf(cause, sizeof cause, "the %s differs: rank %d called %s, rank %d called %s", field, me < peer ? me : peer, me < peer ? a : b,
-             me < peer ? peer : me, me < peer ? b : a);
+    snprintf(cause, sizeof cause, "the %s differs: rank %d called %s, rank %d called %s", field, me < peer ? me : peer,
+             me < peer ? a : b, me < peer ? peer : me, me < peer ? b : a);
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
@@ -524,8 +528,8 @@ static idist__task *idist__ring_find_task(idist__ring *ring, const idist_group *
     return NULL;
 }
 
-// Compares a frame of a collective with our call of the same number, running or finished. False on a mismatch. A frame for a call
-// that we have not begun says nothing yet.
+// Compares a frame of a collective with our call of the same number, running or finished. False on a mismatch. A
+// frame for a call that we have not begun says nothing yet.
 static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
@@ -538,14 +542,16 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
     if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
     field = idist__print_difference(&f->print, ours);
     // What is left over of a finished call that looked the same: the calls were not the same after all.
-    if (!field && (f->type == IDIST__EAGER || f->type == IDIST__RTS) && !idist__ring_find_task(ring, g, f->print.seq)) field = "sequence";
+    if (!field && (f->type == IDIST__EAGER || f->type == IDIST__RTS) && !idist__ring_find_task(ring, g, f->print.seq))
+        field = "sequence";
     if (field) idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
     return !field;
 }
 
 static bool idist__recv_wants(const idist__verb *v, const idist_group *g, int peer, const idist__frame *f) {
     const idist__call *c = &v->task->call;
-    return (c->root == IDIST_ANY_SOURCE || g->ranks[c->root] == peer) && (c->tag == IDIST_ANY_TAG || (uint32_t)c->tag == f->tag);
+    return (c->root == IDIST_ANY_SOURCE || g->ranks[c->root] == peer) &&
+           (c->tag == IDIST_ANY_TAG || (uint32_t)c->tag == f->tag);
 }
 
 static void idist__recv_finish(idist__ring *ring, idist__verb *v, int peer, const idist__frame *f) {
@@ -561,7 +567,8 @@ static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
     else idist__verb_done(ring, v);
 }
 
-// Takes out of the group's receives the oldest that wants this p2p message. Receives that it does not fit fail, and the message stays.
+// Takes out of the group's receives the oldest that wants this p2p message. Receives that it does not fit fail, and
+// the message stays.
 static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
     idist__verb **at = &idist__ring_group_of(g)->recvs;
     while (*at) {
@@ -573,8 +580,8 @@ static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int pee
             continue;
         }
         *at = v->next;
-        if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check, idist__ring_group_of(g)->rank_of[peer],
-                                (int)f->tag, &s, text, sizeof text))
+        if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
+                                idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &s, text, sizeof text))
             return v;
         idist__complete(v->task, s, text);
         idist__verb_free(ring, v);
@@ -603,8 +610,9 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
     v = idist__match_posted(l, f);
     if (v && v->nbytes != f->nbytes) {
         char cause[400];
-        snprintf(cause, sizeof cause, "the count differs: rank %d sends %llu bytes to rank %d, which expects %zu, in %s #%u", peer,
-                 (unsigned long long)f->nbytes, ring->w->group.rank, v->nbytes, idist__kind_names[v->task->call.label], (unsigned)v->task->seq);
+        snprintf(cause, sizeof cause, "the count differs: rank %d sends %llu bytes to rank %d, which expects %zu, in %s #%u",
+                 peer, (unsigned long long)f->nbytes, ring->w->group.rank, v->nbytes, idist__kind_names[v->task->call.label],
+                 (unsigned)v->task->seq);
         v->next = l->posted;
         l->posted = v;
         idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
@@ -660,7 +668,8 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 // uses match . used by algo engine
 //------------------------------------------------------------------------------
 
-static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data, size_t nbytes, const idist__print *print) {
+static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data, size_t nbytes,
+                             const idist__print *print) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
     idist__verb *v = idist__verb_new(ring);
@@ -835,11 +844,12 @@ static void idist__recv_start(idist__task *t) {
 //   scan, exscan    recursive doubling, log n             chain
 //   v-forms         -                                     direct or pairwise; all_gatherv as ring
 //
-// Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005; Bruck et al., "Efficient
-// Algorithms for All-to-All Communications", 1997; Patarasuk and Yuan, "Bandwidth optimal all-reduce", 2009.
+// Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005; Bruck
+// et al., "Efficient Algorithms for All-to-All Communications", 1997; Patarasuk and Yuan, "Bandwidth optimal
+// all-reduce", 2009.
 //
-// Every block of a result is computed in one place, or by ranks that combine the same operands in the same order; so all ranks
-// end with the same bits, and no order depends on who came first.
+// Every block of a result is computed in one place, or by ranks that combine the same operands in the same order; so
+// all ranks end with the same bits, and no order depends on who came first.
 //------------------------------------------------------------------------------
 
 static int idist__wrap(int rank, int n) { return ((rank % n) + n) % n; }
@@ -856,9 +866,10 @@ static size_t idist__block_count(size_t count, int n, int b) {
 
 // ---- streams ----
 //
-// Item k goes out when k < head, or when item k - head has been taken: so a ring sends its own block first (head = its chunks) and
-// then passes on what it took, and a link of a chain passes on at once (head = 0). Some receives are posted ahead; they land where
-// recv_at says, or in a slot of scratch when it says NULL. The tag is the number of the item.
+// Item k goes out when k < head, or when item k - head has been taken: so a ring sends its own block first (head =
+// its chunks) and then passes on what it took, and a link of a chain passes on at once (head = 0). Some receives are
+// posted ahead; they land where recv_at says, or in a slot of scratch when it says NULL. The tag is the number of the
+// item.
 
 static char *idist__stream_slot(const idist__op *o, size_t k) { return o->slots + (k % IDIST__SLOTS) * o->chunk * o->size; }
 
@@ -893,8 +904,9 @@ static idist__item idist__chunk_of(const idist__op *o, char *block, size_t count
     return item;
 }
 
-static void idist__stream_begin(idist__op *o, size_t nrecv, size_t nsend, size_t head, idist__item (*recv_at)(idist__task *, size_t),
-                                idist__item (*send_at)(idist__task *, size_t), void (*take)(idist__task *, size_t)) {
+static void idist__stream_begin(idist__op *o, size_t nrecv, size_t nsend, size_t head,
+                                idist__item (*recv_at)(idist__task *, size_t), idist__item (*send_at)(idist__task *, size_t),
+                                void (*take)(idist__task *, size_t)) {
     o->nrecv = nrecv;
     o->nsend = nsend;
     o->head = head;
@@ -913,8 +925,9 @@ static void idist__stream_chunks(idist__op *o, size_t count) {
 
 // ---- ring: all_reduce, reduce_scatter, all_gather ----
 //
-// The ranks form a ring; everybody sends to the right and receives from the left, all links busy at once. With n = 4, rank r starts
-// with block r. In step s it sends block r - s and receives block r - s - 1, to which it adds its own part:
+// The ranks form a ring; everybody sends to the right and receives from the left, all links busy at once. With n = 4,
+// rank r starts with block r. In step s it sends block r - s and receives block r - s - 1, to which it adds its own
+// part:
 //
 //        step 0     step 1     step 2                    and then the same walk again, without adding,
 //   r=0  sends 0    3          2      -> holds sum of 1   hands the finished sums to everybody: steps
@@ -922,44 +935,51 @@ static void idist__stream_chunks(idist__op *o, size_t count) {
 //   r=2  sends 2    1          0      -> holds sum of 3
 //   r=3  sends 3    2          1      -> holds sum of 0   2 (n-1)/n of the bytes per rank in all.
 //
-// Blocks are cut into chunks so that adding one overlaps with receiving the next. The first sends come straight from the send
-// buffer and the sums go straight to the receive buffer: nothing is copied beforehand. A block is overwritten in the second walk
-// only by data that depends on our first send of it, so in place is safe.
+// Blocks are cut into chunks so that adding one overlaps with receiving the next. The first sends come straight from
+// the send buffer and the sums go straight to the receive buffer: nothing is copied beforehand. A block is
+// overwritten in the second walk only by data that depends on our first send of it, so in place is safe.
 
-static int idist__ring_block(const idist__op *o, size_t k, int back) { return idist__wrap(o->r - (int)(k / o->chunks) - back, o->n); }
+static int idist__ring_block(const idist__op *o, size_t k, int back) {
+    return idist__wrap(o->r - (int)(k / o->chunks) - back, o->n);
+}
 
 static bool idist__ring_adds(const idist__op *o, size_t k) { return k < (size_t)(o->n - 1) * o->chunks; }
 
 static idist__item idist__all_reduce_item(const idist__op *o, const char *base, size_t k, int block, int peer) {
     size_t at = idist__block_at(o->count, o->n, block) * o->size;
-    return idist__chunk_of(o, base ? (char *)(uintptr_t)base + at : NULL, idist__block_count(o->count, o->n, block), k % o->chunks, peer);
+    return idist__chunk_of(o, base ? (char *)(uintptr_t)base + at : NULL, idist__block_count(o->count, o->n, block),
+                           k % o->chunks, peer);
 }
 
 static idist__item idist__all_reduce_recv(idist__task *t, size_t k) {
     idist__op *o = idist__op_of(t);
-    return idist__all_reduce_item(o, idist__ring_adds(o, k) ? NULL : o->out, k, idist__ring_block(o, k, 1), idist__wrap(o->r - 1, o->n));
+    return idist__all_reduce_item(o, idist__ring_adds(o, k) ? NULL : o->out, k, idist__ring_block(o, k, 1),
+                                  idist__wrap(o->r - 1, o->n));
 }
 
 static idist__item idist__all_reduce_send(idist__task *t, size_t k) {
     idist__op *o = idist__op_of(t);
-    return idist__all_reduce_item(o, k < o->chunks ? o->in : o->out, k, idist__ring_block(o, k, 0), idist__wrap(o->r + 1, o->n));
+    return idist__all_reduce_item(o, k < o->chunks ? o->in : o->out, k, idist__ring_block(o, k, 0),
+                                  idist__wrap(o->r + 1, o->n));
 }
 
 static void idist__all_reduce_take(idist__task *t, size_t k) {
     idist__op *o = idist__op_of(t);
     int b = idist__ring_block(o, k, 1);
     idist__item own = idist__all_reduce_item(o, o->in, k, b, 0), sum = idist__all_reduce_item(o, o->out, k, b, 0);
-    if (idist__ring_adds(o, k)) idist__op_reduce(o, sum.data, idist__stream_slot(o, k), own.data, own.nbytes / o->size, t->call.dtype);
+    if (idist__ring_adds(o, k))
+        idist__op_reduce(o, sum.data, idist__stream_slot(o, k), own.data, own.nbytes / o->size, t->call.dtype);
 }
 
 static void idist__all_reduce_ring(idist__op *o) {
     size_t steps = (size_t)(2 * (o->n - 1));
     idist__stream_chunks(o, idist__block_count(o->count, o->n, 0));
-    idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks, idist__all_reduce_recv, idist__all_reduce_send, idist__all_reduce_take);
+    idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks, idist__all_reduce_recv, idist__all_reduce_send,
+                        idist__all_reduce_take);
 }
 
-// reduce_scatter: the first walk alone, begun one block earlier so that rank r ends with block r. Sums on their way are kept in
-// scratch; the last one goes to the receive buffer.
+// reduce_scatter: the first walk alone, begun one block earlier so that rank r ends with block r. Sums on their way
+// are kept in scratch; the last one goes to the receive buffer.
 static idist__item idist__reduce_scatter_recv(idist__task *t, size_t k) {
     idist__op *o = idist__op_of(t);
     return idist__chunk_of(o, NULL, o->count, k % o->chunks, idist__wrap(o->r - 1, o->n));
@@ -985,7 +1005,8 @@ static void idist__reduce_scatter_ring(idist__op *o) {
     size_t items;
     idist__stream_chunks(o, o->count);
     items = (size_t)(o->n - 1) * o->chunks;
-    idist__stream_begin(o, items, items, o->chunks, idist__reduce_scatter_recv, idist__reduce_scatter_send, idist__reduce_scatter_take);
+    idist__stream_begin(o, items, items, o->chunks, idist__reduce_scatter_recv, idist__reduce_scatter_send,
+                        idist__reduce_scatter_take);
 }
 
 // all_gather and all_gatherv: the second walk alone.
@@ -1023,9 +1044,9 @@ static void idist__all_gather_ring(idist__task *t) {
 
 // ---- chain: broadcast, reduce, scan, exscan ----
 //
-// Chunks travel along the ranks like a bucket brigade; after n - 2 chunks of delay every link carries data all the time.
-// v numbers the ranks from the root; the broadcast runs upwards from v = 0, the reduction down to it, the scan along the
-// ranks themselves.
+// Chunks travel along the ranks like a bucket brigade; after n - 2 chunks of delay every link carries data all the
+// time. v numbers the ranks from the root; the broadcast runs upwards from v = 0, the reduction down to it, the scan
+// along the ranks themselves.
 
 static idist__item idist__broadcast_recv(idist__task *t, size_t k) {
     idist__op *o = idist__op_of(t);
@@ -1039,8 +1060,8 @@ static idist__item idist__broadcast_send(idist__task *t, size_t k) {
 
 static void idist__broadcast_chain(idist__op *o) {
     idist__stream_chunks(o, o->count);
-    idist__stream_begin(o, o->v ? o->chunks : 0, o->v < o->n - 1 ? o->chunks : 0, o->v ? 0 : o->chunks, idist__broadcast_recv,
-                        idist__broadcast_send, NULL);
+    idist__stream_begin(o, o->v ? o->chunks : 0, o->v < o->n - 1 ? o->chunks : 0, o->v ? 0 : o->chunks,
+                        idist__broadcast_recv, idist__broadcast_send, NULL);
 }
 
 static idist__item idist__reduce_recv(idist__task *t, size_t k) {
@@ -1063,8 +1084,8 @@ static void idist__reduce_take(idist__task *t, size_t k) {
 
 static void idist__reduce_chain(idist__op *o) {
     idist__stream_chunks(o, o->count);
-    idist__stream_begin(o, o->v < o->n - 1 ? o->chunks : 0, o->v ? o->chunks : 0, o->v < o->n - 1 ? 0 : o->chunks, idist__reduce_recv,
-                        idist__reduce_send, idist__reduce_take);
+    idist__stream_begin(o, o->v < o->n - 1 ? o->chunks : 0, o->v ? o->chunks : 0, o->v < o->n - 1 ? 0 : o->chunks,
+                        idist__reduce_recv, idist__reduce_send, idist__reduce_take);
 }
 
 // What a rank sends on is the prefix with its own part; what it keeps is that (scan) or what came in (exscan).
@@ -1097,21 +1118,23 @@ static void idist__scan_chain(idist__task *t) {
     idist__op *o = idist__op_of(t);
     if (o->r == 0 && t->call.kind == IDIST__SCAN) idist__copy(o->out, o->in, o->nbytes);
     idist__stream_chunks(o, o->count);
-    idist__stream_begin(o, o->r ? o->chunks : 0, o->r < o->n - 1 ? o->chunks : 0, o->r ? 0 : o->chunks, idist__scan_recv, idist__scan_send,
-                        idist__scan_take);
+    idist__stream_begin(o, o->r ? o->chunks : 0, o->r < o->n - 1 ? o->chunks : 0, o->r ? 0 : o->chunks, idist__scan_recv,
+                        idist__scan_send, idist__scan_take);
 }
 
 // ---- direct: gather, scatter, all_to_all and their v-forms ----
 //
-// Every pair exchanges its own message. In item k a rank sends to r + 1 + k and receives from r - 1 - k, so that nobody is
-// everybody's first target. The tag is the distance, which both ends know. Only some are under way at a time.
+// Every pair exchanges its own message. In item k a rank sends to r + 1 + k and receives from r - 1 - k, so that
+// nobody is everybody's first target. The tag is the distance, which both ends know. Only some are under way at a
+// time.
 
 static idist__item idist__direct_item(idist__task *t, int peer, bool receives) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
     const size_t *counts = receives ? c->recvcounts : c->sendcounts, *displs = receives ? c->recvdispls : c->senddispls;
     const char *base = receives ? o->out : o->in;
-    bool many = receives ? c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV : c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    bool many = receives ? c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV
+                         : c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
     size_t count = counts ? counts[peer] : o->count;
     idist__item item;
     item.peer = peer;
@@ -1153,7 +1176,8 @@ static void idist__direct_run(idist__task *t) {
 static void idist__direct_begin(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
-    bool gathers = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV, scatters = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
+    bool gathers = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV,
+         scatters = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
     bool root = o->r == o->root;
     size_t others = (size_t)(o->n - 1);
     size_t nrecv = gathers ? (root ? others : 0) : scatters ? (root ? 0 : 1) : others;
@@ -1168,7 +1192,8 @@ static void idist__direct_begin(idist__task *t) {
 
 // ---- straight code: the small-message algorithms ----
 
-// In round k everybody tells the rank k further on; after log n rounds everybody has heard of all (Hensgen, Finkel, Manber 1988).
+// In round k everybody tells the rank k further on; after log n rounds everybody has heard of all (Hensgen, Finkel,
+// Manber 1988).
 static void idist__barrier_dissemination(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n, r = o->r;
@@ -1200,8 +1225,9 @@ static void idist__broadcast_tree(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// The same tree upwards. acc covers the ranks v .. v + mask - 1, what comes in the next `mask`. For an op that does not commute the
-// tree stands on rank 0 (v = r), and rank 0 passes the result on to the root. work: the sum, then room for one message.
+// The same tree upwards. acc covers the ranks v .. v + mask - 1, what comes in the next `mask`. For an op that does
+// not commute the tree stands on rank 0 (v = r), and rank 0 passes the result on to the root. work: the sum, then
+// room for one message.
 static void idist__reduce_tree(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n, v = o->v, base = idist__wrap(o->r - v, n);
@@ -1227,10 +1253,10 @@ static void idist__reduce_tree(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// In round k partners at distance 2^k exchange what they have and add it: log n rounds. When n is no power of two, the first
-// 2 (n - p2) ranks pair up first, and the odd one of a pair gets the result at the end. A partner's sum covers the ranks just
-// below or just above ours, so the order of the ranks is kept.
-// acc is o->out for all_reduce, o->work for reduce_scatter; `came` one message of scratch behind. o->i counts elements.
+// In round k partners at distance 2^k exchange what they have and add it: log n rounds. When n is no power of two,
+// the first 2 (n - p2) ranks pair up first, and the odd one of a pair gets the result at the end. A partner's sum
+// covers the ranks just below or just above ours, so the order of the ranks is kept. acc is o->out for all_reduce,
+// o->work for reduce_scatter; `came` one message of scratch behind. o->i counts elements.
 static void idist__doubling(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int r = o->r, rest = o->n - o->p2, partner, rank;
@@ -1268,7 +1294,8 @@ static void idist__doubling(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// After round k we hold the blocks r .. r + 2^(k+1) - 1, in this order, from the start of work; at the end they are turned into place.
+// After round k we hold the blocks r .. r + 2^(k+1) - 1, in this order, from the start of work; at the end they are
+// turned into place.
 static void idist__all_gather_bruck(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n, r = o->r, part;
@@ -1276,7 +1303,8 @@ static void idist__all_gather_bruck(idist__task *t) {
     idist__copy(o->work, o->in, o->nbytes);
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
         part = o->mask < n - o->mask ? o->mask : n - o->mask;
-        idist__recv_step(t, 0, idist__wrap(r + o->mask, n), (uint32_t)o->mask, o->work + (size_t)o->mask * o->nbytes, (size_t)part * o->nbytes);
+        idist__recv_step(t, 0, idist__wrap(r + o->mask, n), (uint32_t)o->mask, o->work + (size_t)o->mask * o->nbytes,
+                         (size_t)part * o->nbytes);
         idist__send_step(t, idist__wrap(r - o->mask, n), (uint32_t)o->mask, o->work, (size_t)part * o->nbytes);
         IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
     }
@@ -1307,7 +1335,8 @@ static void idist__gather_tree(idist__task *t) {
     if (v) idist__send_step(t, idist__wrap(v - o->mask + o->root, n), 0, o->work, (size_t)idist__subtree(v, n) * o->nbytes);
     else
         for (i = 0; i < n; i++)
-            idist__copy(o->out + (size_t)idist__wrap(i + o->root, n) * o->nbytes, o->work + (size_t)i * o->nbytes, o->nbytes);
+            idist__copy(o->out + (size_t)idist__wrap(i + o->root, n) * o->nbytes, o->work + (size_t)i * o->nbytes,
+                        o->nbytes);
     IDIST__CO_AWAIT(o, !o->nsends);
     idist__op_done(t);
     IDIST__CO_END(o)
@@ -1335,8 +1364,9 @@ static void idist__scatter_tree(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// Block i of work is for the rank i further on. In round k all blocks whose number has bit k travel 2^k ranks; a block arrives after
-// the rounds of its bits. Then block i came from the rank i before us. work: n blocks, a pack of blocks to send, one that comes.
+// Block i of work is for the rank i further on. In round k all blocks whose number has bit k travel 2^k ranks; a
+// block arrives after the rounds of its bits. Then block i came from the rank i before us. work: n blocks, a pack of
+// blocks to send, one that comes.
 static void idist__all_to_all_bruck(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n, r = o->r, i;
@@ -1359,8 +1389,8 @@ static void idist__all_to_all_bruck(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// Hillis and Steele: after round k acc covers the 2^(k+1) ranks up to ours. exscan hands the finished prefix to the next rank.
-// work: acc, then room for one message.
+// Hillis and Steele: after round k acc covers the 2^(k+1) ranks up to ours. exscan hands the finished prefix to the
+// next rank. work: acc, then room for one message.
 static void idist__scan_doubling(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n, r = o->r;
@@ -1400,8 +1430,8 @@ static void idist__reduction_finish(idist__task *t) {
     if (half) idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, dtype);
 }
 
-// Where the large algorithm begins to win, in bytes of one rank's contribution. Measured with idist_perf over unix sockets and
-// loopback TCP at 2 to 8 ranks.
+// Where the large algorithm begins to win, in bytes of one rank's contribution. Measured with idist_perf over unix
+// sockets and loopback TCP at 2 to 8 ranks.
 static size_t idist__switch_bytes(idist__kind kind) {
     switch (kind) {
     case IDIST__ALL_REDUCE: return (size_t)64 * 1024;
@@ -1423,7 +1453,8 @@ static int idist__choose(const idist__task *t) {
     if (kind == IDIST__BARRIER) return 1;
     if (idist__kind_is_v(kind)) return 2;
     if (!o->count) return 1;
-    // Chains and rings start at different ranks for different blocks, so they need an op that commutes; a scan keeps the order.
+    // Chains and rings start at different ranks for different blocks, so they need an op that commutes; a scan keeps
+    // the order.
     if (!commutes && kind != IDIST__SCAN && kind != IDIST__EXSCAN) return 1;
     if (forced) return forced;
     return o->nbytes <= idist__switch_bytes(kind) ? 1 : 2;
@@ -1523,12 +1554,15 @@ static bool idist__op_begin(idist__task *t) {
     for (o->p2 = 1; o->p2 * 2 <= o->n; o->p2 *= 2) continue;
     o->v = idist__has_root(c->kind) ? idist__wrap(o->r - o->root, o->n) : o->r;
     if (c->kind == IDIST__REDUCE && o->user && !o->user->commutative) o->v = o->r;
-    if (reduces && !(o->user && o->user->fn)) o->reduce = idist__reduce_table[(unsigned)c->dtype][o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+    if (reduces && !(o->user && o->user->fn))
+        o->reduce = idist__reduce_table[(unsigned)c->dtype][o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
     o->algorithm = idist__choose(t);
     nin = half || scaled ? idist__align((c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1) * o->nbytes) : 0;
     nout = half ? idist__align(o->nbytes) : 0;
     nwork = idist__align(idist__work_nbytes(t));
-    nslots = reduces && o->algorithm == 2 ? IDIST__SLOTS * (o->nbytes < IDIST__CHUNK_BYTES ? idist__align(o->nbytes) : IDIST__CHUNK_BYTES) : 0;
+    nslots = reduces && o->algorithm == 2
+                 ? IDIST__SLOTS * (o->nbytes < IDIST__CHUNK_BYTES ? idist__align(o->nbytes) : IDIST__CHUNK_BYTES)
+                 : 0;
     if (nin + nout + nwork + nslots) {
         o->memory = (char *)idist__mem_raw(&w->cfg.mem, nin + nout + nwork + nslots);
         if (!o->memory) return false;
@@ -1600,8 +1634,8 @@ static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist_
 // Whether this process has no thread that could still make the call others wait for.
 static bool idist__ring_alone(const idist__ring *ring) { return idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1); }
 
-// Two ranks of one thread each, both blocked, each in a call that needs the other, and not the same call: neither will ever go
-// on. This is what finds calls on different groups, and a receive against a collective.
+// Two ranks of one thread each, both blocked, each in a call that needs the other, and not the same call: neither
+// will ever go on. This is what finds calls on different groups, and a receive against a collective.
 static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     const idist__frame *waits = &l->peer_waits;
@@ -1623,8 +1657,8 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     idist__task_text(ours, a, sizeof a);
     idist__print_text(&waits->print, b, sizeof b);
     snprintf(cause, sizeof cause, "the %s differs: rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s",
-             ours->group->ctx == waits->ctx ? "operation" : "group", ring->w->group.rank, peer, a, peer, ring->w->group.rank, b,
-             ours->group->ctx == waits->ctx ? "" : " of another group");
+             ours->group->ctx == waits->ctx ? "operation" : "group", ring->w->group.rank, peer, a, peer, ring->w->group.rank,
+             b, ours->group->ctx == waits->ctx ? "" : " of another group");
     idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
     idist__ring_settle(ring);
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
@@ -1651,7 +1685,8 @@ static bool idist__link_eager(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__ring_find_group(ring, l->in.ctx);
     bool p2p = l->in.print.kind == IDIST__SEND;
     if (l->in.type == IDIST__EAGER && l->in.nbytes > IDIST__EAGER_BYTES) return false;
-    if (p2p && (l->in.print.check > SIZE_MAX / 16 || l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
+    if (p2p && (l->in.print.check > SIZE_MAX / 16 ||
+                l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
         return false;
     if (p2p) l->p2p_got++;
     l->peer_waits.type = 0;
@@ -1824,27 +1859,30 @@ static void idist__link_read(idist__ring *ring, int peer) {
 // Looks after all links that poll says something about.
 static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
     idist__world *w = ring->w;
+    // One thread may sleep over the first half of the table while another has a quick look with the second.
+    struct pollfd *polls = ring->polls + (sleep ? 0 : w->group.size + 1);
+    int *ranks = ring->poll_ranks + (sleep ? 0 : w->group.size + 1);
     int i, n = 1;
     uint64_t count;
-    ring->polls[0].fd = ring->wake;
-    ring->polls[0].events = POLLIN;
+    polls[0].fd = ring->wake;
+    polls[0].events = POLLIN;
     for (i = 0; i < w->group.size; i++) {
         idist__link *l = &ring->links[i];
         if (!l->open || l->transport->poll_fd(l->port) < 0) continue;
-        ring->polls[n].fd = l->transport->poll_fd(l->port);
-        ring->polls[n].events = (short)(POLLIN | (l->out && !l->write_dead ? POLLOUT : 0));
-        ring->poll_ranks[n++] = i;
+        polls[n].fd = l->transport->poll_fd(l->port);
+        polls[n].events = (short)(POLLIN | (l->out && !l->write_dead ? POLLOUT : 0));
+        ranks[n++] = i;
     }
     if (sleep) pthread_mutex_unlock(&w->lock);
-    i = poll(ring->polls, (nfds_t)n, sleep ? idist__os_ms_until(until_ns) : 0);
+    i = poll(polls, (nfds_t)n, sleep ? idist__os_ms_until(until_ns) : 0);
     if (sleep) pthread_mutex_lock(&w->lock);
     if (i <= 0) return;
-    if (ring->polls[0].revents)
+    if (sleep && polls[0].revents) // a quick look leaves it for the sleeper
         while (read(ring->wake, &count, sizeof count) < 0 && errno == EINTR) continue;
     for (i = 1; i < n; i++) {
-        idist__link *l = &ring->links[ring->poll_ranks[i]];
-        if (ring->polls[i].revents & POLLOUT) idist__link_flush(ring, l);
-        if (l->open && (ring->polls[i].revents & ~POLLOUT)) idist__link_read(ring, ring->poll_ranks[i]);
+        idist__link *l = &ring->links[ranks[i]];
+        if (polls[i].revents & POLLOUT) idist__link_flush(ring, l);
+        if (l->open && (polls[i].revents & ~POLLOUT)) idist__link_read(ring, ranks[i]);
     }
 }
 
@@ -1885,10 +1923,12 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
         idist__message *m;
         const char *field = NULL;
         if (i == g->rank) continue;
-        if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq) field = idist__print_difference(&rg->seen[i].print, ours);
+        if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq)
+            field = idist__print_difference(&rg->seen[i].print, ours);
         if (field) idist__ring_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
         for (m = ring->links[g->ranks[i]].early; m && !ring->failed; m = m->next)
-            if (m->frame.ctx == g->ctx && m->frame.print.seq == t->seq && m->frame.print.kind != IDIST__SEND && m->frame.type <= IDIST__RTS)
+            if (m->frame.ctx == g->ctx && m->frame.print.seq == t->seq && m->frame.print.kind != IDIST__SEND &&
+                m->frame.type <= IDIST__RTS)
                 idist__ring_agree(ring, g, g->ranks[i], &m->frame);
     }
 }
@@ -1931,13 +1971,14 @@ static bool idist__verbs_purge(idist__ring *ring, idist__verb **at, const idist_
     return any;
 }
 
-// A frame that has partly gone out must go out to its end, or the stream is useless; its payload is copied, since the buffer
-// belongs to the caller again.
+// A frame that has partly gone out must go out to its end, or the stream is useless; its payload is copied, since the
+// buffer belongs to the caller again.
 static void idist__verb_orphan(idist__ring *ring, idist__link *l, idist__verb *v) {
     size_t left = v->piece - v->piece_moved;
     v->task = NULL;
     if (!left) {
-        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT; // already written: only keeps it from waiting for CTS
+        if (v->frame.type == IDIST__RTS)
+            v->frame.type = IDIST__CREDIT; // already written: only keeps it from waiting for CTS
         v->nbytes = v->piece = v->piece_moved = v->moved = 0;
         return;
     }
@@ -2060,12 +2101,15 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     if (t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV) {
         const char *what = t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits";
         if (t->call.root == IDIST_ANY_SOURCE) idist__append(text, cap, "a message from any rank");
-        else idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root], g->w->nodes[g->ranks[t->call.root]].hostname, what);
+        else
+            idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
+                          g->w->nodes[g->ranks[t->call.root]].hostname, what);
         return 1;
     }
     for (i = 0; i < g->size; i++) {
         if (i == g->rank || (int32_t)(rg->seen[i].seq - t->seq) >= 0) continue;
-        if (n < 8) idist__append(text, cap, "%srank %d on %s", n ? ", " : "", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
+        if (n < 8)
+            idist__append(text, cap, "%srank %d on %s", n ? ", " : "", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
         if (n < 8 && rg->seen[i].seq) {
             char last[128];
             idist__print_text(&rg->seen[i].print, last, sizeof last);
@@ -2124,9 +2168,9 @@ static void idist__ring_group_close(idist_group *g) {
 // [ring:join]  how the ranks meet, connect to each other, and part
 // uses engine . used by -
 //
-// Through the store everybody learns the job's number, each rank's host, and where each rank listens: a local socket for ranks of
-// one host, TCP for the others. Then every rank connects to the lower ones and accepts the higher ones; each connection is
-// authenticated. Once all are there nobody needs the store or listens any more.
+// Through the store everybody learns the job's number, each rank's host, and where each rank listens: a local socket
+// for ranks of one host, TCP for the others. Then every rank connects to the lower ones and accepts the higher ones;
+// each connection is authenticated. Once all are there nobody needs the store or listens any more.
 //------------------------------------------------------------------------------
 
 typedef struct idist__record { // what a rank says about itself
@@ -2147,7 +2191,7 @@ typedef struct idist__join {
     char tcp[128];    // where our TCP socket listens
     bool need_tcp;
     idist__handshake *shakes; // outgoing by rank, then IDIST__HALF_OPEN_MAX incoming
-    int nlinks;       // connected
+    int nlinks;               // connected
     int64_t deadline_ns;
 } idist__join;
 
@@ -2190,7 +2234,8 @@ static idist_status idist__join_get(idist__join *j, const char *what, int rank, 
     char text[300] = "";
     idist__join_key(j, key, sizeof key, what, rank);
     s = idist_store_get(j->store, key, value, nbytes, &n, idist__join_ms_left(j));
-    if (s == IDIST_OK && n != nbytes) return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
+    if (s == IDIST_OK && n != nbytes)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
     if (s != IDIST_ERR_TIMEOUT || rank < 0) return s;
     for (i = rank; i < j->w->group.size; i++) {
         const char *keys[1];
@@ -2200,8 +2245,8 @@ static idist_status idist__join_get(idist__join *j, const char *what, int rank, 
         if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || there) continue;
         if (missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
     }
-    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing, j->w->group.size,
-                       j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
+                       j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
 }
 
 static idist_status idist__join_set(idist__join *j, const char *what, int rank, const void *value, size_t nbytes) {
@@ -2210,8 +2255,8 @@ static idist_status idist__join_set(idist__join *j, const char *what, int rank, 
     return idist_store_set(j->store, key, value, nbytes);
 }
 
-// Opens the store. Worlds made one after the other through one store must not see each other's keys: each rank counts its
-// worlds there. In a store of our own the count can only be 1; more means that two processes have the same rank.
+// Opens the store. Worlds made one after the other through one store must not see each other's keys: each rank counts
+// its worlds there. In a store of our own the count can only be 1; more means that two processes have the same rank.
 static idist_status idist__join_store(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
     idist_store_desc d;
@@ -2220,7 +2265,8 @@ static idist_status idist__join_store(idist__join *j) {
     idist_status s;
     j->store = cfg->store;
     if (!j->store) {
-        if (!cfg->where[0]) return idist__fail(IDIST_ERR_ENV, "initialize: no rendezvous for a world of %d", cfg->world_size);
+        if (!cfg->where[0])
+            return idist__fail(IDIST_ERR_ENV, "initialize: no rendezvous for a world of %d", cfg->world_size);
         memset(&d, 0, sizeof d);
         d.server = cfg->rank == 0;
         d.timeout_ms = cfg->init_timeout_ms;
@@ -2235,8 +2281,8 @@ static idist_status idist__join_store(idist__join *j) {
     snprintf(key, sizeof key, "idist/%d", cfg->rank);
     if ((s = idist_store_add(j->store, key, 1, &nth)) != IDIST_OK) return s;
     if (j->own_store && nth != 1)
-        return idist__fail(IDIST_ERR_RANK_TAKEN, "initialize: another process already is rank %d of this job (%s)", cfg->rank,
-                           cfg->rank_var ? cfg->rank_var : "desc.rank");
+        return idist__fail(IDIST_ERR_RANK_TAKEN, "initialize: another process already is rank %d of this job (%s)",
+                           cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
     snprintf(j->prefix, sizeof j->prefix, "idist/%lld/", (long long)nth);
     return IDIST_OK;
 }
@@ -2255,7 +2301,8 @@ static idist_status idist__join_job(idist__join *j) {
     }
     if (s != IDIST_OK) return s;
     if (job[1] != (uint64_t)j->w->group.size)
-        return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 says the world has %llu ranks, this rank says %d", (unsigned long long)job[1], j->w->group.size);
+        return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 says the world has %llu ranks, this rank says %d",
+                           (unsigned long long)job[1], j->w->group.size);
     j->job = job[0];
     idist__auth_key(j->w->cfg.secret, j->w->cfg.secret_nbytes, key);
     idist__hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
@@ -2281,10 +2328,12 @@ static idist_status idist__join_own_ip(idist__join *j, bool one_host, char *ip, 
     if (env) idist__copy_text(ip, cap, env);
     else if (one_host) idist__copy_text(ip, cap, "127.0.0.1");
     else if (strncmp(j->w->cfg.where, "tcp:", 4) == 0 &&
-             getsockname(((idist__tcp_store *)j->store->impl)->fd, (struct sockaddr *)&a.sa, &a.nbytes) == 0 && a.sa.ss_family != AF_UNIX)
+             getsockname(((idist__tcp_store *)j->store->impl)->fd, (struct sockaddr *)&a.sa, &a.nbytes) == 0 &&
+             a.sa.ss_family != AF_UNIX)
         idist__addr_host_text(&a, ip, cap);
     else
-        return idist__fail(IDIST_ERR_ENV, "initialize: which address do other hosts reach this one at? Set IDIST_ADDR, or use tcp://");
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: which address do other hosts reach this one at? Set IDIST_ADDR, or use tcp://");
     return IDIST_OK;
 }
 
@@ -2294,11 +2343,14 @@ static idist_status idist__join_listen_tcp(idist__join *j, bool one_host) {
     idist_status s = idist__join_own_ip(j, one_host, ip, sizeof ip);
     if (s != IDIST_OK || (s = idist__addr_tcp(&addr, ip, 0)) != IDIST_OK) return s;
     if (!idist__addr_is_loopback(&addr) && !j->w->cfg.secret_nbytes && !j->w->cfg.insecure)
-        return idist__fail(IDIST_ERR_NO_SECRET, "initialize: listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
-                           "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network", ip);
+        return idist__fail(IDIST_ERR_NO_SECRET,
+                           "initialize: listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
+                           ip);
     if ((s = idist__sock_listen(&addr, ip, &j->listeners[1])) != IDIST_OK) return s;
     addr.nbytes = sizeof addr.sa;
-    if (getsockname(j->listeners[1], (struct sockaddr *)&addr.sa, &addr.nbytes) != 0) return idist__fail_errno("getsockname", errno);
+    if (getsockname(j->listeners[1], (struct sockaddr *)&addr.sa, &addr.nbytes) != 0)
+        return idist__fail_errno("getsockname", errno);
     snprintf(j->tcp, sizeof j->tcp, "tcp:[%s]:%d", ip, idist__addr_port(&addr));
     return idist__join_set(j, "tcp", j->w->group.rank, j->tcp, sizeof j->tcp);
 }
@@ -2347,9 +2399,14 @@ static idist_status idist__join_connect(idist__join *j, int rank, const idist__r
     if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
     fd = idist__sock_connect(&addr, j->deadline_ns);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-        return idist__fail(IDIST_ERR_NO_FDS, "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n", j->w->group.size, j->w->group.size + 16);
-    if (fd < 0) return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank, record->hostname, where, strerror(errno));
-    idist__auth_begin(&j->shakes[rank], fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size, j->deadline_ns);
+        return idist__fail(IDIST_ERR_NO_FDS,
+                           "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
+                           j->w->group.size, j->w->group.size + 16);
+    if (fd < 0)
+        return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank,
+                           record->hostname, where, strerror(errno));
+    idist__auth_begin(&j->shakes[rank], fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
+                      j->deadline_ns);
     return IDIST_OK;
 }
 
@@ -2364,10 +2421,12 @@ static void idist__join_accept(idist__join *j, int listener) {
         if (i == 0 || first[i].deadline_ns < place->deadline_ns) place = &first[i];
     if (!place) place = first;
     idist__os_close(&place->fd);
-    idist__auth_begin(place, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size, idist__os_deadline(5000));
+    idist__auth_begin(place, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
+                      idist__os_deadline(5000));
 }
 
-// Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is somebody else's problem.
+// Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is
+// somebody else's problem.
 static idist_status idist__join_step(idist__join *j, int i) {
     idist__handshake *h = &j->shakes[i];
     bool done = false, incoming = i >= j->w->group.size, local;
@@ -2398,8 +2457,10 @@ static idist_status idist__join_late(const idist__join *j) {
     char text[300] = "";
     int i, missing = 0;
     for (i = 0; i < j->w->group.size; i++)
-        if (i != j->w->group.rank && !j->ring->links[i].open && missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
-    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s", j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+        if (i != j->w->group.rank && !j->ring->links[i].open && missing++ < 16)
+            idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s", j->w->cfg.init_timeout_ms,
+                       text, missing > 16 ? ", ..." : "");
 }
 
 // All handshakes at once, so that no order of ranks can block another.
@@ -2448,7 +2509,8 @@ static idist_status idist__join_run(idist__join *j) {
     if (s == IDIST_OK) s = idist__join_job(j);
     if (s == IDIST_OK) s = idist__join_table(j, records);
     for (i = 0; i < me && s == IDIST_OK; i++)
-        s = idist__join_connect(j, i, &records[i], !w->cfg.force_tcp && records[i].host == records[me].host && records[i].local[0]);
+        s = idist__join_connect(j, i, &records[i],
+                                !w->cfg.force_tcp && records[i].host == records[me].host && records[i].local[0]);
     if (s == IDIST_OK) s = idist__join_links(j);
     idist__mem_free(&w->cfg.mem, records);
     return s;
@@ -2484,8 +2546,8 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
     ring->w = w;
     ring->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     ring->links = (idist__link *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->links * n);
-    ring->polls = (struct pollfd *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->polls * (n + 1));
-    ring->poll_ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (n + 1));
+    ring->polls = (struct pollfd *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->polls * 2 * (n + 1));
+    ring->poll_ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * 2 * (n + 1));
     if (!ring->links || !ring->polls || !ring->poll_ranks) return IDIST_ERR_NO_MEMORY;
     for (i = 0; i < n; i++) {
         idist__link *l = &ring->links[i];
@@ -2507,7 +2569,8 @@ static idist_status idist__ring_open(idist__world *w) {
     j.listeners[0] = j.listeners[1] = -1;
     j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
     s = idist__ring_new(w, &j.ring);
-    if (s == IDIST_OK && w->group.size == 1) idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    if (s == IDIST_OK && w->group.size == 1)
+        idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
     else if (s == IDIST_OK) s = idist__join_run(&j);
     idist__os_close(&w->cfg.listener);
     idist__os_close(&j.listeners[0]);
@@ -2563,12 +2626,12 @@ static const char *idist__ring_refuse(const idist__config *config) {
 }
 
 const idist_backend_api *idist_ring_backend(void) {
-    static const idist_backend_api api = {IDIST__BACKEND_ABI,      sizeof(idist_backend_api),  "ring",
-                                          sizeof(idist__op),       sizeof(idist__ring_group),  idist__ring_refuse,
-                                          idist__ring_open,        idist__ring_close,          idist__ring_group_open,
-                                          idist__ring_group_close, idist__ring_start,          idist__ring_progress,
-                                          idist__ring_sleep,       idist__ring_wake,           idist__ring_cancel,
-                                          idist__ring_tell,        idist__ring_announce,       idist__ring_missing};
+    static const idist_backend_api api = {IDIST__BACKEND_ABI,      sizeof(idist_backend_api), "ring",
+                                          sizeof(idist__op),       sizeof(idist__ring_group), idist__ring_refuse,
+                                          idist__ring_open,        idist__ring_close,         idist__ring_group_open,
+                                          idist__ring_group_close, idist__ring_start,         idist__ring_progress,
+                                          idist__ring_sleep,       idist__ring_wake,          idist__ring_cancel,
+                                          idist__ring_tell,        idist__ring_announce,      idist__ring_missing};
     return &api;
 }
 

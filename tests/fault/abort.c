@@ -120,9 +120,11 @@ static int abort_process(idist_group *world, int rank, int n, proc_slot *slot, v
         idist_status status = idist_abort(world);
         proc_phase(slot, status == IDIST_OK ? 1 : 2);
         tap_sleep_ms(700);
+        idist_close(&world);
         return 0;
     }
     proc_result(slot, idist_barrier(&o));
+    idist_close(&world); // leaving without it would be a loss of its own
     return 0;
 }
 

@@ -48,7 +48,7 @@ typedef struct experiment {
 } experiment;
 
 static idist_status make_call(const one_call *c, int n, const unsigned char *s, unsigned char *r, const idist_opts *o) {
-    size_t counts[RANKS_MAX];
+    static _Thread_local size_t counts[RANKS_MAX]; // must outlive an immediate call
     for (int k = 0; k < n; k++) counts[k] = c->count;
     switch (c->operation) {
     case ALL_REDUCE: return idist_all_reduce(s, r, c->count, c->dtype, c->op, o);
@@ -275,9 +275,10 @@ static void crossing_calls(int n, crossing what, const char *field, const char *
     int n_hung = procs_wait(&p, 8000);
     rank_check(n_hung == 0, "%d ranks hang", n_hung);
     for (int k = 0; k < n; k++) {
-        rank_check(p.slot[k].status == IDIST_ERR_MISMATCH, "rank %d: got %s: %s", k, idist_status_name((idist_status)p.slot[k].status),
-                   p.slot[k].text);
-        rank_check(text_names_rank(p.slot[k].text, 0) && text_names_rank(p.slot[k].text, n - 1) && text_has_word(p.slot[k].text, field),
+        rank_check(p.slot[k].status == IDIST_ERR_MISMATCH, "rank %d: got %s: %s", k,
+                   idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
+        rank_check(text_names_rank(p.slot[k].text, 0) && text_names_rank(p.slot[k].text, n - 1) &&
+                       text_has_word(p.slot[k].text, field),
                    "rank %d: the text names ranks 0 and %d and the %s: got \"%s\"", k, n - 1, field, p.slot[k].text);
         rank_check(p.slot[k].phase < 500 * test_slow_factor(), "rank %d: after %d ms", k, p.slot[k].phase);
     }
@@ -296,7 +297,8 @@ static void another_group(idist_group *world, int rank, int n, void *arg) {
     int64_t start = tap_now_ms();
     idist_status status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
     // A rank whose time-out comes last may already see the others leave.
-    rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_PEER_LOST, "rank %d: got %s", rank, idist_status_name(status));
+    rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_PEER_LOST, "rank %d: got %s", rank,
+               idist_status_name(status));
     rank_check(tap_now_ms() - start < 400 + 1000 * test_slow_factor(), "rank %d: too late", rank);
     idist_free_group(&g);
 }
