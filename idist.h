@@ -1,5 +1,236 @@
-/* idist.h - v0.1.0 - distributed computing you can embed - MIT - https://github.com/idist/idist
- */
+/* idist.h - v0.1.0 - distributed computing you can embed - MIT licence - https://github.com/idist/idist
+
+DO THIS
+
+    In ONE C or C++ file:                          in all others, just:
+
+        #define IDIST_IMPLEMENTATION                   #include "idist.h"
+        #include "idist.h"
+
+    In the file with IDIST_IMPLEMENTATION put it before the system headers. No library to link, no configure step, no
+    install: copy idist.h and idist_ring.h into your project.
+
+A COMPLETE PROGRAM
+
+        #define IDIST_IMPLEMENTATION
+        #include "idist.h"
+        #include <stdio.h>
+
+        static int work(int local_rank, void *arg) {
+            float x[2] = {1.0f + (float)local_rank, 2.0f};
+            (void)arg;
+            if (idist_all_reduce(x, x, 2, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK) {
+                fprintf(stderr, "%s\n", idist_last_error());
+                return 1;
+            }
+            printf("rank %d of %d: %g %g\n", idist_get_rank(), idist_get_world_size(), x[0], x[1]);
+            return 0;
+        }
+
+        int main(void) { return idist_spawn(work, NULL, 4, NULL) == IDIST_OK ? 0 : 1; }
+
+    cc app.c -o app && ./app
+
+        rank 2 of 4: 10 8        (four lines, in any order)
+
+    The same function under a launcher instead of idist_spawn: idist_initialize(NULL); work(...); idist_finalize();
+    or one call for both: idist_parallel_run(&desc, work, NULL).
+
+CONTENTS
+
+    Search for the tags.
+
+    declarations
+      [api:status]     what can go wrong
+      [api:types]      element types, operations, options
+      [api:desc]       how to start
+      [api:life]       begin, end, and who am I
+      [api:coll]       collectives
+      [api:p2p]        from one rank to another
+      [api:group]      groups
+      [api:op]         reductions of your own
+      [api:spawn]      processes
+      [api:memory]     buffers
+      [api:store]      a key-value table for rendezvous
+      [api:backend]    backends, and the lists of them
+    implementation
+      [impl:os]        the only place that knows the operating system
+      [impl:err]       status names, and the text of a thread's last failure
+      [impl:mem]       memory through the caller's allocator
+      [impl:log]       one line at a time, to the caller's logger or to stderr
+      [impl:type]      dtypes: sizes, names, 16-bit floats
+      [impl:reduce]    out = lo (op) hi, for all dtypes and ops
+      [impl:sha]       SHA-256 and HMAC
+      [impl:sock]      stream sockets
+      [impl:auth]      a mutual handshake on every connection
+      [impl:store]     the key-value table in memory, in a file, behind a socket
+      [impl:launch]    the configuration: explicit field, then environment, then built-in
+      [impl:world]     worlds, groups and tasks
+      [impl:call]      every communication call passes through here
+      [impl:self]      the backend of a world of 1
+      [impl:life]      open and close a world; the getters
+      [impl:coll]      the public collectives
+      [impl:p2p]       send, receive, requests, calls that progress together
+      [impl:group]     groups and user ops
+      [impl:help]      one rank first, one rank only
+      [impl:spawn]     worker processes, and Ignite's Parallel
+
+    The text below: WHAT IT IS, BUILD AND LINK, OPTIONS, CONCEPTS, BACKENDS, LAUNCHING, BUFFERS, ERRORS, TIME-OUTS AND
+    ABORT, THREADS, MEMORY, LOGGING, SECURITY, WRITING A BACKEND, LIMITS, HISTORY.
+
+WHAT IT IS
+
+    Ranks, collectives, send and receive, barriers, groups, worker processes, rendezvous and data-parallel helpers,
+    as a header: what ignite.distributed, torch.distributed and Horovod give a Python program. The same source runs
+    alone, spawned by itself, or under a launcher that sets RANK and WORLD_SIZE. Ranks of one host talk over local
+    sockets, ranks of several hosts over TCP.
+
+    It is not a task scheduler, a parameter server or a serialisation format; it moves arrays of numbers and bytes.
+    It is not for the open internet: connections are authenticated, but nothing is encrypted. All ranks run the same
+    build on machines of one byte order.
+
+BUILD AND LINK
+
+    C99 or later, C++11 or later; gcc, clang, nvcc. Linux. Needs libc and pthread (with glibc before 2.34: -lpthread).
+
+        cc app.c                                        IDIST_IMPLEMENTATION defined in app.c
+        cc -DIDIST_IMPLEMENTATION app.c                 or on the command line, for a program of one file
+        cc -c idist.c && ar rcs libidist.a idist.o      idist.c: the two lines of DO THIS
+
+    Optimise: the loops that add up are in this header. Under -std=c99 or -std=c11 system headers hide what the
+    implementation needs unless idist.h comes first (or _DEFAULT_SOURCE is defined); an #error says so.
+
+OPTIONS
+
+    macro                  where                   effect
+    IDIST_IMPLEMENTATION   one file                compiles the implementation there
+    IDIST_NO_RING          everywhere              leaves idist_ring.h out: worlds of 1, and what other headers add
+    IDIST_API              everywhere              decorates each declaration; default: extern
+
+CONCEPTS
+
+    A world is a number of ranks, 0 .. n-1, each a process (or, with idist_open, a thread). idist_initialize joins
+    the default world; NULL for a group means that one. A group is some ranks of a world in an order of its own;
+    ranks given to a call are always ranks of the group it runs on. Texts of errors and the log name world ranks.
+
+    A collective is called by all ranks of the group, in the same order, with matching arguments. Every call may be
+    blocking (the default) or immediate (with idist_opts.request). Without a launcher idist_initialize makes a world
+    of 1, in which everything works: the results are its own contributions. Before it, the getters answer as for
+    such a world, and communication is IDIST_ERR_STATE.
+
+    Results are reproducible: the same input on the same number of ranks gives the same bits in every run and, where
+    several ranks get the result, on each of them. The order of operands depends on sizes and ranks only. A
+    different number of ranks, or another size of message, may round differently.
+
+BACKENDS
+
+    self   a world of 1. Always there.
+    ring   any number of ranks; idist_ring.h, included by this header.
+
+    Including a backend's header before the call of idist_initialize (a macro) is all it takes to have it in the list,
+    IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise the first that fits is taken.
+
+LAUNCHING
+
+    What decides rank and size, first match wins: desc.rank and desc.world_size; IDIST_RANK, IDIST_WORLD_SIZE; RANK,
+    WORLD_SIZE (torchrun, or your own loop); HOROVOD_RANK, _SIZE; OMPI_COMM_WORLD_RANK, _SIZE; MV2_COMM_WORLD_RANK,
+    _SIZE; FLUX_TASK_RANK, FLUX_JOB_SIZE; PMI_RANK, PMI_SIZE. None: a world of 1. Half a pair, text that is no
+    number, or a rank that is not below the size is IDIST_ERR_ENV and names the variable. An empty variable counts
+    as not set.
+
+    What the ranks meet at: desc.store; else desc.init_method or IDIST_INIT_METHOD:
+        env://             (the default) MASTER_ADDR and MASTER_PORT
+        tcp://host:port    the same, explicit
+        file:///path       a file on a file system that all ranks share and that can lock
+    When the address is a loopback one, or LOCAL_WORLD_SIZE says that all ranks are on this host, the ranks meet at a
+    local socket named after the port, and no TCP port is opened at all.
+
+        for r in 0 1 2; do
+            RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./app &
+        done; wait
+
+    More variables: IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS, IDIST_TRANSPORT=auto|tcp,
+    IDIST_ALGO=auto|latency|bandwidth, IDIST_HOSTID (ranks with equal values share a host), IDIST_ADDR (the address
+    other hosts reach this one at), IDIST_LOG, and those of SECURITY. The environment is read, never changed.
+
+    idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or use a launcher.
+
+BUFFERS
+
+    Yours, at any address (aligned or not), in host memory. Send and receive buffers are disjoint, or exactly where
+    the in-place rule of the call puts them (NCCL's rules). The send buffer is never written, except in place. When
+    a call fails, the contents of receive buffers are undefined. The library keeps no pointer after a call, or after
+    idist_wait, returns.
+
+ERRORS
+
+    Functions return idist_status. idist_last_error() then says what happened, to whom, and what to do, for this thread:
+
+        all_reduce #42 (F32 x 1048576, SUM): rank 3 on node7 was lost: its process ended, or closed the connection
+        without idist_finalize
+
+    Three kinds:
+        local          IDIST_ERR_ARG, _STATE, _TRUNCATED, _UNSUPPORTED ...: this call did nothing. Everything goes on.
+        of a group     IDIST_ERR_PEER_LOST, _MISMATCH, _TIMEOUT (of a collective), _ABORTED: all its ranks get the same
+                       status, from the call they are in or the next one, and the group is unusable from then on.
+        of the start   IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
+
+    A rank that dies, or exits without idist_finalize, is noticed by every rank that is blocked in a call, within
+    milliseconds, through the end of its connection. A machine that vanishes without a word is noticed by the
+    time-out.
+
+    Ranks that call different things get IDIST_ERR_MISMATCH, naming two of them and the field that differs
+    (operation, dtype, op, root, count, group, sequence). A rank whose own part was already done gets it from its
+    next call. Two ranks that wait for each other in calls on different groups, or in a receive and a collective,
+    get it too, if each has one thread.
+
+TIME-OUTS AND ABORT
+
+    Every call has a deadline: idist_opts.timeout_ms, else desc.timeout_ms, else 30 minutes. IDIST_ERR_TIMEOUT names
+    the ranks that have not come, and where they were seen last. A call that waits longer than a minute logs a
+    warning with the same names. idist_abort ends everything on a group at once, from any thread. Joining a world
+    has a deadline of its own, 5 minutes.
+
+THREADS
+
+    Any thread may call anything. Calls on one group must be made in one order on all ranks, so two threads that use
+    the same group at the same time need a lock of yours, or a group each. Callbacks (user ops, logger, allocator)
+    run in whichever thread is inside the library. The first immediate call of a world starts one thread, which
+    moves requests on while the program computes; idist_finalize ends it. A thread takes no signals, and the library
+    installs no handlers. After fork(), a child has no world: its calls give IDIST_ERR_STATE.
+
+MEMORY
+
+    desc.allocator serves everything but idist_alloc and a few short-lived buffers. Per connection: 32 KiB, and up
+    to 1 MiB of messages that came early, if there are any. Large reductions use scratch of up to twice their size.
+
+LOGGING
+
+    IDIST_LOG=error|warn|info|debug, default warn, to desc.logger or stderr. Nothing is ever printed to stdout.
+
+SECURITY
+
+    Every connection begins with a handshake that proves, both ways, the knowledge of a secret (HMAC-SHA256).
+    idist_spawn makes one by itself. Otherwise it comes from desc.secret, the file IDIST_SECRET_FILE (mode 600), or
+    IDIST_SECRET. Local sockets also check the user. A listener beyond loopback without a secret is refused
+    (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1. The data itself is neither encrypted nor signed: on a network you
+    do not trust, use a tunnel.
+
+WRITING A BACKEND
+
+    Fill an idist_backend_api (its contract stands above it, in [impl:world]) and export a function that returns it.
+    A call arrives as one struct; end it with idist__complete. Let your header redefine an IDIST__ENTRY_ macro, as
+    idist_ring.h does.
+
+LIMITS
+
+    Linux only. Host memory only. Up to some hundred ranks per world: everybody is connected to everybody. 224 user
+    ops per world. Tags 0 .. 2^31-1. A world does not shrink: after a loss, finalize and start again.
+
+HISTORY
+
+    See CHANGELOG.md. Licence at the end of this file.
+*/
 #if defined(IDIST_IMPLEMENTATION) && !defined(_DEFAULT_SOURCE)
 #define _DEFAULT_SOURCE // clock_gettime, sockets and the like, also with -std=c99
 #endif
@@ -626,8 +857,7 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #include <sys/wait.h>
 
 #if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
-#error \
-    "idist.h must come before every system header where IDIST_IMPLEMENTATION is defined (or use -D_DEFAULT_SOURCE)"
+#error "where IDIST_IMPLEMENTATION is defined, include idist.h before every system header (or use -D_DEFAULT_SOURCE)"
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -1141,7 +1371,8 @@ static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int
 // rank alone contributed.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
-    if (op == IDIST_LAND || op == IDIST_LOR) idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
+    if ((op == IDIST_LAND || op == IDIST_LOR) && dtype < IDIST_F16)
+        idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
 // buf[i] = buf[i] * factor: the beginning of a premultiplied sum.
@@ -1376,6 +1607,7 @@ static bool idist__parse_host_port(const char *text, char *host, size_t cap, int
 static idist_status idist__addr_parse(idist__addr *a, const char *text) {
     char host[256];
     int port;
+    memset(a, 0, sizeof *a);
     if (strncmp(text, "unix:", 5) == 0) return idist__addr_unix(a, text + 5);
     if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
         return idist__addr_tcp(a, host, port);
@@ -3006,9 +3238,10 @@ idist_status idist_store_delete(idist_store *store, const char *key, bool *delet
 idist_status idist_store_num_keys(idist_store *store, size_t *n) {
     idist__req r;
     idist_status s = idist__store_begin(store, &r, IDIST__REQ_NUM_KEYS, NULL, 0);
-    if (s == IDIST_OK && !n) s = idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
-    if (s == IDIST_OK) s = store->run(store, &r);
-    if (s == IDIST_OK) *n = (size_t)r.number;
+    if (s != IDIST_OK) return s;
+    if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
+    s = store->run(store, &r);
+    *n = s == IDIST_OK ? (size_t)r.number : 0;
     return s;
 }
 
@@ -3960,13 +4193,13 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
 
 static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     idist_opts o;
-    idist_group *g;
+    idist_group *g = NULL;
     idist_status s;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (c->label == IDIST__NONE) c->label = c->kind;
     s = idist__call_enter(idist__kind_names[c->label], o.group, &g);
-    if (s == IDIST_OK) {
+    if (g) {
         s = idist__call_locked(g, c, &o);
         pthread_mutex_unlock(&g->w->lock);
     }
@@ -4467,7 +4700,7 @@ idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list ba
     pthread_mutex_lock(&idist__life_lock);
     if (idist__world_default()) s = idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
     else s = idist_open_with(desc, &world, backends);
-    if (s == IDIST_OK) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
+    if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&idist__life_lock);
     return s;
 }
@@ -5534,3 +5767,27 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
 #ifndef IDIST_NO_RING
 #include "idist_ring.h"
 #endif
+
+/*
+MIT License
+
+Copyright (c) 2026 idist contributors
+
+Permission is hereby granted, free of charge, to any person obtaining a copy
+of this software and associated documentation files (the "Software"), to deal
+in the Software without restriction, including without limitation the rights
+to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+copies of the Software, and to permit persons to whom the Software is
+furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all
+copies or substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+SOFTWARE.
+*/

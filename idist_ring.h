@@ -1,4 +1,40 @@
-/* idist_ring.h */
+/* idist_ring.h - v0.1.0 - the ring backend of idist: ranks over sockets, on one host or many - MIT licence
+
+DO THIS
+
+    Nothing: idist.h includes this header at its end. Define IDIST_NO_RING to leave it out.
+
+WHAT IT IS
+
+    Every rank has one stream to every other: a local socket inside a host, TCP between hosts. Messages up to 64 KiB
+    go out at once (eager) within a window of 1 MiB that the receiver has to keep; larger ones are announced and
+    sent when the receiver has named a place for them (rendezvous), so nothing is ever buffered without bound. A
+    collective is an algorithm over non-blocking sends and receives of the group's ranks; it never sees a socket,
+    and it is called again whenever one of them is through. Every message carries the fingerprint of the call it
+    belongs to.
+
+CONTENTS
+
+      [ring:api]        the backend's entry in IDIST_BACKENDS
+      [ring:types]      links, verbs, messages: what the sections below share
+      [ring:transport]  bytes over stream sockets
+      [ring:op]         a collective under way, and the macros that let an algorithm wait
+      [ring:link]       frames in and out of one connection
+      [ring:match]      which receive gets which message, and whether two calls are the same
+      [ring:verb]       the non-blocking verbs: send and receive
+      [ring:algo]       the collectives
+      [ring:choose]     which algorithm, with which scratch
+      [ring:engine]     frames arrive, tasks start and end, waits are announced
+      [ring:join]       how the ranks meet, connect to each other, and part
+
+    The algorithms can be read by themselves; begin there to learn how collectives work.
+
+LIMITS
+
+    n ranks need n - 1 descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
+
+    Licence: MIT, as idist.h.
+*/
 #ifndef IDIST_H
 #include "idist.h"
 #endif
@@ -273,20 +309,23 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// acc = lo (op) hi over count elements. A user op works in place on its second operand.
+// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on its second operand, so
+// where that must survive it is copied, a piece at a time.
 static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count,
                              idist_dtype dtype) {
+    uint64_t piece[512];
+    size_t at, k, most = sizeof piece / o->size;
     if (!o->user || !o->user->fn) {
         o->reduce(acc, lo, hi, count);
     } else if (acc == hi) {
         o->user->fn(lo, acc, count, dtype, o->user->arg);
     } else {
-        char *tmp = (char *)malloc(count ? count * o->size : 1); // acc == lo: the result must not go over it too early
-        if (!tmp) return;
-        memcpy(tmp, hi, count * o->size);
-        o->user->fn(lo, tmp, count, dtype, o->user->arg);
-        memcpy(acc, tmp, count * o->size);
-        free(tmp);
+        for (at = 0; at < count; at += k) {
+            k = count - at < most ? count - at : most;
+            memcpy(piece, hi + at * o->size, k * o->size);
+            o->user->fn(lo + at * o->size, piece, k, dtype, o->user->arg);
+            memcpy(acc + at * o->size, piece, k * o->size);
+        }
     }
 }
 
@@ -918,8 +957,8 @@ static void idist__stream_begin(idist__op *o, size_t nrecv, size_t nsend, size_t
 
 // Cuts blocks of at most `count` elements into chunks.
 static void idist__stream_chunks(idist__op *o, size_t count) {
-    o->chunk = IDIST__CHUNK_BYTES / o->size;
-    o->chunks = count ? (count + o->chunk - 1) / o->chunk : 1;
+    o->chunk = IDIST__CHUNK_BYTES / (o->size ? o->size : 1); // an element has 1 to 8 bytes
+    o->chunks = count ? (count - 1) / o->chunk + 1 : 1;      // NOLINT(clang-analyzer-core.DivideZero)
     if (o->chunks == 1) o->chunk = count ? count : 1;
 }
 
@@ -972,7 +1011,7 @@ static void idist__all_reduce_take(idist__task *t, size_t k) {
 }
 
 static void idist__all_reduce_ring(idist__op *o) {
-    size_t steps = (size_t)(2 * (o->n - 1));
+    size_t steps = 2 * (size_t)(o->n - 1);
     idist__stream_chunks(o, idist__block_count(o->count, o->n, 0));
     idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks, idist__all_reduce_recv, idist__all_reduce_send,
                         idist__all_reduce_take);

@@ -244,8 +244,8 @@ static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
 }
 
-// Two groups of the same ranks: which of them is called is part of the call. The two sides wait for each other for ever, which
-// processes of one thread can know for certain.
+// Two groups of the same ranks: which of them is called is part of the call. The two sides wait for each other for ever,
+// which processes of one thread can know for certain.
 typedef enum { ALL_REDUCE_IN_ANOTHER_GROUP, RECV_AGAINST_BARRIER, RECV_AGAINST_RECV } crossing;
 
 static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {

@@ -64,7 +64,7 @@ banner_tags() {
 
 # Tags that the doc block (all before the first line of code) lists under CONTENTS.
 contents_tags() {
-    awk '/^[ \t]*(#|typedef|extern)/ { exit }
+    awk '/\*\// { exit }
          /CONTENTS/ { inside = 1; next }
          inside && match($0, /\[[a-z]+:[a-z0-9_]+\]/) { print substr($0, RSTART + 1, RLENGTH - 2) }' "$1"
 }
