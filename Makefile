@@ -56,6 +56,7 @@ test: need-prove
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
 # prove's exit status goes through a file, because the status of a pipe is tee's.
+check-programs: export IDIST_LOG ?= error
 check-programs:
 	@rm -f $(B)/report.* $(B)/status
 	@{ $(PROVE) $(TESTS) $(SCRIPTS) 2>&1; echo $$? >$(B)/status; } | tee $(B)/test.log

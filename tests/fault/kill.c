@@ -32,7 +32,7 @@ static idist_status stream_step(idist_group *world, float *x, const trial *t, in
             idist_all_reduce(x + (size_t)k * third, x + (size_t)k * third, count, IDIST_F32, IDIST_MAX, &o);
         if (status == IDIST_OK) continue;
         char text[600]; // waiting for the others must not hide what this one said
-        snprintf(text, sizeof text, "%s", idist_last_error());
+        copy_text(text, sizeof text, idist_last_error());
         idist_wait_all(request, 3);
         return status;
     }

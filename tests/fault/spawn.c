@@ -55,7 +55,7 @@ static idist_desc quick_desc(idist_report *report) {
 
 static void expect_failure(idist_status status, const idist_report *r, int rank, int exit_code, int signal_number) {
     char text[700];
-    snprintf(text, sizeof text, "%s", idist_last_error());
+    copy_text(text, sizeof text, idist_last_error());
     rank_check(status == IDIST_ERR_WORKER_FAILED, "got %s expected IDIST_ERR_WORKER_FAILED: %s", idist_status_name(status),
                text);
     if (status != IDIST_ERR_WORKER_FAILED) return;
@@ -128,7 +128,7 @@ static int one_fails(int local_rank, void *arg) {
     }
     idist_status status = idist_barrier(NULL);
     f->b->status[local_rank] = status;
-    snprintf(f->b->text[local_rank], sizeof f->b->text[0], "%s", idist_last_error());
+    copy_text(f->b->text[local_rank], sizeof f->b->text[0], idist_last_error());
     f->b->reached[local_rank] = 1;
     return status ? 40 + local_rank : 0;
 }

@@ -67,15 +67,28 @@ static inline bool ranks_report(const char *fmt, ...) {
     return n == 0;
 }
 
+static inline void rank_fail_at(const char *file, int line, const char *condition, const char *fmt, ...) TAP_PRINTF(4, 5);
+static inline void rank_fail_at(const char *file, int line, const char *condition, const char *fmt, ...) {
+    char text[1200];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    rank_fail("%s:%d: expected %s: %s", file, line, condition, text);
+}
+
 // rank_check(cond, "x is %d", x): a check inside a rank.
-#define rank_check(cond, ...)                                                                \
-    do {                                                                                     \
-        if (!(cond)) {                                                                       \
-            char rank_check_text[400];                                                       \
-            snprintf(rank_check_text, sizeof rank_check_text, __VA_ARGS__);                  \
-            rank_fail("%s:%d: expected %s: %s", __FILE__, __LINE__, #cond, rank_check_text); \
-        }                                                                                    \
+#define rank_check(cond, ...)                                              \
+    do {                                                                   \
+        if (!(cond)) rank_fail_at(__FILE__, __LINE__, #cond, __VA_ARGS__); \
     } while (0)
+
+// As much of a text as fits.
+static inline void copy_text(char *dst, size_t cap, const char *src) {
+    size_t n = strlen(src) < cap ? strlen(src) : cap - 1;
+    memcpy(dst, src, n);
+    dst[n] = 0;
+}
 
 static inline bool rank_is_status_at(const char *file, int line, int rank, idist_status got, idist_status expected,
                                      const char *what) {
@@ -280,7 +293,7 @@ static inline int free_port(void) {
 static inline void proc_result(proc_slot *slot, idist_status status) {
     slot->when_ns = tap_now_ns();
     slot->status = status;
-    snprintf(slot->text, sizeof slot->text, "%s", status ? idist_last_error() : "");
+    copy_text(slot->text, sizeof slot->text, status ? idist_last_error() : "");
     __atomic_store_n(&slot->has_result, 1, __ATOMIC_RELEASE);
 }
 
