@@ -3588,6 +3588,7 @@ struct idist_group {
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
+    bool flushed;      // the others know of the failure, as far as we can tell
     idist_group *node; // the members on this host, made when one_rank_first asks for it
     void *impl;
 };
@@ -3634,6 +3635,8 @@ struct idist_backend_api {
     bool (*cancel)(idist__task *t);
     // Tells the other members that the group failed, as g->status and g->cause say.
     void (*tell)(idist_group *g);
+    // Moves on until all that was to be told is out, or the moment is there. Gives the lock up while it sleeps.
+    void (*flush)(idist__world *w, int64_t until_ns);
     // Tells the other members that this rank waits in t, so that they can object, and answer that they are there.
     void (*announce)(idist__task *t);
     // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)"); returns how many.
@@ -3643,6 +3646,7 @@ struct idist_backend_api {
 #define IDIST__BACKEND_ABI 1
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
+#define IDIST__FLUSH_MS 100
 
 struct idist__world {
     idist_group group; // all ranks; first, so that a world is its group
@@ -4152,9 +4156,22 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     return IDIST_OK;
 }
 
+// A caller that hears of a failure may well end its process at once, and with it the connections. The others must have heard
+// the reason by then, so it waits a moment for that.
+static void idist__group_flush(idist_group *g) {
+    idist__world *w = g->w;
+    if (g->status == IDIST_OK || g->flushed || w->driver != IDIST__DRIVER_NONE) return;
+    g->flushed = true;
+    w->driver = IDIST__DRIVER_CALLER;
+    w->backend->flush(w, idist__os_deadline(IDIST__FLUSH_MS));
+    w->driver = IDIST__DRIVER_NONE;
+    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+}
+
 // The status of a finished task, as the caller gets it. Frees the task.
 static idist_status idist__task_result(idist__task *t) {
     idist_status s = t->status;
+    if (s != IDIST_OK) idist__group_flush(t->group);
     if (s != IDIST_OK) idist__fail(s, "%s", t->text);
     if (t->async) t->group->nrequests--;
     idist__task_free(t);
@@ -4429,6 +4446,12 @@ static void idist__self_group_close(idist_group *g) {
 
 static void idist__self_progress(idist__world *w) { (void)w; }
 static void idist__self_tell(idist_group *g) { (void)g; }
+
+static void idist__self_flush(idist__world *w, int64_t until_ns) {
+    (void)w;
+    (void)until_ns;
+}
+
 static void idist__self_announce(idist__task *t) { (void)t; }
 
 static int idist__self_missing(idist__task *t, char *text, size_t cap) {
@@ -4457,6 +4480,7 @@ const idist_backend_api *idist_self_backend(void) {
                                           idist__self_wake,
                                           idist__self_cancel,
                                           idist__self_tell,
+                                          idist__self_flush,
                                           idist__self_announce,
                                           idist__self_missing};
     return &api;

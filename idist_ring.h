@@ -159,7 +159,9 @@ typedef struct idist__link { // the connection to one rank
     int fd;
     void *port; // &fd for sockets
     bool open;
-    bool bye;                           // the other side finalized: the end of the stream is no loss
+    bool bye;   // the other side finalized: the end of the stream is no loss
+    bool ended; // its stream is at the end; see idist__link_ended
+    int ended_errno;
     bool write_dead;                    // writing failed; reading will tell why
     idist__verb *out, **out_end;        // going out, in order
     idist__verb *waiting;               // sends that wait for CTS
@@ -186,6 +188,7 @@ typedef struct idist__ring { // the backend's part of a world
     struct pollfd *polls;
     int *poll_ranks;
     int wake;
+    bool judging; // inside idist__link_ended
     idist__verb *idle;
     uint64_t stamp, next_id;
     int64_t looked_ns; // when we last read the links
@@ -1861,20 +1864,40 @@ static bool idist__link_parse(idist__ring *ring, idist__link *l, int peer) {
     return true;
 }
 
+static void idist__link_read(idist__ring *ring, int peer);
+
+// The stream of a rank ended. When one rank dies, others that heard of it may end as well, and their streams with them; those
+// have told the reason before. So all others are read first, and then the ends are judged.
+static void idist__link_ended(idist__ring *ring, int peer, int err) {
+    int i;
+    ring->links[peer].ended = true;
+    ring->links[peer].ended_errno = err;
+    if (ring->judging) return;
+    ring->judging = true;
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].open && !ring->links[i].ended) idist__link_read(ring, i);
+    ring->judging = false;
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        char how[160];
+        if (!l->open || !l->ended) continue;
+        if (l->ended_errno) snprintf(how, sizeof how, "its connection broke: %s", strerror(l->ended_errno));
+        else snprintf(how, sizeof how, "its process ended, or closed the connection without idist_finalize");
+        idist__link_lost(ring, i, how);
+    }
+}
+
 // Reads what is there, up to a bound so that other links get their turn. Large payloads go straight to their place.
 static void idist__link_read(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     int turns;
-    for (turns = 0; turns < 16 && l->open; turns++) {
+    for (turns = 0; turns < 16 && l->open && !l->ended; turns++) {
         bool direct = l->in_moved == IDIST__FRAME_BYTES && l->left >= 4096 && l->target;
         size_t room = direct ? l->left : IDIST__STAGE_BYTES;
         ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, room);
         if (n == 0) return;
         if (n < 0) {
-            char how[160];
-            if (errno == 0) snprintf(how, sizeof how, "its process ended, or closed the connection without idist_finalize");
-            else snprintf(how, sizeof how, "its connection broke: %s", strerror(errno));
-            idist__link_lost(ring, peer, how);
+            idist__link_ended(ring, peer, errno);
             return;
         }
         if (direct) {
@@ -1945,6 +1968,28 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     idist__ring_poll(ring, until_ns, true);
     idist__ring_settle(ring);
+}
+
+// Whether something that others must still get, or say, is under way.
+static bool idist__ring_busy(idist__ring *ring, bool clean) {
+    int i;
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (!l->open) continue;
+        if (l->out && !l->write_dead) return true;
+        if (clean && !l->bye && l->transport->lossy_close) return true;
+    }
+    return false;
+}
+
+// Until everything is out, or the moment is there.
+static void idist__ring_drain(idist__ring *ring, bool clean, int64_t until_ns) {
+    while (idist__ring_busy(ring, clean) && idist__os_ms_until(until_ns) != 0) idist__ring_poll(ring, until_ns, true);
+}
+
+static void idist__ring_flush(idist__world *w, int64_t until_ns) {
+    idist__ring_drain(idist__ring_of(w), false, until_ns);
+    idist__ring_settle(idist__ring_of(w));
 }
 
 static void idist__ring_wake(idist__world *w) {
@@ -2627,18 +2672,6 @@ static idist_status idist__ring_open(idist__world *w) {
     return s;
 }
 
-// Whether something that others must still get, or say, is under way.
-static bool idist__ring_busy(idist__ring *ring, bool clean) {
-    int i;
-    for (i = 0; i < ring->w->group.size; i++) {
-        idist__link *l = &ring->links[i];
-        if (!l->open) continue;
-        if (l->out && !l->write_dead) return true;
-        if (clean && !l->bye && l->transport->lossy_close) return true;
-    }
-    return false;
-}
-
 // After the last barrier everybody says BYE. Where closing a connection with unread bytes in it could destroy the other
 // side's, we wait for its BYE. A rank that leaves otherwise only lets its last words (ABORT) go out.
 static void idist__ring_close(idist__world *w, bool clean) {
@@ -2651,10 +2684,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
     pthread_mutex_lock(&w->lock);
     w->group.rank = -1; // frames that still come concern nobody
     for (i = 0; i < w->group.size && clean; i++) idist__link_control(ring, &ring->links[i], &f, NULL);
-    while (idist__ring_busy(ring, clean) && idist__os_ms_until(deadline_ns) != 0) {
-        idist__ring_poll(ring, deadline_ns, true);
-        ring->failed = NULL; // nobody is left to be told
-    }
+    idist__ring_drain(ring, clean, deadline_ns);
     pthread_mutex_unlock(&w->lock);
     idist__ring_free(ring);
 }
@@ -2670,7 +2700,8 @@ const idist_backend_api *idist_ring_backend(void) {
                                           idist__ring_open,        idist__ring_close,         idist__ring_group_open,
                                           idist__ring_group_close, idist__ring_start,         idist__ring_progress,
                                           idist__ring_sleep,       idist__ring_wake,          idist__ring_cancel,
-                                          idist__ring_tell,        idist__ring_announce,      idist__ring_missing};
+                                          idist__ring_tell,        idist__ring_flush,         idist__ring_announce,
+                                          idist__ring_missing};
     return &api;
 }
 
