@@ -1,0 +1,96 @@
+// How ranks find each other: every init method between real processes, and the table of hosts with uneven and cyclic
+// placements (hosts are told apart by desc.host_id, the ranks share one machine).
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tap.h"
+
+typedef struct placement {
+    int n;
+    const char *host[8];
+    int local_rank[8], local_size[8], node_rank[8], nnodes;
+} placement;
+
+static int fail(const char *what, int rank) {
+    fprintf(stderr, "# rank %d: %s: %s\n", rank, what, idist_last_error());
+    return 1;
+}
+
+// One rank: joins, adds up, looks at its place.
+static int run_rank(idist_desc d, const placement *p) {
+    int64_t sum = 0, mine = 1 << d.rank;
+    if (idist_initialize(&d) != IDIST_OK) return fail("initialize", d.rank);
+    if (idist_all_reduce(&mine, &sum, 1, IDIST_I64, IDIST_SUM, NULL) != IDIST_OK) return fail("all_reduce", d.rank);
+    if (sum != (1 << d.world_size) - 1 || idist_get_world_size() != d.world_size) return fail("wrong sum", d.rank);
+    if (p && (idist_get_local_rank() != p->local_rank[d.rank] || idist_get_nproc_per_node() != p->local_size[d.rank] ||
+              idist_get_node_rank() != p->node_rank[d.rank] || idist_get_nnodes() != p->nnodes)) {
+        fprintf(stderr, "# rank %d: local %d of %d, node %d of %d\n", d.rank, idist_get_local_rank(),
+                idist_get_nproc_per_node(), idist_get_node_rank(), idist_get_nnodes());
+        return 1;
+    }
+    return idist_finalize() == IDIST_OK ? 0 : fail("finalize", d.rank);
+}
+
+// n processes; rank 0 starts last, so that the others have to wait for it.
+static bool run_all(const idist_desc *base, int n, const placement *p) {
+    pid_t pid[8];
+    bool good = true;
+    fflush(NULL);
+    for (int r = n - 1; r >= 0; r--) {
+        idist_desc d = *base;
+        d.rank = r;
+        d.world_size = n;
+        d.init_timeout_ms = 20000;
+        d.timeout_ms = 20000;
+        if (p) d.host_id = p->host[r];
+        pid[r] = fork();
+        if (pid[r] == 0) _exit(run_rank(d, p));
+        if (r == 1) tap_sleep_ms(30);
+    }
+    for (int r = 0; r < n; r++) {
+        int status = -1;
+        if (waitpid(pid[r], &status, 0) != pid[r] || status != 0) good = false;
+    }
+    return good;
+}
+
+int main(void) {
+    static const char *const transports[] = {"auto", "tcp"};
+    static const placement placements[] = {
+        {4, {"a", "a", "a", "b"}, {0, 1, 2, 0}, {3, 3, 3, 1}, {0, 0, 0, 1}, 2},               // uneven
+        {5, {"a", "b", "a", "b", "a"}, {0, 0, 1, 1, 2}, {3, 2, 3, 2, 3}, {0, 1, 0, 1, 0}, 2}, // cyclic
+        {3, {"c", "b", "a"}, {0, 0, 0}, {1, 1, 1}, {0, 1, 2}, 3}};
+    char file[64], url[96];
+    int port = 20000 + (int)(getpid() % 20000);
+    tap_deadline(100);
+    snprintf(file, sizeof file, "/tmp/idist-init-test-%d", (int)getpid());
+    for (int t = 0; t < 2; t++) {
+        for (int n = 1; n <= 4; n++) {
+            idist_desc d;
+            memset(&d, 0, sizeof d);
+            d.transport = transports[t];
+            snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
+            d.init_method = url;
+            tap_ok(run_all(&d, n, NULL), "tcp://, %d ranks, transport %s", n, transports[t]);
+            snprintf(url, sizeof url, "file://%s", file);
+            tap_ok(run_all(&d, n, NULL), "file://, %d ranks, transport %s", n, transports[t]);
+            tap_ok(access(file, F_OK) != 0, "the file is gone");
+            d.init_method = NULL;
+            d.master_addr = "localhost";
+            d.master_port = port;
+            tap_ok(run_all(&d, n, NULL), "env://, %d ranks, transport %s", n, transports[t]);
+        }
+    }
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
+    for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i++) {
+        idist_desc d;
+        memset(&d, 0, sizeof d);
+        d.master_addr = "127.0.0.1";
+        d.master_port = port;
+        tap_ok(run_all(&d, placements[i].n, &placements[i]), "hosts and local ranks of placement %d", (int)i);
+    }
+    return tap_done();
+}
