@@ -27,7 +27,11 @@ A COMPLETE PROGRAM
             return 0;
         }
 
-        int main(void) { return idist_spawn(work, NULL, 4, NULL) == IDIST_OK ? 0 : 1; }
+        int main(void) {
+            if (idist_spawn(work, NULL, 4, NULL) == IDIST_OK) return 0;
+            fprintf(stderr, "%s\n", idist_last_error());
+            return 1;
+        }
 
     cc app.c -o app && ./app
 
@@ -151,7 +155,8 @@ LAUNCHING
 
     More variables: IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS, IDIST_TRANSPORT=auto|tcp,
     IDIST_ALGO=auto|latency|bandwidth, IDIST_HOSTID (ranks with equal values share a host), IDIST_ADDR (the address
-    other hosts reach this one at), IDIST_LOG, and those of SECURITY. The environment is read, never changed.
+    other hosts reach this one at), IDIST_LOG, and those of SECURITY. A time-out of 0 means the default, -1 none.
+    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The environment is read, never changed.
 
     idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or use a launcher.
 
@@ -164,7 +169,8 @@ BUFFERS
 
 ERRORS
 
-    Functions return idist_status. idist_last_error() then says what happened, to whom, and what to do, for this thread:
+    Functions return idist_status. idist_last_error() then says what happened, to whom, and what to do, for this
+    thread:
 
         all_reduce #42 (F32 x 1048576, SUM): rank 3 on node7 was lost: its process ended, or closed the connection
         without idist_finalize
@@ -181,8 +187,9 @@ ERRORS
 
     Ranks that call different things get IDIST_ERR_MISMATCH, naming two of them and the field that differs
     (operation, dtype, op, root, count, group, sequence). A rank whose own part was already done gets it from its
-    next call. Two ranks that wait for each other in calls on different groups, or in a receive and a collective,
-    get it too, if each has one thread.
+    next call. Two ranks that wait for each other in calls on different groups, or in a receive and a collective, or
+    in two sends or two receives, get it too, if that is all they do; longer cycles end by the time-out. A receive
+    whose message has another dtype gets it alone, and nothing is broken.
 
 TIME-OUTS AND ABORT
 
@@ -197,7 +204,8 @@ THREADS
     the same group at the same time need a lock of yours, or a group each. Callbacks (user ops, logger, allocator)
     run in whichever thread is inside the library. The first immediate call of a world starts one thread, which
     moves requests on while the program computes; idist_finalize ends it. A thread takes no signals, and the library
-    installs no handlers. After fork(), a child has no world: its calls give IDIST_ERR_STATE.
+    installs no handlers. After fork(), a child has no world: its calls give IDIST_ERR_STATE. Let it exec or end
+    before its rank does: a child that keeps the connections hides the death of its rank from the others.
 
 MEMORY
 
@@ -608,7 +616,8 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
                                   const idist_opts *opts);
 
-// buf: count at most; info (may be NULL) says what came. src may be IDIST_ANY_SOURCE, tag IDIST_ANY_TAG. A message that
+// buf: count at most; info (may be NULL) says what came. src may be IDIST_ANY_SOURCE, tag IDIST_ANY_TAG
+// (which also takes what was meant for a later receive). A message that
 // is longer gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both stay there for another receive.
 IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
                                   const idist_opts *opts);
@@ -678,7 +687,7 @@ IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t co
 // [api:spawn]  processes
 //------------------------------------------------------------------------------
 
-// What a worker runs; its result becomes the exit code of the process (0: success).
+// What a worker runs; its result becomes the exit code of the process, modulo 256 (0: success; others never become 0).
 typedef int (*idist_worker_fn)(int local_rank, void *arg);
 
 // Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn, finalizes and exits.
@@ -730,6 +739,7 @@ typedef struct idist_store_desc {
 //                      mutual authentication. Port 0 on the server takes a free one, see idist_store_port.
 // "file:///path"       a file that all can lock; the server removes it when it closes. A file left by a dead server is
 //                      recognised and not used.
+// "unix://name"        as tcp, inside this host, network namespace and user; leaves no file.
 // "mem://"             inside this process: share the pointer between threads.
 // desc may be NULL. Waits until the server is there.
 IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store);
@@ -754,6 +764,7 @@ IDIST_API idist_status idist_store_wait(idist_store *store, const char *const *k
 // *ready: whether all keys exist now.
 IDIST_API idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready);
 IDIST_API idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted);
+// Keys in the whole table, also through a view with a prefix.
 IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 
 //------------------------------------------------------------------------------
@@ -1019,12 +1030,16 @@ typedef struct idist__task idist__task;
 typedef struct idist__thread {
     char text[1024];           // idist_last_error
     char config[2048];         // idist_show_config
+    char names[128];           // idist_available_backends
+    char hostname[64];         // idist_hostname before there is a world
+    char group_text[1024];     // of the first failure inside idist_group_begin
+    int callbacks;             // we are inside a function of the caller's: it must not call us
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
     idist__task *group_tasks;  // what they started
 } idist__thread;
 
-IDIST__TLS idist__thread idist__self;
+IDIST__TLS idist__thread idist__me;
 
 const char *idist_status_name(idist_status status) {
     switch (status) {
@@ -1046,17 +1061,17 @@ const char *idist_status_string(idist_status status) {
     return "unknown status";
 }
 
-const char *idist_last_error(void) { return idist__self.text; }
+const char *idist_last_error(void) { return idist__me.text; }
 
 // Every failure passes through here at the place where it is noticed. The text says what, to whom, and what to do.
 // The text may contain the previous one (a caller adds what it was doing).
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
-    char text[sizeof idist__self.text];
+    char text[sizeof idist__me.text];
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    memcpy(idist__self.text, text, sizeof text);
+    memcpy(idist__me.text, text, sizeof text);
     return status;
 }
 
@@ -1154,8 +1169,10 @@ IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_lo
     va_end(args);
     snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level], text);
     pthread_mutex_lock(&idist__log_lock);
+    idist__me.callbacks++;
     if (log->logger.log_fn) log->logger.log_fn(level, line, log->logger.user);
     else fprintf(stderr, "%s\n", line);
+    idist__me.callbacks--;
     pthread_mutex_unlock(&idist__log_lock);
 }
 
@@ -1648,50 +1665,46 @@ static idist_status idist__sock_listen(const idist__addr *a, const char *what, i
     return idist__fail_errno(what, err);
 }
 
-// -1 and errno EAGAIN when nobody is waiting. Connections of other users are closed at once: abstract sockets have no
-// permissions of their own.
-static int idist__sock_accept(int listener) {
+// Whether the process at the other end of a local socket belongs to our user: abstract sockets have no permissions.
+static bool idist__sock_same_user(int fd) {
     struct {
         pid_t pid;
         uid_t uid;
         gid_t gid;
     } cred;
+    socklen_t n = sizeof cred;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 && cred.uid == geteuid();
+}
+
+// -1 and errno EAGAIN when nobody is waiting. Connections of other users are closed at once.
+static int idist__sock_accept(int listener) {
     struct sockaddr_storage sa;
     socklen_t n = sizeof sa;
     int one = 1, fd = accept(listener, (struct sockaddr *)&sa, &n);
     if (fd < 0) return -1;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
-    if (sa.ss_family != AF_UNIX) {
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        return fd;
-    }
-    n = sizeof cred;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 && cred.uid == geteuid()) return fd;
+    if (sa.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (sa.ss_family != AF_UNIX || idist__sock_same_user(fd)) return fd;
     close(fd);
     errno = EAGAIN;
     return -1;
 }
 
-// One attempt. errno says why not; the caller decides whether to try again.
+static bool idist__sock_wait(int fd, short events, int64_t deadline_ns);
+
+// One attempt. errno says why not; the caller decides whether to try again. EPERM: another user listens there.
 static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
     int fd = idist__sock_open(a->sa.ss_family), err = 0;
     socklen_t n = sizeof err;
     if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)&a->sa, a->nbytes) == 0) return fd;
-    if (errno == EINPROGRESS || errno == EINTR) {
-        struct pollfd p;
-        int rc;
-        p.fd = fd;
-        p.events = POLLOUT;
-        do rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
-        while (rc < 0 && errno == EINTR);
-        if (rc == 0) err = ETIMEDOUT;
+    if (connect(fd, (const struct sockaddr *)&a->sa, a->nbytes) != 0) err = errno;
+    if (err == EINPROGRESS || err == EINTR) {
+        if (!idist__sock_wait(fd, POLLOUT, deadline_ns)) err = ETIMEDOUT;
         else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &n) != 0) err = errno;
-        if (err == 0) return fd;
-        errno = err;
     }
-    err = errno;
+    if (!err && a->sa.ss_family == AF_UNIX && !idist__sock_same_user(fd)) err = EPERM;
+    if (!err) return fd;
     close(fd);
     errno = err;
     return -1;
@@ -1725,13 +1738,16 @@ static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts
 }
 
 static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
-    struct pollfd p;
-    int rc;
-    p.fd = fd;
-    p.events = events;
-    do rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
-    while (rc < 0 && errno == EINTR);
-    return rc > 0;
+    for (;;) {
+        struct pollfd p;
+        int rc;
+        p.fd = fd;
+        p.events = events;
+        rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
+        if (rc > 0) return true;
+        if (rc == 0 && idist__os_ms_until(deadline_ns) == 0) return false; // poll's own limit is shorter
+        if (rc < 0 && errno != EINTR) return false;
+    }
 }
 
 // The whole buffer or an error; errno ETIMEDOUT when the deadline passed, 0 at the end of the stream.
@@ -1927,13 +1943,111 @@ static idist_status idist__auth_run(idist__handshake *h) {
     }
 }
 
+typedef struct idist__secret {
+    uint8_t bytes[256];
+    size_t nbytes; // 0: none
+    bool insecure; // IDIST_INSECURE: listen beyond this host all the same
+} idist__secret;
+
 // The key of a job from its secret; the constant one without.
-static void idist__auth_key(const void *secret, size_t nbytes, uint8_t key[32]) {
+static void idist__auth_key(const idist__secret *secret, uint8_t key[32]) {
     idist__sha s;
     idist__sha_begin(&s);
     idist__sha_add(&s, "idist v1", 8);
-    idist__sha_add(&s, secret, nbytes);
+    idist__sha_add(&s, secret->bytes, secret->nbytes);
     idist__sha_end(&s, key);
+}
+
+// IDIST_SECRET_FILE must be a file that only its owner can read.
+static idist_status idist__secret_from_file(idist__secret *secret, const char *path) {
+    uint8_t text[sizeof secret->bytes + 1];
+    struct stat st;
+    ssize_t n = -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path, strerror(errno));
+    if (fstat(fd, &st) != 0 || (st.st_mode & 077) || st.st_uid != geteuid()) {
+        close(fd);
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)",
+                           path);
+    }
+    do n = read(fd, text, sizeof text);
+    while (n < 0 && errno == EINTR);
+    close(fd);
+    if (n < 16 || n > (ssize_t)sizeof secret->bytes)
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must hold 16 to %zu bytes", path, sizeof secret->bytes);
+    memcpy(secret->bytes, text, (size_t)n);
+    secret->nbytes = (size_t)n;
+    return IDIST_OK;
+}
+
+// The secret of a desc, else that of the environment, else none.
+static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
+    const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
+    const char *insecure = idist__os_env("IDIST_INSECURE");
+    memset(secret, 0, sizeof *secret);
+    secret->insecure = insecure && strcmp(insecure, "0") != 0;
+    if (field || nbytes) {
+        if (!field || nbytes < 16 || nbytes > sizeof secret->bytes)
+            return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and 16 to %zu bytes", sizeof secret->bytes);
+        text = (const char *)field;
+    } else if (file) {
+        return idist__secret_from_file(secret, file);
+    } else if (text) {
+        nbytes = strlen(text);
+        if (nbytes < 16 || nbytes > sizeof secret->bytes)
+            return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET has %zu bytes; 16 to %zu are needed", nbytes,
+                               sizeof secret->bytes);
+    }
+    if (nbytes) memcpy(secret->bytes, text, nbytes);
+    secret->nbytes = nbytes;
+    return IDIST_OK;
+}
+
+// Where strangers wait until their handshake is through: a fixed number of places, so that nobody makes us allocate.
+// When all are taken, newcomers stay in the listener's queue; whoever has stood here for a second then has to give
+// his place up.
+enum { IDIST__PORCH = 64, IDIST__PORCH_MS = 5000 };
+
+typedef struct idist__porch {
+    idist__handshake place[IDIST__PORCH]; // fd -1: free
+} idist__porch;
+
+static void idist__porch_init(idist__porch *p) {
+    int i;
+    memset(p, 0, sizeof *p);
+    for (i = 0; i < IDIST__PORCH; i++) p->place[i].fd = -1;
+}
+
+static void idist__porch_close(idist__porch *p) {
+    int i;
+    for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&p->place[i].fd);
+}
+
+// A free place, or NULL. Those whose time is over have to go.
+static idist__handshake *idist__porch_room(idist__porch *p) {
+    int64_t now = idist__os_now_ns();
+    idist__handshake *oldest = NULL;
+    int i;
+    for (i = 0; i < IDIST__PORCH; i++) {
+        idist__handshake *h = &p->place[i];
+        if (h->fd >= 0 && now >= h->deadline_ns) idist__os_close(&h->fd);
+        if (h->fd < 0) return h;
+        if (!oldest || h->deadline_ns < oldest->deadline_ns) oldest = h;
+    }
+    if (now < oldest->deadline_ns - (IDIST__PORCH_MS - 1000) * IDIST__MS) return NULL;
+    idist__os_close(&oldest->fd);
+    return oldest;
+}
+
+// What poll should look at; returns how many.
+static int idist__porch_poll(const idist__porch *p, struct pollfd *fds) {
+    int i, n = 0;
+    for (i = 0; i < IDIST__PORCH; i++) {
+        if (p->place[i].fd < 0) continue;
+        fds[n].fd = p->place[i].fd;
+        fds[n++].events = p->place[i].stage == 1 ? POLLOUT : POLLIN;
+    }
+    return n;
 }
 
 //------------------------------------------------------------------------------
@@ -1960,6 +2074,7 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
+#define IDIST__NO_VALUE UINT64_MAX    // the length in an answer to a GET whose key is not there (any more)
 #define IDIST__NOT_A_NUMBER INT64_MIN // the answer to an ADD that found text; torch's protocol has no word for it
 
 typedef struct idist__blob { // bytes with a length, not owned
@@ -2213,13 +2328,22 @@ static int idist__file_lock(int fd, int cmd, short type, off_t byte, struct floc
     return fcntl(fd, cmd, fl);
 }
 
-// Takes or gives back the lock of the records. Holders keep it for microseconds, and a dead holder's lock is gone.
-static bool idist__file_records(int fd, bool take) {
+// Takes or gives back the lock of the records. Holders keep it for microseconds, unless they are stopped; a dead
+// holder's lock is gone.
+static bool idist__file_records(int fd, bool take, int64_t deadline_ns) {
     struct flock fl;
-    int rc;
-    do rc = idist__file_lock(fd, take ? F_OFD_SETLKW : F_OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl);
-    while (rc != 0 && errno == EINTR);
-    return rc == 0;
+    for (;;) {
+        if (idist__file_lock(fd, F_OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0) return true;
+        if (errno != EAGAIN && errno != EACCES && errno != EINTR) return false;
+        if (idist__os_ms_until(deadline_ns) == 0) return false;
+        sched_yield();
+        if (errno != EINTR) idist__os_pause_ms(1);
+    }
+}
+
+static idist_status idist__file_late(const idist__file_store *f) {
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "store: %s stays locked: a process that uses it is stopped, or the file system cannot lock", f->path);
 }
 
 static bool idist__file_server_lives(int fd) {
@@ -2301,24 +2425,35 @@ static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
     return IDIST_OK;
 }
 
+static idist_status idist__file_request(idist__file_store *f, idist__req *r, bool *wait) {
+    bool changed = false;
+    idist_status s;
+    if (!idist__file_records(f->fd, true, r->deadline_ns)) return idist__file_late(f);
+    s = idist__file_replay(f);
+    if (s == IDIST_OK) s = idist__table_apply(&f->table, r, wait, &changed);
+    if (changed) {
+        idist_status w = idist__file_append(f, r->key);
+        if (w != IDIST_OK) { // the table is ahead of the file: read it anew
+            idist__table_clear(&f->table);
+            f->applied = 0;
+            s = w;
+        }
+    }
+    idist__file_records(f->fd, false, r->deadline_ns);
+    if (s == IDIST_OK && (*wait || changed) && !f->server && !idist__file_server_lives(f->fd))
+        s = idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s ended", f->path);
+    if (s == IDIST_OK && *wait && idist__os_ms_until(r->deadline_ns) == 0) s = idist__req_late(r, &f->table);
+    return s;
+}
+
 static idist_status idist__file_store_run(idist_store *store, idist__req *r) {
     idist__file_store *f = (idist__file_store *)store->impl;
     int pause_ms = 1;
     for (;;) {
-        bool wait = false, changed = false;
+        bool wait = false;
         idist_status s;
         pthread_mutex_lock(&f->lock);
-        if (!idist__file_records(f->fd, true)) s = idist__fail_errno("locking the store file", errno);
-        else s = idist__file_replay(f);
-        if (s == IDIST_OK) s = idist__table_apply(&f->table, r, &wait, &changed);
-        if (changed) {
-            idist_status w = idist__file_append(f, r->key);
-            if (s == IDIST_OK) s = w;
-        }
-        idist__file_records(f->fd, false);
-        if (s == IDIST_OK && wait && !f->server && !idist__file_server_lives(f->fd))
-            s = idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s ended", f->path);
-        if (s == IDIST_OK && wait && idist__os_ms_until(r->deadline_ns) == 0) s = idist__req_late(r, &f->table);
+        s = idist__file_request(f, r, &wait);
         pthread_mutex_unlock(&f->lock);
         if (s != IDIST_OK || !wait) return s;
         idist__os_pause_ms(pause_ms);
@@ -2326,9 +2461,11 @@ static idist_status idist__file_store_run(idist_store *store, idist__req *r) {
     }
 }
 
+static bool idist__file_is_at(int fd, const char *path);
+
 static void idist__file_store_close(idist_store *store) {
     idist__file_store *f = (idist__file_store *)store->impl;
-    if (f->server && f->fd >= 0) unlink(f->path);
+    if (f->server && f->fd >= 0 && idist__file_is_at(f->fd, f->path)) unlink(f->path);
     idist__os_close(&f->fd);
     idist__table_clear(&f->table);
     pthread_mutex_destroy(&f->lock);
@@ -2336,20 +2473,41 @@ static void idist__file_store_close(idist_store *store) {
     idist__mem_free(&store->mem, f);
 }
 
+// Whether a file may be emptied: it is empty, or a store's.
+static bool idist__file_is_store(int fd) {
+    struct stat st;
+    char magic[8];
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return false;
+    return st.st_size == 0 || (idist__file_pread(fd, magic, 8, 0) && memcmp(magic, "IDSTORE1", 8) == 0);
+}
+
+// Whether the path still leads to the open file: a server that ends removes its file, perhaps between our open and
+// our lock.
+static bool idist__file_is_at(int fd, const char *path) {
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 // The server makes the file its own: an empty table under the lock of the living.
-static idist_status idist__file_claim(idist__file_store *f) {
+static idist_status idist__file_claim(idist__file_store *f, int64_t deadline_ns) {
     struct flock fl;
     uint64_t zero = 0;
     idist_status s = IDIST_OK;
-    f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (f->fd < 0) return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path, strerror(errno));
-    if (!idist__file_records(f->fd, true)) return idist__fail_errno("locking the store file", errno);
+    for (;;) {
+        f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (f->fd < 0) return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path, strerror(errno));
+        if (!idist__file_records(f->fd, true, deadline_ns)) return idist__file_late(f);
+        if (idist__file_is_at(f->fd, f->path)) break;
+        idist__os_close(&f->fd);
+    }
     if (idist__file_lock(f->fd, F_OFD_SETLK, F_WRLCK, 0, &fl) != 0)
         s = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a job that is running", f->path);
+    else if (!idist__file_is_store(f->fd))
+        s = idist__fail(IDIST_ERR_ARG, "store: %s exists and is no store file; it is left alone", f->path);
     else if (ftruncate(f->fd, 0) != 0 || !idist__file_pwrite(f->fd, "IDSTORE1", 8, 0) ||
              !idist__file_pwrite(f->fd, &zero, 8, 8))
         s = idist__fail_errno("writing the store file", errno);
-    idist__file_records(f->fd, false);
+    idist__file_records(f->fd, false, deadline_ns);
     if (s != IDIST_OK) idist__os_close(&f->fd); // before anybody takes us for the owner
     return s;
 }
@@ -2360,10 +2518,10 @@ static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) 
         bool alive = false;
         char magic[8];
         f->fd = open(f->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-        if (f->fd >= 0 && idist__file_records(f->fd, true)) {
+        if (f->fd >= 0 && idist__file_records(f->fd, true, deadline_ns)) {
             alive = idist__file_server_lives(f->fd) && idist__file_pread(f->fd, magic, 8, 0) &&
                     memcmp(magic, "IDSTORE1", 8) == 0;
-            idist__file_records(f->fd, false);
+            idist__file_records(f->fd, false, deadline_ns);
         }
         if (alive) return IDIST_OK;
         if (f->fd < 0 && errno != ENOENT)
@@ -2388,7 +2546,7 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
     f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
     if (!f->path) return IDIST_ERR_NO_MEMORY;
     memcpy(f->path, path, strlen(path) + 1);
-    return server ? idist__file_claim(f) : idist__file_join(f, deadline_ns);
+    return server ? idist__file_claim(f, deadline_ns) : idist__file_join(f, deadline_ns);
 }
 
 // ---- behind a socket: the wire ----
@@ -2486,17 +2644,13 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
 
 typedef struct idist__client { // one connection of the server
     int fd;
-    bool trusted; // handshake done
     bool valid;   // said the magic number
     bool waiting; // its first request waits for keys
-    idist__handshake shake;
     char *in;
     size_t nin, capin;
     char *out;
     size_t nout, capout;
 } idist__client;
-
-enum { IDIST__HALF_OPEN_MAX = 64 };
 
 typedef struct idist__server {
     idist_allocator mem;
@@ -2507,13 +2661,15 @@ typedef struct idist__server {
     idist__table table;
     idist__blob *keys; // scratch for the parser
     char *value;       // scratch for replies
+    struct pollfd *polls;
+    idist__porch porch;
     idist__client *clients[4096];
-    int nclients, nhalf;
+    int nclients;
+    int nrefused; // handshakes that failed, for the text of a time-out
 } idist__server;
 
 static void idist__server_drop(idist__server *sv, int i) {
     idist__client *c = sv->clients[i];
-    if (!c->trusted) sv->nhalf--;
     idist__os_close(&c->fd);
     idist__mem_free(&sv->mem, c->in);
     idist__mem_free(&sv->mem, c->out);
@@ -2558,49 +2714,53 @@ static bool idist__client_answer(idist__server *sv, idist__client *c, const idis
     }
 }
 
-// Serves what lies in a client's buffer. *changed is set when the table changed. False: drop the client.
+// Carries out one request of a client. *wait: it has to be tried again when the table has changed. False: drop the
+// client.
+static bool idist__client_request(idist__server *sv, idist__client *c, idist__req *r, bool *wait, bool *changed) {
+    static const uint64_t gone = IDIST__NO_VALUE;
+    bool touched = false;
+    *wait = false;
+    if (r->op == IDIST__REQ_VALIDATE) return c->valid = r->number == (int64_t)IDIST__STORE_MAGIC;
+    if (!c->valid) return false;
+    if (r->op == IDIST__REQ_CANCEL_WAIT) return true; // nothing waits any more: it crossed our answer
+    r->value = sv->value;
+    r->capacity = IDIST__VALUE_MAX;
+    if (idist__table_apply(&sv->table, r, wait, &touched) != IDIST_OK) {
+        if (r->op != IDIST__REQ_ADD) return false;
+        r->number = IDIST__NOT_A_NUMBER;
+    }
+    if (touched) *changed = true;
+    if (*wait && r->op == IDIST__REQ_GET) { // the key went between the client's WAIT and its GET: it waits again
+        *wait = false;
+        return idist__client_reply(sv, c, &gone, 8);
+    }
+    return *wait || idist__client_answer(sv, c, r);
+}
+
+// Serves what lies in a client's buffer, up to a request that has to wait; while it does, the client is silent, or
+// cancels. *changed is set when the table changed. False: drop the client.
 static bool idist__client_serve(idist__server *sv, idist__client *c, bool *changed) {
+    static const uint8_t canceled = 1;
     size_t used = 0;
     c->waiting = false;
     while (!c->waiting) {
         idist__req r;
-        bool wait = false, touched = false;
-        uint8_t canceled = 1;
+        bool wait;
         ptrdiff_t n = idist__store_parse(c->in + used, c->nin - used, &r, sv->keys, IDIST__KEYS_MAX);
-        if (n < 0) return false;
-        if (n == 0) break;
-        if (r.op == IDIST__REQ_VALIDATE) {
-            c->valid = r.number == (int64_t)IDIST__STORE_MAGIC;
-            if (!c->valid) return false;
-        } else if (!c->valid) {
-            return false;
-        } else if (r.op != IDIST__REQ_CANCEL_WAIT) { // nothing is waiting when it gets here: it crossed our answer
-            r.value = sv->value;
-            r.capacity = IDIST__VALUE_MAX;
-            if (idist__table_apply(&sv->table, &r, &wait, &touched) != IDIST_OK) {
-                if (r.op != IDIST__REQ_ADD) return false;
-                r.number = IDIST__NOT_A_NUMBER;
-            }
-            if (touched) *changed = true;
-            if (wait) {
-                // The client is silent until we answer, or it cancels.
-                c->waiting = true;
-                if (c->nin - used > (size_t)n && c->in[used + (size_t)n] == IDIST__REQ_CANCEL_WAIT) {
-                    c->waiting = false;
-                    n++;
-                    if (!idist__client_reply(sv, c, &canceled, 1)) return false;
-                } else {
-                    break;
-                }
-            } else if (!idist__client_answer(sv, c, &r)) {
-                return false;
-            }
+        if (n == 0 && c->nin - used < IDIST__STORE_REQUEST_MAX) break;
+        if (n <= 0 || !idist__client_request(sv, c, &r, &wait, changed)) return false;
+        if (wait && c->nin - used > (size_t)n && c->in[used + (size_t)n] == IDIST__REQ_CANCEL_WAIT) {
+            n++;
+            if (!idist__client_reply(sv, c, &canceled, 1)) return false;
+        } else if (wait) {
+            c->waiting = true;
+            break;
         }
         used += (size_t)n;
     }
     if (used) memmove(c->in, c->in + used, c->nin - used);
     c->nin -= used;
-    return true;
+    return c->nout < 8 * IDIST__STORE_REQUEST_MAX; // it asks and asks, and never reads
 }
 
 // Reads what has come. False: drop the client.
@@ -2632,69 +2792,64 @@ static bool idist__client_write(idist__client *c) {
     return true;
 }
 
-// New connections. Half-open ones live in a bounded number; when full, the oldest goes.
+// Takes newcomers onto the porch while it has room.
 static void idist__server_accept(idist__server *sv) {
-    for (;;) {
-        idist__client *c;
-        int i, fd = idist__sock_accept(sv->listener);
-        if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE) idist__os_pause_ms(10); // no spin while descriptors are short
-            return;
-        }
-        if (sv->nhalf >= IDIST__HALF_OPEN_MAX)
-            for (i = 0; i < sv->nclients; i++)
-                if (!sv->clients[i]->trusted) {
-                    idist__server_drop(sv, i);
-                    break;
-                }
-        c = sv->nclients < (int)IDIST__COUNT_OF(sv->clients) ? (idist__client *)idist__mem_alloc(&sv->mem, sizeof *c) : NULL;
-        if (!c) {
-            close(fd);
-            return;
-        }
-        c->fd = fd;
-        idist__auth_begin(&c->shake, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0, idist__os_deadline(5000));
-        sv->clients[sv->nclients++] = c;
-        sv->nhalf++;
+    idist__handshake *h;
+    while ((h = idist__porch_room(&sv->porch)) != NULL) {
+        int fd = idist__sock_accept(sv->listener);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) idist__os_pause_ms(10); // no spin while descriptors are short
+        if (fd < 0) return;
+        idist__auth_begin(h, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0, idist__os_deadline(IDIST__PORCH_MS));
     }
 }
 
-// One client has something. False: drop it.
-static bool idist__server_client(idist__server *sv, idist__client *c, bool *changed) {
-    bool alive;
-    if (!c->trusted) {
+// Handshakes go on; whoever is through becomes a client.
+static void idist__server_porch(idist__server *sv) {
+    int i;
+    for (i = 0; i < IDIST__PORCH; i++) {
+        idist__handshake *h = &sv->porch.place[i];
         bool done = false;
-        if (idist__auth_step(&c->shake, &done) != IDIST_OK) return false;
-        if (!done) return idist__os_ms_until(c->shake.deadline_ns) != 0;
-        c->trusted = true;
-        sv->nhalf--;
+        idist__client *c;
+        if (h->fd < 0) continue;
+        if (idist__auth_step(h, &done) != IDIST_OK) {
+            idist__os_close(&h->fd);
+            __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
+        }
+        if (h->fd < 0 || !done) continue;
+        c = sv->nclients < (int)IDIST__COUNT_OF(sv->clients) ? (idist__client *)idist__mem_alloc(&sv->mem, sizeof *c) : NULL;
+        if (c) {
+            c->fd = h->fd;
+            sv->clients[sv->nclients++] = c;
+            h->fd = -1;
+        } else {
+            idist__os_close(&h->fd);
+        }
     }
-    alive = idist__client_read(sv, c); // what it said before it left still counts
+}
+
+static bool idist__server_client(idist__server *sv, idist__client *c, bool *changed) {
+    bool alive = idist__client_read(sv, c); // what it said before it left still counts
     return idist__client_serve(sv, c, changed) && alive && idist__client_write(c);
 }
 
 static void *idist__server_main(void *arg) {
     idist__server *sv = (idist__server *)arg;
-    static const short in = POLLIN, out = POLLOUT;
-    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&sv->mem, sizeof *fds * (IDIST__COUNT_OF(sv->clients) + 2));
-    while (fds) {
-        int i, n = sv->nclients;
-        bool changed = false;
+    struct pollfd *fds = sv->polls;
+    for (;;) {
+        int i, n = sv->nclients, strangers;
+        bool changed = false, room = idist__porch_room(&sv->porch) != NULL;
         fds[0].fd = sv->wake;
-        fds[1].fd = sv->listener;
-        fds[0].events = fds[1].events = in;
+        fds[1].fd = room ? sv->listener : -1;
+        fds[0].events = fds[1].events = POLLIN;
         for (i = 0; i < n; i++) {
-            idist__client *c = sv->clients[i];
-            fds[i + 2].fd = c->fd;
-            fds[i + 2].events = (short)(in | (c->nout || (!c->trusted && c->shake.stage == 1) ? out : 0));
+            fds[i + 2].fd = sv->clients[i]->fd;
+            fds[i + 2].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
         }
-        if (poll(fds, (nfds_t)n + 2, sv->nhalf ? 1000 : -1) < 0 && errno != EINTR) break;
-        if (fds[0].revents) break;
-        for (i = n - 1; i >= 0; i--) { // downwards: a dropped client is replaced by the last one
-            idist__client *c = sv->clients[i];
-            bool late = !c->trusted && idist__os_ms_until(c->shake.deadline_ns) == 0;
-            if (late || (fds[i + 2].revents && !idist__server_client(sv, c, &changed))) idist__server_drop(sv, i);
-        }
+        strangers = idist__porch_poll(&sv->porch, fds + n + 2);
+        if (poll(fds, (nfds_t)(n + 2 + strangers), strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
+        if (fds[0].revents) return NULL;
+        for (i = n - 1; i >= 0; i--) // downwards: a dropped client is replaced by the last one
+            if (fds[i + 2].revents && !idist__server_client(sv, sv->clients[i], &changed)) idist__server_drop(sv, i);
         while (changed) {
             changed = false;
             for (i = sv->nclients - 1; i >= 0; i--) {
@@ -2703,10 +2858,9 @@ static void *idist__server_main(void *arg) {
                     idist__server_drop(sv, i);
             }
         }
-        if (fds[1].revents) idist__server_accept(sv);
+        if (room && fds[1].revents) idist__server_accept(sv);
+        idist__server_porch(sv);
     }
-    idist__mem_free(&sv->mem, fds);
-    return NULL;
 }
 
 static void idist__server_stop(idist__server *sv) {
@@ -2716,11 +2870,13 @@ static void idist__server_stop(idist__server *sv) {
         pthread_join(sv->thread, NULL);
     }
     while (sv->nclients) idist__server_drop(sv, 0);
+    idist__porch_close(&sv->porch);
     idist__os_close(&sv->wake);
     idist__os_close(&sv->listener);
     idist__table_clear(&sv->table);
     idist__mem_free(&sv->mem, sv->keys);
     idist__mem_free(&sv->mem, sv->value);
+    idist__mem_free(&sv->mem, sv->polls);
     idist__mem_free(&sv->mem, sv);
 }
 
@@ -2737,10 +2893,12 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     sv->table.mem = sv->mem;
     memcpy(sv->key, key, 32);
     sv->listener = listener;
+    idist__porch_init(&sv->porch);
+    sv->polls = (struct pollfd *)idist__mem_raw(mem, sizeof *sv->polls * (IDIST__COUNT_OF(sv->clients) + IDIST__PORCH + 2));
     sv->keys = (idist__blob *)idist__mem_raw(mem, sizeof *sv->keys * IDIST__KEYS_MAX);
     sv->value = (char *)idist__mem_raw(mem, IDIST__VALUE_MAX);
     sv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!sv->keys || !sv->value || sv->wake < 0) {
+    if (!sv->polls || !sv->keys || !sv->value || sv->wake < 0) {
         idist_status s = sv->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_ERR_NO_MEMORY;
         idist__server_stop(sv);
         return s;
@@ -2755,6 +2913,10 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 }
 
 // ---- behind a socket: the client ----
+
+// How long a request that does not wait for keys may take, and how long a thread that waits keeps the connection to
+// itself.
+enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50 };
 
 typedef struct idist__tcp_store {
     pthread_mutex_t lock;
@@ -2828,6 +2990,8 @@ static idist_status idist__tcp_broken(idist__tcp_store *t) {
 static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t deadline_ns) {
     uint64_t n, left;
     if (!idist__sock_read_all(t->fd, &n, 8, deadline_ns)) return idist__tcp_broken(t);
+    r->flag = n == IDIST__NO_VALUE;
+    if (r->flag) return IDIST_OK;
     if (n > IDIST__VALUE_MAX) {
         errno = EPROTO;
         return idist__tcp_broken(t);
@@ -2846,31 +3010,28 @@ static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t
     return idist__fail(IDIST_ERR_TRUNCATED, "store: the value has %zu bytes, the buffer %zu", (size_t)n, r->capacity);
 }
 
-static idist_status idist__tcp_wait(idist_store *store, idist__req *r) {
+// Waits for keys, at most for a slice of time, after which other threads get their turn on the connection. r->flag:
+// they are there.
+static idist_status idist__tcp_wait_slice(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), soon = idist__os_deadline(IDIST__ANSWER_MS);
     uint8_t answer = 0, cancel = IDIST__REQ_CANCEL_WAIT;
-    if (!idist__sock_read_all(t->fd, &answer, 1, r->deadline_ns)) {
-        int64_t soon = idist__os_deadline(2000);
+    if (slice > r->deadline_ns) slice = r->deadline_ns;
+    if (!idist__sock_read_all(t->fd, &answer, 1, slice)) {
         if (errno != ETIMEDOUT) return idist__tcp_broken(t);
         if (!idist__sock_write_all(t->fd, &cancel, 1, soon) || !idist__sock_read_all(t->fd, &answer, 1, soon))
             return idist__tcp_broken(t);
     }
-    return answer == 0 ? IDIST_OK : idist__req_late(r, NULL);
+    r->flag = answer == 0;
+    return IDIST_OK;
 }
 
+// One request and its answer, except that a WAIT may end without one (r->flag false).
 static idist_status idist__tcp_exchange(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    int64_t soon = idist__os_deadline(30000); // requests that do not wait for keys are answered at once
+    int64_t soon = idist__os_deadline(IDIST__ANSWER_MS);
     uint8_t byte;
     if (t->broken != IDIST_OK) return idist__fail(t->broken, "store: the connection to the server broke earlier");
-    if (r->op == IDIST__REQ_GET) {
-        idist__req w = *r;
-        idist_status s;
-        w.op = IDIST__REQ_WAIT;
-        w.keys = &r->key;
-        w.nkeys = 1;
-        if ((s = idist__tcp_exchange(store, &w)) != IDIST_OK) return s;
-    }
     if (!idist__tcp_encode(store, r)) return IDIST_ERR_NO_MEMORY;
     if (!idist__sock_write_all(t->fd, t->out, t->nout, soon)) return idist__tcp_broken(t);
     switch (r->op) {
@@ -2888,7 +3049,7 @@ static idist_status idist__tcp_exchange(idist_store *store, idist__req *r) {
         if (!idist__sock_read_all(t->fd, &byte, 1, soon)) return idist__tcp_broken(t);
         r->flag = byte == 0;
         return IDIST_OK;
-    case IDIST__REQ_WAIT: return idist__tcp_wait(store, r);
+    case IDIST__REQ_WAIT: return idist__tcp_wait_slice(store, r);
     default: return IDIST_OK;
     }
 }
@@ -2904,12 +3065,26 @@ static idist_status idist__tcp_confirm(idist_store *store, const idist__req *r) 
 
 static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    idist_status s;
-    pthread_mutex_lock(&t->lock);
-    s = idist__tcp_exchange(store, r);
-    if (s == IDIST_OK && r->op == IDIST__REQ_SET) s = idist__tcp_confirm(store, r);
-    pthread_mutex_unlock(&t->lock);
-    return s;
+    bool waits = r->op == IDIST__REQ_WAIT || r->op == IDIST__REQ_GET;
+    for (;;) {
+        idist__req w = *r;
+        idist_status s = IDIST_OK;
+        bool there = true;
+        pthread_mutex_lock(&t->lock);
+        if (waits) { // a GET is preceded by a WAIT, as in torch's protocol
+            w.op = IDIST__REQ_WAIT;
+            w.keys = r->nkeys ? r->keys : &r->key;
+            w.nkeys = r->nkeys ? r->nkeys : 1;
+            s = idist__tcp_exchange(store, &w);
+            there = w.flag;
+        }
+        if (s == IDIST_OK && there && r->op != IDIST__REQ_WAIT) s = idist__tcp_exchange(store, r);
+        if (s == IDIST_OK && r->op == IDIST__REQ_SET) s = idist__tcp_confirm(store, r);
+        if (s == IDIST_OK && r->op == IDIST__REQ_GET && r->flag) there = false;
+        pthread_mutex_unlock(&t->lock);
+        if (s != IDIST_OK || there) return s;
+        if (idist__os_ms_until(r->deadline_ns) == 0) return idist__req_late(r, NULL);
+    }
 }
 
 static void idist__tcp_store_close(idist_store *store) {
@@ -2934,6 +3109,8 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
         if (s == IDIST_OK) {
             t->fd = idist__sock_connect(&addr, deadline_ns);
             if (t->fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__fail_errno("socket", errno);
+            if (t->fd < 0 && errno == EPERM)
+                return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s", addr_text);
             if (t->fd >= 0) {
                 idist__handshake h;
                 idist__auth_begin(&h, t->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
@@ -2943,7 +3120,7 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                         "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
                         strerror(errno));
         }
-        if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__self.text);
+        if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_pause_ms(pause_ms);
         if (pause_ms < 50) pause_ms *= 2;
     }
@@ -3062,17 +3239,21 @@ idist_status idist_store_close(idist_store **store) {
 static idist_status idist__store_open(const char *where, const idist_store_desc *d, int listener, idist_store **out) {
     idist_store *store = idist__store_new(&d->allocator, d->timeout_ms);
     int64_t deadline_ns;
+    idist__secret secret;
     uint8_t key[32];
-    idist_status s;
+    idist_status s = idist__secret_find(&secret, d->secret, d->secret_nbytes);
     *out = NULL;
-    if (!store) return IDIST_ERR_NO_MEMORY;
+    if (s == IDIST_OK && !store) s = IDIST_ERR_NO_MEMORY;
+    if (s != IDIST_OK) {
+        idist__os_close(&listener);
+        idist_store_close(&store);
+        return s;
+    }
     deadline_ns = idist__os_deadline(store->timeout_ms);
-    idist__auth_key(d->secret, d->secret_nbytes, key);
+    idist__auth_key(&secret, key);
     if (strncmp(where, "file:", 5) == 0) s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
     else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
-    else
-        s = idist__tcp_store_open(store, where, d->server, listener, key,
-                                  d->secret_nbytes > 0 || idist__os_env("IDIST_INSECURE"), deadline_ns);
+    else s = idist__tcp_store_open(store, where, d->server, listener, key, secret.nbytes || secret.insecure, deadline_ns);
     if (s != IDIST_OK) idist_store_close(&store);
     else *out = store;
     return s;
@@ -3086,8 +3267,6 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     if (!store) return idist__fail(IDIST_ERR_ARG, "store_open: store is NULL");
     *store = NULL;
     if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
-    if (d.secret_nbytes && (!d.secret || d.secret_nbytes < 16))
-        return idist__fail(IDIST_ERR_ARG, "store_open: a secret has at least 16 bytes");
     if (strlen(url) >= sizeof where) return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
     if (strcmp(url, "mem://") == 0) idist__copy_text(where, sizeof where, "mem:");
     else if (strncmp(url, "file://", 7) == 0 && url[7] == '/') snprintf(where, sizeof where, "file:%s", url + 7);
@@ -3195,13 +3374,16 @@ static idist_status idist__store_keys(idist_store *store, int op, const char *co
     idist__req r;
     idist_status s = idist__store_begin(store, &r, op, NULL, timeout_ms);
     idist__blob *blobs;
-    size_t i;
+    size_t i, total = 0;
     if (s != IDIST_OK) return s;
     if ((n && !keys) || n > IDIST__KEYS_MAX)
         return idist__fail(IDIST_ERR_ARG, "store: keys is NULL or more than %u", IDIST__KEYS_MAX);
-    for (i = 0; i < n; i++)
+    for (i = 0; i < n; i++) {
         if (!keys[i] || !keys[i][0] || strlen(keys[i]) > IDIST__KEY_MAX)
             return idist__fail(IDIST_ERR_ARG, "store: a key has 1 to %u bytes", IDIST__KEY_MAX);
+        if ((total += strlen(keys[i]) + 9) > IDIST__VALUE_MAX)
+            return idist__fail(IDIST_ERR_ARG, "store: the keys of one call have more than %u bytes", IDIST__VALUE_MAX);
+    }
     if (flag) *flag = true;
     if (!n) return IDIST_OK;
     blobs = (idist__blob *)idist__mem_alloc(&store->mem, n * sizeof *blobs);
@@ -3259,12 +3441,12 @@ typedef struct idist__config {
     idist_store *store;              // or this one
     int listener;                    // rank 0 of a spawn inherits a socket that already listens; else -1
     int timeout_ms, init_timeout_ms; // resolved: > 0, or -1 for none
-    uint8_t secret[256];
-    size_t secret_nbytes;
-    bool insecure, force_tcp;
+    idist__secret secret;
+    bool force_tcp;
     int algorithm; // 0 auto, 1 latency, 2 bandwidth
     char host_id[128];
     char backends[128]; // names asked for, or ""
+    int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
     idist_allocator mem;
     idist_logger logger;
 } idist__config;
@@ -3312,9 +3494,13 @@ static idist_status idist__launch_detect(idist__config *c) {
         if ((s = idist__env_int(l->local_size, 1, 1000000, &c->local_size)) != IDIST_OK) return s;
         if (c->rank >= c->world_size)
             return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", l->rank, c->rank, l->size, c->world_size);
-        if (c->local_size > c->world_size || (c->local_size > 0 && c->local_rank >= c->local_size))
-            return idist__fail(IDIST_ERR_ENV, "%s=%d and %s=%d do not fit %s=%d", l->local_rank, c->local_rank,
-                               l->local_size, c->local_size, l->size, c->world_size);
+        if (c->local_rank >= (c->local_size > 0 ? c->local_size : c->world_size))
+            return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", l->local_rank, c->local_rank,
+                               c->local_size > 0 ? l->local_size : l->size,
+                               c->local_size > 0 ? c->local_size : c->world_size);
+        if (c->local_size > c->world_size)
+            return idist__fail(IDIST_ERR_ENV, "%s=%d is more than %s=%d", l->local_size, c->local_size, l->size,
+                               c->world_size);
         c->launcher = i == 1 && idist__os_env("TORCHELASTIC_RUN_ID") ? "torchrun" : l->name;
         c->rank_var = l->rank;
         return IDIST_OK;
@@ -3357,8 +3543,9 @@ static idist_status idist__launch_where_env(idist__config *c, const idist_desc *
         return s;
     }
     if (host && !d->master_port && !idist__os_env("MASTER_PORT"))
-        return idist__fail(d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                           "MASTER_ADDR is set but MASTER_PORT is not: give rank 0's port as well");
+        return idist__fail(
+            d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+            "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT (desc.master_port) is not: give rank 0's port as well");
     if (!host) {
         if (c->local_size != c->world_size)
             return idist__fail(
@@ -3393,40 +3580,6 @@ static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
                        d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
 }
 
-// IDIST_SECRET_FILE must be a file that only its owner can read.
-static idist_status idist__launch_secret_file(idist__config *c, const char *path) {
-    struct stat st;
-    ssize_t n = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path, strerror(errno));
-    if (fstat(fd, &st) != 0 || (st.st_mode & 077) || st.st_uid != geteuid()) {
-        close(fd);
-        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)",
-                           path);
-    }
-    do n = read(fd, c->secret, sizeof c->secret);
-    while (n < 0 && errno == EINTR);
-    close(fd);
-    if (n < 16) return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s holds fewer than 16 bytes", path);
-    c->secret_nbytes = (size_t)n;
-    return IDIST_OK;
-}
-
-static idist_status idist__launch_secret(idist__config *c, const idist_desc *d) {
-    const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
-    c->insecure = idist__os_env("IDIST_INSECURE") != NULL && strcmp(idist__os_env("IDIST_INSECURE"), "0") != 0;
-    if (!d->secret && file) return idist__launch_secret_file(c, file);
-    if (!d->secret && text && strlen(text) < 16)
-        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET has %zu bytes; at least 16 are needed", strlen(text));
-    if (d->secret ? d->secret_nbytes < 16 : d->secret_nbytes > 0)
-        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and at least 16 bytes");
-    c->secret_nbytes = d->secret ? d->secret_nbytes : text ? strlen(text) : 0;
-    if (c->secret_nbytes > sizeof c->secret)
-        return idist__fail(IDIST_ERR_ARG, "a secret has at most %zu bytes", sizeof c->secret);
-    if (c->secret_nbytes) memcpy(c->secret, d->secret ? d->secret : text, c->secret_nbytes);
-    return IDIST_OK;
-}
-
 static idist_status idist__launch_choice(const char *field, const char *var, const char *const *names, int n, int *choice) {
     const char *text = field ? field : idist__os_env(var);
     int i;
@@ -3437,8 +3590,11 @@ static idist_status idist__launch_choice(const char *field, const char *var, con
             *choice = i;
             return IDIST_OK;
         }
-    return idist__fail(field ? IDIST_ERR_ARG : IDIST_ERR_ENV, "%s=%s: use one of %s, %s%s%s", var, text, names[0], names[1],
-                       n > 2 ? ", " : "", n > 2 ? names[2] : "");
+    if (field)
+        return idist__fail(IDIST_ERR_ARG, "desc: \"%s\" (%s) is none of %s, %s%s%s", text, var, names[0], names[1],
+                           n > 2 ? ", " : "", n > 2 ? names[2] : "");
+    return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s, %s%s%s", var, text, names[0], names[1], n > 2 ? ", " : "",
+                       n > 2 ? names[2] : "");
 }
 
 static idist_status idist__launch_timeout(int field, const char *var, int fallback, int *value) {
@@ -3478,7 +3634,7 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
     text = d.backend ? d.backend : idist__os_env("IDIST_BACKEND");
     if (text) idist__copy_text(c->backends, sizeof c->backends, text);
-    if ((s = idist__launch_secret(c, &d)) != IDIST_OK) return s;
+    if ((s = idist__secret_find(&c->secret, d.secret, d.secret_nbytes)) != IDIST_OK) return s;
     if ((s = idist__launch_rank(c, &d)) != IDIST_OK) return s;
     return idist__launch_where(c, &d);
 }
@@ -3669,7 +3825,8 @@ struct idist__world {
     idist__task *idle_tasks; // to be used again
     idist__task *all_tasks;  // ever allocated; freed with the world
     int nasync;              // running, with a request
-    int nblocked;            // callers inside idist__task_wait
+    int nblocked;            // callers inside idist__world_wait
+    uint32_t nended;         // tasks that ended so far
     idist__driver driver;    // who sleeps in the backend
     int64_t spin_ns;         // how long a caller polls before it sleeps
     bool thread_runs, thread_stops;
@@ -3678,7 +3835,22 @@ struct idist__world {
 
 static idist__world *idist__default_world; // set by idist_initialize, the one global
 
-static idist__world *idist__world_default(void) { return __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE); }
+// A child made by fork has none of its parent's worlds.
+static bool idist__world_forked(const idist__world *w) { return w->fork_guard && !*w->fork_guard; }
+
+// Whether this thread may call into a world at all.
+static idist_status idist__world_enter(const char *name, const idist__world *w) {
+    if (idist__world_forked(w))
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
+    if (idist__me.callbacks) return idist__fail(IDIST_ERR_STATE, "%s: a user op or a logger must not call idist", name);
+    return IDIST_OK;
+}
+
+static idist__world *idist__world_default(void) {
+    idist__world *w = __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
+    return w && !idist__world_forked(w) ? w : NULL;
+}
 
 IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
 
@@ -3705,7 +3877,8 @@ static bool idist__kind_is_v(idist__kind kind) { return kind >= IDIST__ALL_GATHE
 // "all_reduce #42 (F32 x 1024, SUM)"
 static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
     idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
-    snprintf(buf, cap, "%s #%u", idist__kind_names[kind], (unsigned)p->seq);
+    snprintf(buf, cap, "%s", idist__kind_names[kind]);
+    if (p->seq) idist__append(buf, cap, " #%u", (unsigned)p->seq);
     if (kind == IDIST__BARRIER || kind >= IDIST__SEND) return;
     idist__append(buf, cap, " (%s", idist_dtype_name((idist_dtype)p->dtype));
     if (!idist__kind_is_v(kind)) idist__append(buf, cap, " x %llu", (unsigned long long)p->check);
@@ -3743,6 +3916,7 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (t->next) t->next->prev = t->prev;
     t->next = t->prev = NULL;
     t->done = true;
+    w->nended++;
     t->group->ntasks--;
     if (t->async) w->nasync--;
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
@@ -3758,6 +3932,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     g->status = status;
     idist__copy_text(g->cause, sizeof g->cause, cause);
     idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
+    if (w->cfg.lost && (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_ABORTED))
+        __atomic_store_n(w->cfg.lost, 1, __ATOMIC_RELEASE);
     w->backend->tell(g);
     for (t = w->tasks; t; t = next) {
         next = t->next;
@@ -3795,16 +3971,15 @@ static int64_t idist__world_timers(idist__world *w) {
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
             if (w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
-            following = w->tasks;
+            following = w->tasks; // any task may have ended
             continue;
         }
         if (!t->announced && now >= at) {
             t->announced = true;
             w->backend->announce(t);
-            if (t->done) {
-                following = w->tasks;
-                continue;
-            }
+            following = w->tasks; // any task may have ended
+            next = now;
+            continue;
         }
         if (t->announced) at = t->started_ns + IDIST__WARN_NS;
         if (t->announced && !t->warned && now >= at) {
@@ -3823,10 +3998,12 @@ static int64_t idist__world_timers(idist__world *w) {
     return next;
 }
 
-// One turn at the wheel: sleep until something happens, then move what moves.
+// One turn at the wheel: sleep until something happens, then move what moves. Not when the timers have just ended a
+// task: it may be what the caller waits for.
 static void idist__world_turn(idist__world *w, idist__driver driver) {
+    uint32_t ended = w->nended;
     int64_t until = idist__world_timers(w);
-    if (!w->tasks) return;
+    if (!w->tasks || w->nended != ended) return;
     w->driver = driver;
     w->backend->sleep(w, until);
     w->driver = IDIST__DRIVER_NONE;
@@ -3834,17 +4011,17 @@ static void idist__world_turn(idist__world *w, idist__driver driver) {
     if (w->nblocked > (driver == IDIST__DRIVER_CALLER ? 1 : 0)) pthread_cond_broadcast(&w->changed);
 }
 
-// Waits for a task. The lock is held, and given up while sleeping.
-static void idist__task_wait(idist__task *t) {
-    idist__world *w = t->group->w;
+// Waits until ready(arg): polls for a short while, then drives or follows. The lock is held, and given up while
+// sleeping.
+static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *arg) {
     int64_t spin_end = 0;
-    if (t->done) return;
+    if (ready(arg)) return;
     w->nblocked++;
-    while (!t->done) {
+    while (!ready(arg)) {
         if (w->driver == IDIST__DRIVER_NONE) {
-            if (!spin_end) spin_end = t->started_ns + w->spin_ns;
+            if (!spin_end) spin_end = idist__os_now_ns() + w->spin_ns;
             w->backend->progress(w);
-            if (!t->done && idist__os_now_ns() >= spin_end) idist__world_turn(w, IDIST__DRIVER_CALLER);
+            if (!ready(arg) && idist__os_now_ns() >= spin_end) idist__world_turn(w, IDIST__DRIVER_CALLER);
         } else {
             if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it steps back for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
@@ -3854,6 +4031,10 @@ static void idist__task_wait(idist__task *t) {
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
     else if (w->nasync && w->thread_runs) pthread_cond_signal(&w->work);
 }
+
+static bool idist__task_ready(void *arg) { return ((const idist__task *)arg)->done; }
+
+static void idist__task_wait(idist__task *t) { idist__world_wait(t->group->w, idist__task_ready, t); }
 
 static void *idist__world_thread(void *arg) {
     idist__world *w = (idist__world *)arg;
@@ -3915,9 +4096,9 @@ static void idist__task_start(idist__task *t) {
         g->nrequests++;
     }
     w->backend->start(t);
-    if (t->done) return;
-    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w); // what the sleeper has to look at has changed
-    else if (t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
+    // Also when t is done: starting it may have read from the links what the sleeper waits for.
+    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
+    else if (!t->done && t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
 }
 
 // Freed groups stay behind, marked, until a new one takes their place: a call on a stale pointer gets an error.
@@ -4147,17 +4328,15 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
-    if (w->fork_guard && !*w->fork_guard)
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
+    if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     pthread_mutex_lock(&w->lock);
     *out = group ? group : &w->group;
     return IDIST_OK;
 }
 
-// A caller that hears of a failure may well end its process at once, and with it the connections. The others must have heard
-// the reason by then, so it waits a moment for that.
+// A caller that hears of a failure may well end its process at once, and with it the connections. The others must
+// have heard the reason by then, so it waits a moment for that.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
     if (g->status == IDIST_OK || g->flushed || w->driver != IDIST__DRIVER_NONE) return;
@@ -4180,7 +4359,7 @@ static idist_status idist__task_result(idist__task *t) {
 
 static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
-    idist__thread *self = &idist__self;
+    idist__thread *self = &idist__me;
     idist_status s = idist__call_check(g, c);
     idist__task *t;
     int timeout_ms = o->timeout_ms ? o->timeout_ms : g->w->cfg.timeout_ms;
@@ -4214,13 +4393,15 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     idist_status s;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
-    if (c->label == IDIST__NONE) c->label = c->kind;
     s = idist__call_enter(idist__kind_names[c->label], o.group, &g);
     if (g) {
         s = idist__call_locked(g, c, &o);
         pthread_mutex_unlock(&g->w->lock);
     }
-    if (s != IDIST_OK && idist__self.group_depth && idist__self.group_status == IDIST_OK) idist__self.group_status = s;
+    if (s != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
+        idist__me.group_status = s;
+        memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
+    }
     return s;
 }
 
@@ -4231,6 +4412,7 @@ static void idist__call_init(idist__call *c, idist__kind kind, const void *send,
     c->send = send;
     c->recv = recv;
     c->count = count;
+    c->label = kind;
     c->check = count;
     c->dtype = dtype;
     c->root = -1;
@@ -4571,6 +4753,9 @@ static void idist__world_count_nodes(idist__world *w) {
     }
 }
 
+static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER;    // initialize and finalize
+static pthread_mutex_t idist__default_lock = PTHREAD_MUTEX_INITIALIZER; // the default world stays while it is held
+
 static void idist__world_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
     while (w->group.next) idist__group_free(w->group.next);
@@ -4647,6 +4832,13 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     return IDIST_OK;
 }
 
+// From here on nobody finds the default world any more; idist_abort, which any thread may be in, is waited for.
+static void idist__world_retire(idist__world *w) {
+    pthread_mutex_lock(&idist__default_lock);
+    if (w == idist__world_default()) __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&idist__default_lock);
+}
+
 static bool idist__world_has_requests(idist__world *w) {
     idist_group *g;
     for (g = &w->group; g; g = g->next)
@@ -4668,24 +4860,22 @@ static idist_status idist__world_last_barrier(idist__world *w) {
 // rank.
 static idist_status idist__world_close(idist__world *w, bool force) {
     idist_status s;
-    if (w->fork_guard && !*w->fork_guard)
-        return idist__fail(IDIST_ERR_STATE,
-                           "finalize: this process was forked after idist_initialize; the world belongs to its parent");
-    if (idist__self.group_depth && !force)
+    if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
+    if (idist__me.group_depth && !force)
         return idist__fail(IDIST_ERR_STATE, "finalize: inside idist_group_begin; call idist_group_end first");
     pthread_mutex_lock(&w->lock);
-    if (!force && w->group.status == IDIST_OK && idist__world_has_requests(w)) {
+    if (!force && idist__world_has_requests(w)) {
         pthread_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE, "finalize: requests are still open; wait for them first");
     }
-    idist__self.group_depth = 0;
-    idist__self.group_tasks = NULL;
+    idist__me.group_depth = 0;
+    idist__me.group_tasks = NULL;
     s = force ? IDIST_OK : idist__world_last_barrier(w);
-    if (w == idist__world_default()) __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
     w->thread_stops = true;
     pthread_cond_broadcast(&w->work);
     w->backend->wake(w);
     pthread_mutex_unlock(&w->lock);
+    idist__world_retire(w);
     if (w->thread_runs) pthread_join(w->thread, NULL);
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
@@ -4716,8 +4906,6 @@ idist_status idist_close(idist_group **world) {
     return s;
 }
 
-static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER;
-
 idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends) {
     idist_group *world = NULL;
     idist_status s;
@@ -4743,15 +4931,19 @@ idist_status idist_finalize(void) {
 bool idist_is_initialized(void) { return idist__world_default() != NULL; }
 
 idist_status idist_abort(idist_group *group) {
-    idist_group *g;
+    idist_group *g = NULL;
     char cause[200];
-    idist_status s = idist__call_enter("abort", group, &g);
-    if (s != IDIST_OK) return s;
-    snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
-    idist__group_fail(g, IDIST_ERR_ABORTED, cause);
-    g->w->backend->wake(g->w);
-    pthread_mutex_unlock(&g->w->lock);
-    return IDIST_OK;
+    idist_status s;
+    pthread_mutex_lock(&idist__default_lock);
+    s = idist__call_enter("abort", group, &g);
+    if (g) {
+        snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
+        idist__group_fail(g, IDIST_ERR_ABORTED, cause);
+        g->w->backend->wake(g->w);
+        pthread_mutex_unlock(&g->w->lock);
+    }
+    pthread_mutex_unlock(&idist__default_lock);
+    return s;
 }
 
 static const idist__node *idist__own_node(void) {
@@ -4772,20 +4964,20 @@ const char *idist_launcher(void) { return idist__world_default() ? idist__world_
 const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
     if (w) return w->hostname;
-    if (gethostname(idist__self.config, 64) != 0) idist__copy_text(idist__self.config, 64, "localhost");
-    idist__self.config[63] = 0;
-    return idist__self.config;
+    if (gethostname(idist__me.hostname, sizeof idist__me.hostname - 1) != 0)
+        idist__copy_text(idist__me.hostname, sizeof idist__me.hostname, "localhost");
+    return idist__me.hostname;
 }
 
 const char *idist_available_backends_of(idist_backend_list backends) {
-    if (idist__backends_check(&backends, idist__self.config, sizeof idist__self.config) != IDIST_OK) return "self";
-    return idist__self.config;
+    if (idist__backends_check(&backends, idist__me.names, sizeof idist__me.names) != IDIST_OK) return "self";
+    return idist__me.names;
 }
 
 const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
-    char *buf = idist__self.config;
-    size_t cap = sizeof idist__self.config;
+    char *buf = idist__me.config;
+    size_t cap = sizeof idist__me.config;
     snprintf(buf, cap, "backend: %s\ndevice: %s\nhostname: %s\n", idist_backend(), idist_device(), w ? w->hostname : "-");
     idist__append(buf, cap,
                   "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum nodes: %d\nnode rank: %d\n",
@@ -4809,7 +5001,7 @@ static idist_status idist__all_gather_as(idist__kind label, const void *send, vo
                                          uint64_t check, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__ALL_GATHER, send, recv, count, dtype);
-    c.label = label;
+    if (label != IDIST__NONE) c.label = label;
     c.check = check;
     return idist__call_run(&c, opts);
 }
@@ -4818,7 +5010,7 @@ static idist_status idist__broadcast_as(idist__kind label, void *buf, size_t cou
                                         const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__BROADCAST, NULL, buf, count, dtype);
-    c.label = label;
+    if (label != IDIST__NONE) c.label = label;
     c.root = root;
     return idist__call_run(&c, opts);
 }
@@ -4826,7 +5018,7 @@ static idist_status idist__broadcast_as(idist__kind label, void *buf, size_t cou
 static idist_status idist__barrier_as(idist__kind label, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    c.label = label;
+    if (label != IDIST__NONE) c.label = label;
     return idist__call_run(&c, opts);
 }
 
@@ -4942,7 +5134,7 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
 
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
     if (opts && opts->request) return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
-    if (idist__self.group_depth)
+    if (idist__me.group_depth)
         return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end", name);
     return IDIST_OK;
 }
@@ -4984,6 +5176,9 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     if (s != IDIST_OK) return s;
     if (!sizes || (capacity && !buf) || (nbytes && !send))
         return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send, buf or sizes is NULL");
+    if (nbytes && capacity && (const char *)send < (const char *)buf + capacity &&
+        (const char *)buf < (const char *)send + nbytes)
+        return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send and buf overlap; there is no in-place form");
     s = idist__all_gather_as(IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own, IDIST_U8, sizeof own, opts);
     if (s != IDIST_OK) return s;
     for (i = 0; i < n; i++) total += sizes[i];
@@ -5034,6 +5229,7 @@ idist_status idist_wait(idist_request *request) {
     t = (idist__task *)request->impl;
     if (!t) return IDIST_OK;
     w = t->group->w;
+    if (idist__world_enter("wait", w) != IDIST_OK) return IDIST_ERR_STATE;
     pthread_mutex_lock(&w->lock);
     idist__task_wait(t);
     request->impl = NULL;
@@ -5051,6 +5247,7 @@ idist_status idist_test(idist_request *request, bool *done) {
     t = (idist__task *)request->impl;
     if (!t) return IDIST_OK;
     w = t->group->w;
+    if (idist__world_enter("test", w) != IDIST_OK) return IDIST_ERR_STATE;
     pthread_mutex_lock(&w->lock);
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->backend->progress(w);
@@ -5067,58 +5264,55 @@ idist_status idist_test(idist_request *request, bool *done) {
 
 idist_status idist_wait_all(idist_request *requests, size_t n) {
     idist_status first = IDIST_OK;
-    char text[sizeof idist__self.text];
+    char text[sizeof idist__me.text];
     size_t i;
     if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
     for (i = 0; i < n; i++) {
         idist_status s = idist_wait(&requests[i]);
         if (s == IDIST_OK || first != IDIST_OK) continue;
         first = s;
-        memcpy(text, idist__self.text, sizeof text);
+        memcpy(text, idist__me.text, sizeof text);
     }
-    if (first != IDIST_OK) memcpy(idist__self.text, text, sizeof text);
+    if (first != IDIST_OK) memcpy(idist__me.text, text, sizeof text);
     return first;
+}
+
+typedef struct idist__several { // several requests, and the first of them that is complete
+    const idist_request *requests;
+    size_t n, at;
+} idist__several;
+
+static bool idist__several_ready(void *arg) {
+    idist__several *any = (idist__several *)arg;
+    for (any->at = 0; any->at < any->n; any->at++) {
+        const idist__task *t = (const idist__task *)any->requests[any->at].impl;
+        if (t && t->done) return true;
+    }
+    return false;
 }
 
 idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     idist__world *w = NULL;
-    idist__task *found = NULL;
+    idist__several any;
     idist_status s;
-    size_t i, at = n;
+    size_t i;
     if ((n && !requests) || !index) return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
     *index = n;
-    for (i = 0; i < n && !w; i++)
-        if (requests[i].impl) w = ((idist__task *)requests[i].impl)->group->w;
-    if (!w) return IDIST_OK;
-    for (i = 0; i < n; i++)
-        if (requests[i].impl && ((idist__task *)requests[i].impl)->group->w != w)
+    for (i = 0; i < n; i++) {
+        const idist__task *t = (const idist__task *)requests[i].impl;
+        if (t && w && t->group->w != w)
             return idist__fail(IDIST_ERR_ARG, "wait_any: the requests belong to different worlds");
-    pthread_mutex_lock(&w->lock);
-    w->nblocked++;
-    while (!found) {
-        for (i = 0; i < n && !found; i++)
-            if (requests[i].impl && ((idist__task *)requests[i].impl)->done) {
-                found = (idist__task *)requests[i].impl;
-                at = i;
-            }
-        if (found) break;
-        if (w->driver == IDIST__DRIVER_NONE) {
-            w->backend->progress(w);
-            for (i = 0; i < n && !found; i++)
-                if (requests[i].impl && ((idist__task *)requests[i].impl)->done) found = (idist__task *)requests[i].impl;
-            if (!found) idist__world_turn(w, IDIST__DRIVER_CALLER);
-            found = NULL; // the loop above finds it again, with its index
-        } else {
-            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w);
-            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
-        }
+        if (t) w = t->group->w;
     }
-    w->nblocked--;
-    if (w->nblocked) pthread_cond_broadcast(&w->changed);
-    else if (w->nasync && w->thread_runs) pthread_cond_signal(&w->work);
-    requests[at].impl = NULL;
-    *index = at;
-    s = idist__task_result(found);
+    if (!w) return IDIST_OK;
+    if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
+    any.requests = requests;
+    any.n = n;
+    pthread_mutex_lock(&w->lock);
+    idist__world_wait(w, idist__several_ready, &any);
+    *index = any.at;
+    s = idist__task_result((idist__task *)requests[any.at].impl);
+    requests[any.at].impl = NULL;
     pthread_mutex_unlock(&w->lock);
     return s;
 }
@@ -5126,6 +5320,10 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
 idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount, int src,
                             int recvtag, idist_dtype dtype, idist_recv_info *info, const idist_opts *opts) {
     idist_request both[2];
+    struct {
+        idist__call send, recv;
+    } pair;
+    idist_group *g = NULL;
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *a = (const char *)send, *b = (const char *)recv;
@@ -5136,37 +5334,38 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     memset(&o, 0, sizeof o);
     memset(both, 0, sizeof both);
     if (opts) o = *opts;
+    if ((s = idist__call_enter("sendrecv", o.group, &g)) != IDIST_OK) return s;
+    idist__call_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype);
+    pair.recv.root = src;
+    pair.recv.tag = recvtag;
+    pair.recv.info = info;
+    idist__call_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype);
+    pair.send.root = dst;
+    pair.send.tag = sendtag;
+    s = idist__call_check(g, &pair.send); // both are looked at before either begins
     o.request = &both[0];
-    if ((s = idist_recv(recv, recvcount, dtype, src, recvtag, info, &o)) != IDIST_OK) return s;
+    if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
     o.request = &both[1];
-    s = idist_send(send, sendcount, dtype, dst, sendtag, &o);
-    if (s != IDIST_OK) { // a wrong argument: take the receive back, nothing was sent
-        idist__task *t = (idist__task *)both[0].impl;
-        pthread_mutex_lock(&t->group->w->lock);
-        if (!t->done) {
-            t->group->w->backend->cancel(t);
-            idist__complete(t, s, "the send beside it was refused");
-        }
-        idist__task_result(t);
-        pthread_mutex_unlock(&t->group->w->lock);
-        return s;
-    }
-    return idist_wait_all(both, 2);
+    if (s == IDIST_OK) s = idist__call_locked(g, &pair.send, &o);
+    pthread_mutex_unlock(&g->w->lock);
+    if (s == IDIST_OK) return idist_wait_all(both, 2);
+    if (both[0].impl) idist_wait_all(both, 1); // out of memory for the second: the group is as good as lost
+    return s;
 }
 
 idist_status idist_group_begin(void) {
-    if (!idist__self.group_depth++) idist__self.group_status = IDIST_OK;
+    if (!idist__me.group_depth++) idist__me.group_status = IDIST_OK;
     return IDIST_OK;
 }
 
 idist_status idist_group_end(void) {
-    idist__thread *self = &idist__self;
+    idist__thread *self = &idist__me;
     char text[sizeof self->text];
     idist_status first;
     if (!self->group_depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
     if (--self->group_depth) return IDIST_OK;
     first = self->group_status;
-    memcpy(text, self->text, sizeof text);
+    memcpy(text, self->group_text, sizeof text);
     while (self->group_tasks) {
         idist__task *t = self->group_tasks;
         idist__world *w = t->group->w;
@@ -5318,6 +5517,7 @@ idist_status idist_free_group(idist_group **group) {
     if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
+    if (idist__world_enter("free_group", g->w) != IDIST_OK) return IDIST_ERR_STATE;
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
     pthread_mutex_lock(&g->w->lock);
     if (g->ntasks || g->nrequests)
@@ -5382,7 +5582,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     void *p = NULL;
     (void)opts; // plain memory so far: any world can use it
-    if (posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
+    if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
         return NULL;
     }
@@ -5417,7 +5617,9 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
     if ((s = idist__check_blocking("one_rank_first", opts)) != IDIST_OK) return s;
     if ((s = idist__call_enter("one_rank_first", o.group, &g)) != IDIST_OK) return s;
+    if (g->status != IDIST_OK) s = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
     pthread_mutex_unlock(&g->w->lock);
+    if (s != IDIST_OK) return s;
     if (local && !g->node && g->rank >= 0) {
         idist_group *node = NULL;
         s = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &node);
@@ -5437,6 +5639,7 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
 
 idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier, const idist_opts *opts) {
     const idist_group *group = opts ? opts->group : NULL;
+    idist_group *g = NULL;
     idist_status s;
     bool mine = idist_group_rank(group) == rank;
     int result = 0;
@@ -5445,6 +5648,8 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
     if (rank < 0 || rank >= idist_group_size(group))
         return idist__fail(IDIST_ERR_ARG, "one_rank_only: rank should be between 0 and %d, but is %d",
                            idist_group_size(group) - 1, rank);
+    if ((s = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g)) != IDIST_OK) return s;
+    pthread_mutex_unlock(&g->w->lock);
     if (mine) result = fn(arg);
     if (barrier) return idist__tell_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
     return result ? idist__fail(IDIST_ERR_CALLBACK, "one_rank_only: the function failed here with %d", result) : IDIST_OK;
@@ -5465,8 +5670,8 @@ typedef struct idist__desk {
 
 typedef struct idist__worker {
     pid_t pid;
-    int pidfd;        // -1: this kernel has none, or the worker was reaped
-    bool ended, told; // told: we ended it
+    int pidfd; // -1: this kernel has none, or the worker was reaped
+    bool ended;
     int wait_status;
 } idist__worker;
 
@@ -5491,28 +5696,27 @@ static void idist__worker_run(idist__spawn *sp, int i) {
     int code;
     pthread_mutex_init(&idist__log_lock, NULL); // another thread may have held them during the fork
     pthread_mutex_init(&idist__life_lock, NULL);
-    memset(&idist__self, 0, sizeof idist__self);
+    pthread_mutex_init(&idist__default_lock, NULL);
+    memset(&idist__me, 0, sizeof idist__me);
     __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
     if (i != 0) idist__os_close(&cfg->listener);
     cfg->rank = sp->first_rank + i;
     cfg->local_rank = i;
+    cfg->lost = &desk->secondary;
     s = idist__world_open(cfg, sp->backends, &w);
     if (s == IDIST_OK) {
         __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
         code = sp->fn(i, sp->arg);
         desk->code = code & 255 ? code & 255 : code != 0;
-        idist__copy_text(desk->text, sizeof desk->text, code ? idist__self.text : "");
+        idist__copy_text(desk->text, sizeof desk->text, code ? idist__me.text : "");
         w = idist__world_default(); // fn may have finalized by itself
-        if (w) {
-            desk->secondary = w->group.status == IDIST_ERR_PEER_LOST || w->group.status == IDIST_ERR_ABORTED;
-            s = idist__world_close(w, code != 0);
-        }
+        if (w) s = idist__world_close(w, code != 0);
         if (s != IDIST_OK && !code && !desk->secondary) desk->code = 1;
     } else {
         desk->code = 1;
         desk->secondary = s == IDIST_ERR_PEER_LOST || s == IDIST_ERR_TIMEOUT;
     }
-    if (desk->code && !desk->text[0]) idist__copy_text(desk->text, sizeof desk->text, idist__self.text);
+    if (desk->code && !desk->text[0]) idist__copy_text(desk->text, sizeof desk->text, idist__me.text);
     fflush(NULL);
     __atomic_store_n(&desk->finished, 1, __ATOMIC_RELEASE);
     _exit(desk->code);
@@ -5565,7 +5769,7 @@ static void idist__spawn_judge(idist__spawn *sp, int64_t *decide_at) {
     int i, secondary = -1;
     for (i = 0; i < sp->n && sp->first_failed < 0; i++) {
         if (!idist__worker_failed(sp, i)) continue;
-        if (!sp->desks[i].secondary) sp->first_failed = i;
+        if (!__atomic_load_n(&sp->desks[i].secondary, __ATOMIC_ACQUIRE)) sp->first_failed = i;
         else if (secondary < 0) secondary = i;
     }
     if (sp->first_failed >= 0 || secondary < 0) return;
@@ -5577,7 +5781,6 @@ static void idist__spawn_signal(idist__spawn *sp, int sig) {
     int i;
     for (i = 0; i < sp->n; i++)
         if (!sp->workers[i].ended && sp->workers[i].pid > 0) {
-            sp->workers[i].told = true;
             kill(sp->workers[i].pid, sig);
         }
 }
@@ -5655,9 +5858,9 @@ static idist_status idist__spawn_meet(idist__spawn *sp) {
     idist__addr addr;
     uint64_t id[2];
     idist_status s;
-    if (sp->cfg.secret_nbytes == 0) {
-        sp->cfg.secret_nbytes = 32;
-        idist__os_random(sp->cfg.secret, 32);
+    if (sp->cfg.secret.nbytes == 0) {
+        sp->cfg.secret.nbytes = 32;
+        idist__os_random(sp->cfg.secret.bytes, 32);
     }
     idist__os_random(id, sizeof id);
     snprintf(sp->cfg.where, sizeof sp->cfg.where, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
@@ -5707,7 +5910,13 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
     memset(&sp, 0, sizeof sp);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    if (d.report) {
+        memset(d.report, 0, sizeof *d.report);
+        d.report->rank = -1;
+    }
     if (!fn) return idist__fail(IDIST_ERR_ARG, "spawn: fn is NULL");
+    if (d.nnodes < 0 || d.nnodes > 65536 || d.node_rank < 0 || (d.node_rank && d.node_rank >= d.nnodes))
+        return idist__fail(IDIST_ERR_ARG, "spawn: node_rank %d of nnodes %d", d.node_rank, d.nnodes);
     if (nproc_per_node < 0 || nproc_per_node > 4096)
         return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive, but is %d", nproc_per_node);
     sp.n = nproc_per_node ? nproc_per_node : idist__os_ncores();
@@ -5729,7 +5938,7 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
     idist__os_close(&sp.cfg.listener);
     if ((void *)sp.desks != MAP_FAILED) munmap(sp.desks, nbytes);
     idist__mem_free(&sp.cfg.mem, sp.workers);
-    memset(sp.cfg.secret, 0, sizeof sp.cfg.secret);
+    memset(&sp.cfg.secret, 0, sizeof sp.cfg.secret);
     return s;
 }
 
@@ -5781,8 +5990,8 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
     else if (idist_is_initialized()) s = idist_finalize();
     idist__log_print(&log, IDIST_LOG_INFO, "End of run; finalized processing group");
     if (code)
-        return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code,
-                           idist__self.text[0] ? ": " : "", idist__self.text);
+        return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code, idist__me.text[0] ? ": " : "",
+                           idist__me.text);
     return s;
 }
 

@@ -83,7 +83,7 @@ extern "C" {
 //   CTS    nothing: send it              id (as in RTS), aux (the receiver's name for it)
 //   DATA   a piece of it                 id (the receiver's name), nbytes (of the piece)
 //   CREDIT nothing                       nbytes of eager messages were consumed
-//   WAITS  nothing: I wait in a call     print, tag and aux: see idist__ring_announce
+//   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id (of an RTS)
 //   HERE   nothing: I entered it too     print
 //   ABORT  text: the group failed        aux (the status), nbytes
 //   BYE    nothing: I finalized
@@ -109,6 +109,8 @@ enum {
     IDIST__ABORT,
     IDIST__BYE
 };
+
+enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
@@ -168,8 +170,9 @@ typedef struct idist__link { // the connection to one rank
     idist__verb *posted;                // receives of collectives, not matched yet
     idist__verb *receiving;             // matched, DATA is coming
     idist__message *early, **early_end; // unexpected, in order of arrival
-    size_t window, owed;                // eager bytes we may still send; consumed but not yet told
-    char *stage;                        // bytes read but not looked at: stage[at .. end)
+    // window + what is on its way, lies early over there, or is owed to us there = IDIST__WINDOW_BYTES, always.
+    size_t window, owed; // eager bytes we may still send; consumed but not yet told
+    char *stage;         // bytes read but not looked at: stage[at .. end)
     size_t at, end;
     idist__frame in;
     size_t in_moved;
@@ -280,12 +283,13 @@ struct idist__op {
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
-    const idist__user_op *user;
-    const char *in; // own contribution
-    char *out;      // result
-    char *work;     // scratch of the algorithm
-    char *slots;    // where a stream's receives land
-    char *memory;   // all scratch, in one piece
+    const idist__user_op *user; // &user_op, or NULL
+    idist__user_op user_op;     // a copy: the op may be freed while the call runs
+    const char *in;             // own contribution
+    char *out;                  // result
+    char *work;                 // scratch of the algorithm
+    char *slots;                // where a stream's receives land
+    char *memory;               // all scratch, in one piece
     // state of an algorithm
     int mask, v, p2, nr;
     size_t i, k;
@@ -312,8 +316,8 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on its second operand, so
-// where that must survive it is copied, a piece at a time.
+// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on its second
+// operand, so where that must survive it is copied, a piece at a time.
 static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count,
                              idist_dtype dtype) {
     uint64_t piece[512];
@@ -321,14 +325,18 @@ static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, cons
     if (!o->user || !o->user->fn) {
         o->reduce(acc, lo, hi, count);
     } else if (acc == hi) {
+        idist__me.callbacks++;
         o->user->fn(lo, acc, count, dtype, o->user->arg);
+        idist__me.callbacks--;
     } else {
+        idist__me.callbacks++;
         for (at = 0; at < count; at += k) {
             k = count - at < most ? count - at : most;
             memcpy(piece, hi + at * o->size, k * o->size);
             o->user->fn(lo + at * o->size, piece, k, dtype, o->user->arg);
             memcpy(acc + at * o->size, piece, k * o->size);
         }
+        idist__me.callbacks--;
     }
 }
 
@@ -1585,7 +1593,10 @@ static bool idist__op_begin(idist__task *t) {
     o->n = t->group->size;
     o->r = t->group->rank;
     o->root = c->root;
-    o->user = (int)c->op >= IDIST_OP_USER ? &w->ops[c->op - IDIST_OP_USER] : NULL;
+    if ((int)c->op >= IDIST_OP_USER) {
+        o->user_op = w->ops[c->op - IDIST_OP_USER];
+        o->user = &o->user_op;
+    }
     half = reduces && idist__type_is_half(c->dtype) && !(o->user && o->user->fn);
     scaled = reduces && o->user && !o->user->fn;
     o->size = half ? sizeof(float) : idist_dtype_size(c->dtype);
@@ -1609,7 +1620,7 @@ static bool idist__op_begin(idist__task *t) {
         o->memory = (char *)idist__mem_raw(&w->cfg.mem, nin + nout + nwork + nslots);
         if (!o->memory) return false;
     }
-    o->work = o->memory + nin + nout;
+    if (o->memory) o->work = o->memory + nin + nout;
     if (nslots) o->slots = o->work + nwork;
     if (nin) {
         size_t count = o->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1);
@@ -1656,51 +1667,62 @@ static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
     return false;
 }
 
-// Whether t cannot go on without something from the rank of this link.
+// ---- two ranks that wait for each other, in different calls ----
+//
+// Calls on different groups, or a receive against a collective, exchange nothing by which they could be compared.
+// They are found by WAITS, which a rank sends when it has waited for a while. It is certain that neither will ever go
+// on when all of this holds, on both sides:
+//   - the rank has one thread and one call under way, which blocks without a time-out of its own: it can do nothing else;
+//   - that call lacks something that only the other rank can begin to send;
+//   - and the other rank has not begun it: nothing of the kind is on its way.
+// Any doubt (another thread, a request, a group we no longer know) means: say nothing, the deadline will.
+
+// Whether t lacks something that the rank of this link has to begin.
 static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
-    if (t->call.kind == IDIST__RECV) return t->call.root == group_rank;
-    return idist__verb_in(l->posted, t) || idist__verb_in(l->receiving, t) || idist__verb_in(l->waiting, t);
+    if (t->call.kind == IDIST__RECV)
+        return t->call.root == group_rank && idist__verb_in(idist__ring_group_of(t->group)->recvs, t);
+    return idist__verb_in(l->posted, t) || idist__verb_in(l->waiting, t);
 }
 
-// Whether what the other rank waits for can still come from us: it is on its way, or we are in that call.
+// Whether what the other rank waits for may still come from us.
 static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist__frame *waits) {
     idist_group *g = idist__ring_find_group(ring, waits->ctx);
     idist__message *m;
-    if (waits->print.kind == IDIST__RECV) return waits->aux != l->p2p_sent;
-    if (waits->print.kind != IDIST__SEND) return g && (int32_t)(waits->print.seq - g->seq) <= 0;
-    for (m = l->early; m; m = m->next)
+    if (waits->print.kind == IDIST__RECV) return waits->aux != l->p2p_sent; // aux: how many messages it had got from us
+    if (waits->print.kind != IDIST__SEND)
+        return !g || (int32_t)(waits->print.seq - g->seq) <= 0; // we are, or were, in that call
+    for (m = l->early; m; m = m->next)                          // its message lies here, and nobody wants it
         if (m->frame.type == IDIST__RTS && m->frame.id == waits->id) return false;
     return true;
 }
 
-// Whether this process has no thread that could still make the call others wait for.
-static bool idist__ring_alone(const idist__ring *ring) { return idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1); }
+// The call this rank is blocked in, if that is all it does.
+static idist__task *idist__ring_only_call(const idist__ring *ring) {
+    idist__task *t = ring->w->tasks;
+    return t && !t->next && !t->async && t->patient && idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1) ? t : NULL;
+}
 
-// Two ranks of one thread each, both blocked, each in a call that needs the other, and not the same call: neither
-// will ever go on. This is what finds calls on different groups, and a receive against a collective.
 static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     const idist__frame *waits = &l->peer_waits;
-    idist__task *t, *ours = NULL;
+    idist__task *ours = ring->w->tasks;
     idist_group *theirs;
     char a[128], b[128], cause[400];
-    if (waits->type != IDIST__WAITS || waits->flags != 3) return;
-    for (t = ring->w->tasks; t; t = t->next) {
-        if (t->async) continue;
-        // Several calls between group_begin and group_end, one that will give up by itself, or not blocked for long.
-        if (ours || !t->patient || !t->announced) return;
-        ours = t;
-    }
-    if (!ours || idist__ring_group_of(ours->group)->rank_of[peer] < 0) return;
-    if (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq) return;
-    if (!idist__ring_needs(l, ours, idist__ring_group_of(ours->group)->rank_of[peer])) return;
-    if (idist__ring_answered(ring, l, waits) || !idist__ring_alone(ring)) return;
+    int rank;
+    if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL)) return;
+    if (!ours || !ours->announced || ours != idist__ring_only_call(ring)) return;
+    rank = idist__ring_group_of(ours->group)->rank_of[peer];
+    if (rank < 0 || (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq)) return;
+    if (!idist__ring_needs(l, ours, rank) || idist__ring_answered(ring, l, waits)) return;
     theirs = idist__ring_find_group(ring, waits->ctx);
     idist__task_text(ours, a, sizeof a);
     idist__print_text(&waits->print, b, sizeof b);
-    snprintf(cause, sizeof cause, "the %s differs: rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s",
-             ours->group->ctx == waits->ctx ? "operation" : "group", ring->w->group.rank, peer, a, peer, ring->w->group.rank,
-             b, ours->group->ctx == waits->ctx ? "" : " of another group");
+    snprintf(cause, sizeof cause,
+             "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", ring->w->group.rank, peer, a, peer,
+             ring->w->group.rank, b, ours->group->ctx == waits->ctx ? "" : " of another group");
+    if (ours->call.kind >= IDIST__SEND && (waits->print.kind == IDIST__SEND || waits->print.kind == IDIST__RECV))
+        idist__append(cause, sizeof cause, "a deadlock; use idist_sendrecv, or requests");
+    else idist__append(cause, sizeof cause, "the %s differs", ours->group->ctx == waits->ctx ? "operation" : "group");
     idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
     idist__ring_settle(ring);
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
@@ -1737,7 +1759,8 @@ static bool idist__link_eager(idist__ring *ring, idist__link *l, int peer) {
         idist__verb *v = l->in_verb;
         l->in_verb = NULL;
         if (v) idist__link_clear_to_send(ring, l, v, &l->in);
-        else idist__message_new(ring, l, &l->in, 0);
+        else if (!idist__message_new(ring, l, &l->in, 0))
+            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         l->left = 0;
         return true;
     }
@@ -1747,6 +1770,7 @@ static bool idist__link_eager(idist__ring *ring, idist__link *l, int peer) {
     } else if (!g || g->status == IDIST_OK) {
         l->in_message = idist__message_new(ring, l, &l->in, (size_t)l->in.nbytes);
         l->target = l->in_message ? l->in_message->data : NULL;
+        if (!l->in_message) idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
     }
     return true;
 }
@@ -1866,8 +1890,8 @@ static bool idist__link_parse(idist__ring *ring, idist__link *l, int peer) {
 
 static void idist__link_read(idist__ring *ring, int peer);
 
-// The stream of a rank ended. When one rank dies, others that heard of it may end as well, and their streams with them; those
-// have told the reason before. So all others are read first, and then the ends are judged.
+// The stream of a rank ended. When one rank dies, others that heard of it may end as well, and their streams with
+// them; those have told the reason before. So all others are read first, and then the ends are judged.
 static void idist__link_ended(idist__ring *ring, int peer, int err) {
     int i;
     ring->links[peer].ended = true;
@@ -2092,6 +2116,7 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
             continue;
         }
         heard = heard || v->started;
+        if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES; // it will not arrive
         *at = v->next;
         idist__verb_free(ring, v);
     }
@@ -2150,7 +2175,6 @@ static void idist__ring_tell(idist_group *g) {
         if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
 }
 
-// flags: 1, this call needs something from you; 2, and I have one thread, which is blocked in it.
 static void idist__ring_announce(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__ring_group *rg = idist__ring_group_of(t->group);
@@ -2162,13 +2186,13 @@ static void idist__ring_announce(idist__task *t) {
     f.ctx = t->group->ctx;
     f.print = idist__task_print(t, 0);
     if (t->group->size == 1) return;
-    blocked = t->patient && !t->async && idist__ring_alone(ring);
+    blocked = idist__ring_only_call(ring) == t;
     if (!p2p) f.print = rg->history[t->seq % IDIST__HISTORY];
     for (i = 0; i < t->group->size; i++) {
         idist__link *l = &ring->links[t->group->ranks[i]];
         idist__verb *v;
         if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? 1 : 0) | (blocked ? 2 : 0));
+        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? IDIST__NEEDS_YOU : 0) | (blocked ? IDIST__ONLY_CALL : 0));
         f.aux = l->p2p_got;
         for (v = l->waiting; v && p2p; v = v->next)
             if (v->task == t) f.id = v->id;
@@ -2240,8 +2264,12 @@ static void idist__ring_group_close(idist_group *g) {
     for (i = 0; i < g->w->group.size; i++) {
         idist__message *m, *next;
         for (m = ring->links[i].early; m; m = next) {
+            bool whole = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+            size_t nbytes = (size_t)m->frame.nbytes;
             next = m->next;
-            if (m->frame.ctx == g->ctx) idist__message_free(ring, &ring->links[i], m);
+            if (m->frame.ctx != g->ctx) continue;
+            idist__message_free(ring, &ring->links[i], m);
+            if (whole && i != g->w->group.rank) idist__link_consumed(ring, &ring->links[i], nbytes);
         }
     }
     idist__mem_free(&g->w->cfg.mem, rg->rank_of);
@@ -2268,13 +2296,15 @@ typedef struct idist__join {
     idist__ring *ring;
     idist_store *store; // opened by us, or the user's
     bool own_store;
+    bool told; // the others know that a rank gave up
     char prefix[64];
     uint64_t job;
     uint8_t key[32];
     int listeners[2]; // local, tcp; -1
     char tcp[128];    // where our TCP socket listens
     bool need_tcp;
-    idist__handshake *shakes; // outgoing by rank, then IDIST__HALF_OPEN_MAX incoming
+    idist__handshake *shakes; // outgoing, by rank
+    idist__porch porch;       // incoming
     int nlinks;               // connected
     int64_t deadline_ns;
 } idist__join;
@@ -2305,8 +2335,71 @@ static void idist__join_key(const idist__join *j, char *key, size_t cap, const c
 }
 
 static int idist__join_ms_left(const idist__join *j) {
-    int ms = idist__os_ms_until(j->deadline_ns);
-    return ms == 0 ? 1 : ms;
+    int64_t left = j->deadline_ns == IDIST__FOREVER ? -1 : (j->deadline_ns - idist__os_now_ns()) / IDIST__MS;
+    return j->deadline_ns == IDIST__FOREVER ? -1 : left < 1 ? 1 : left > INT32_MAX ? INT32_MAX : (int)left;
+}
+
+typedef struct idist__join_failure { // why a rank could not join: the others need not wait for it
+    int32_t status, rank;
+    char text[400];
+} idist__join_failure;
+
+// Whether a rank has given up; then so do we, with its reason.
+static idist_status idist__join_failed(idist__join *j) {
+    idist__join_failure f;
+    char key[128];
+    const char *keys[1];
+    bool there = false;
+    size_t n = 0;
+    keys[0] = key;
+    idist__join_key(j, key, sizeof key, "failed", -1);
+    if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || !there) return IDIST_OK;
+    if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
+    f.text[sizeof f.text - 1] = 0;
+    j->told = true;
+    if (f.status == IDIST_ERR_TIMEOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", f.text); // it names who is late
+    return idist__fail((idist_status)f.status, "initialize: rank %d could not join: %s", (int)f.rank, f.text);
+}
+
+// Tells the others why we give up, once. Whoever owns the store stays a moment, so that they can read it.
+static void idist__join_tell(idist__join *j, idist_status status) {
+    idist__join_failure f;
+    char key[128], text[sizeof idist__me.text];
+    if (!j->store || !j->prefix[0] || j->told) return;
+    memset(&f, 0, sizeof f);
+    memcpy(text, idist__me.text, sizeof text);
+    f.status = (int32_t)status;
+    f.rank = j->w->group.rank;
+    idist__copy_text(f.text, sizeof f.text, strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+    idist__join_key(j, key, sizeof key, "failed", -1);
+    if (idist_store_set(j->store, key, &f, sizeof f) == IDIST_OK && j->own_store && f.rank == 0) idist__os_pause_ms(500);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// Which ranks, from `rank` on, have not put this value there.
+static idist_status idist__join_missing(idist__join *j, const char *what, int rank) {
+    char key[128], text[300] = "";
+    const idist__server *sv =
+        j->own_store && j->store->run == idist__tcp_store_run ? ((idist__tcp_store *)j->store->impl)->server : NULL;
+    int i, missing = 0, refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
+    for (i = rank; i < j->w->group.size; i++) {
+        const char *keys[1];
+        bool there = true;
+        keys[0] = key;
+        idist__join_key(j, key, sizeof key, what, i);
+        if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || there) continue;
+        if (missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+    }
+    if (!missing)
+        return idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank %d showed up too late, after %d ms", rank,
+                           j->w->cfg.init_timeout_ms);
+    idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
+                j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    if (refused)
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". %d connections were refused: another secret, another build, or strangers", refused);
+    return IDIST_ERR_TIMEOUT;
 }
 
 // Gets a value that a rank puts there when it starts; the time-out names the ranks that did not.
@@ -2314,23 +2407,16 @@ static idist_status idist__join_get(idist__join *j, const char *what, int rank, 
     char key[128];
     size_t n = 0;
     idist_status s;
-    int i, missing = 0;
-    char text[300] = "";
     idist__join_key(j, key, sizeof key, what, rank);
-    s = idist_store_get(j->store, key, value, nbytes, &n, idist__join_ms_left(j));
-    if (s == IDIST_OK && n != nbytes)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
-    if (s != IDIST_ERR_TIMEOUT || rank < 0) return s;
-    for (i = rank; i < j->w->group.size; i++) {
-        const char *keys[1];
-        bool there = true;
-        idist__join_key(j, key, sizeof key, what, i);
-        keys[0] = key;
-        if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || there) continue;
-        if (missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
-    }
-    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
-                       j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    do {
+        int ms = idist__join_ms_left(j);
+        s = idist_store_get(j->store, key, value, nbytes, &n, ms < 0 || ms > 100 ? 100 : ms);
+        if (s == IDIST_OK && n != nbytes)
+            return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
+        if (s != IDIST_ERR_TIMEOUT) return s;
+        if ((s = idist__join_failed(j)) != IDIST_OK) return s;
+    } while (idist__os_ms_until(j->deadline_ns) != 0);
+    return idist__join_missing(j, what, rank < 0 ? 0 : rank);
 }
 
 static idist_status idist__join_set(idist__join *j, const char *what, int rank, const void *value, size_t nbytes) {
@@ -2354,12 +2440,12 @@ static idist_status idist__join_store(idist__join *j) {
         memset(&d, 0, sizeof d);
         d.server = cfg->rank == 0;
         d.timeout_ms = cfg->init_timeout_ms;
-        d.secret = cfg->secret;
-        d.secret_nbytes = cfg->secret_nbytes;
+        d.secret = cfg->secret.nbytes ? cfg->secret.bytes : NULL;
+        d.secret_nbytes = cfg->secret.nbytes;
         d.allocator = cfg->mem;
         s = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
         cfg->listener = -1; // the store owns it now
-        if (s != IDIST_OK) return idist__fail(s, "initialize: %s", idist__self.text);
+        if (s != IDIST_OK) return idist__fail(s, "initialize: %s", idist__me.text);
         j->own_store = true;
     }
     snprintf(key, sizeof key, "idist/%d", cfg->rank);
@@ -2388,7 +2474,7 @@ static idist_status idist__join_job(idist__join *j) {
         return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 says the world has %llu ranks, this rank says %d",
                            (unsigned long long)job[1], j->w->group.size);
     j->job = job[0];
-    idist__auth_key(j->w->cfg.secret, j->w->cfg.secret_nbytes, key);
+    idist__auth_key(&j->w->cfg.secret, key);
     idist__hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
     return IDIST_OK;
 }
@@ -2426,7 +2512,7 @@ static idist_status idist__join_listen_tcp(idist__join *j, bool one_host) {
     char ip[64];
     idist_status s = idist__join_own_ip(j, one_host, ip, sizeof ip);
     if (s != IDIST_OK || (s = idist__addr_tcp(&addr, ip, 0)) != IDIST_OK) return s;
-    if (!idist__addr_is_loopback(&addr) && !j->w->cfg.secret_nbytes && !j->w->cfg.insecure)
+    if (!idist__addr_is_loopback(&addr) && !j->w->cfg.secret.nbytes && !j->w->cfg.secret.insecure)
         return idist__fail(IDIST_ERR_NO_SECRET,
                            "initialize: listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
                            "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
@@ -2494,42 +2580,33 @@ static idist_status idist__join_connect(idist__join *j, int rank, const idist__r
     return IDIST_OK;
 }
 
-// Somebody knocks. Strangers take a place in a fixed table, for five seconds, the oldest leaving when it is full.
 static void idist__join_accept(idist__join *j, int listener) {
-    idist__handshake *place = NULL, *first = j->shakes + j->w->group.size;
-    int i, fd = idist__sock_accept(listener);
-    if (fd < 0) return;
-    for (i = 0; i < IDIST__HALF_OPEN_MAX && !place; i++)
-        if (first[i].fd < 0) place = &first[i];
-    for (i = 0; i < IDIST__HALF_OPEN_MAX && !place; i++)
-        if (i == 0 || first[i].deadline_ns < place->deadline_ns) place = &first[i];
-    if (!place) place = first;
-    idist__os_close(&place->fd);
-    idist__auth_begin(place, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
-                      idist__os_deadline(5000));
+    idist__handshake *h;
+    while ((h = idist__porch_room(&j->porch)) != NULL) {
+        int fd = idist__sock_accept(listener);
+        if (fd < 0) return;
+        idist__auth_begin(h, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
+                          idist__os_deadline(IDIST__PORCH_MS));
+    }
 }
 
 // Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is
 // somebody else's problem.
-static idist_status idist__join_step(idist__join *j, int i) {
-    idist__handshake *h = &j->shakes[i];
-    bool done = false, incoming = i >= j->w->group.size, local;
+static idist_status idist__join_step(idist__join *j, idist__handshake *h, int to) {
+    bool done = false, incoming = to < 0, local;
     idist_status s = idist__auth_step(h, &done);
     struct sockaddr_storage sa;
     socklen_t n = sizeof sa;
     int rank;
-    if (s == IDIST_OK && !done) {
-        if (incoming && idist__os_ms_until(h->deadline_ns) == 0) idist__os_close(&h->fd);
-        return IDIST_OK;
-    }
+    if (s == IDIST_OK && !done) return IDIST_OK;
     rank = s == IDIST_OK ? (int)h->theirs.rank : -1;
-    if (s == IDIST_OK && (incoming ? rank <= j->w->group.rank || rank >= j->w->group.size : rank != i)) s = IDIST_ERR_AUTH;
+    if (s == IDIST_OK && (incoming ? rank <= j->w->group.rank || rank >= j->w->group.size : rank != to)) s = IDIST_ERR_AUTH;
     if (s == IDIST_OK && j->ring->links[rank].open) s = IDIST_ERR_RANK_TAKEN;
     if (s != IDIST_OK) {
-        if (incoming) idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s", idist__self.text);
+        if (incoming) idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s", idist__me.text);
         idist__os_close(&h->fd);
         if (incoming) return IDIST_OK;
-        return idist__fail(s, "initialize: connecting to rank %d on %s: %s", i, j->w->nodes[i].hostname, idist__self.text);
+        return idist__fail(s, "initialize: connecting to rank %d on %s: %s", to, j->w->nodes[to].hostname, idist__me.text);
     }
     local = getsockname(h->fd, (struct sockaddr *)&sa, &n) == 0 && sa.ss_family == AF_UNIX;
     idist__join_linked(j, rank, h->fd, local);
@@ -2549,30 +2626,36 @@ static idist_status idist__join_late(const idist__join *j) {
 
 // All handshakes at once, so that no order of ranks can block another.
 static idist_status idist__join_links(idist__join *j) {
-    int i, n, total = j->w->group.size + IDIST__HALF_OPEN_MAX, wanted = j->w->group.size - 1;
-    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * (size_t)(total + 2));
+    int i, n, size = j->w->group.size, turns = 0;
+    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * (size_t)(size + IDIST__PORCH + 2));
     idist_status s = fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-    while (s == IDIST_OK && j->nlinks < wanted) {
-        for (n = 0; n < 2; n++) {
-            fds[n].fd = j->listeners[n];
-            fds[n].events = POLLIN;
+    while (s == IDIST_OK && j->nlinks < size - 1) {
+        bool room = idist__porch_room(&j->porch) != NULL;
+        for (i = n = 0; i < 2 && room; i++) {
+            if (j->listeners[i] < 0) continue;
+            fds[n].fd = j->listeners[i];
+            fds[n++].events = POLLIN;
         }
-        for (i = 0; i < total; i++, n++) {
-            idist__handshake *h = &j->shakes[i];
-            bool writes = h->server ? h->stage == 1 : h->stage != 1;
-            fds[n].fd = h->fd;
-            fds[n].events = writes ? POLLOUT : POLLIN;
+        for (i = 0; i < size; i++) {
+            if (j->shakes[i].fd < 0) continue;
+            fds[n].fd = j->shakes[i].fd;
+            fds[n++].events = j->shakes[i].stage == 1 ? POLLIN : POLLOUT;
         }
-        if (idist__os_ms_until(j->deadline_ns) == 0) {
+        n += idist__porch_poll(&j->porch, fds + n);
+        i = idist__os_ms_until(j->deadline_ns);
+        if (i == 0) {
             s = idist__join_late(j);
             break;
         }
-        i = idist__os_ms_until(j->deadline_ns);
-        poll(fds, (nfds_t)n, i < 0 || i > 1000 ? 1000 : i);
+        i = poll(fds, (nfds_t)n, i < 0 || i > 100 ? 100 : i);
+        if (i < 0 && errno != EINTR) s = idist__fail_errno("poll", errno);
+        if (i == 0 && ++turns % 4 == 0) s = idist__join_failed(j);
         for (i = 0; i < 2; i++)
-            if (fds[i].fd >= 0 && fds[i].revents) idist__join_accept(j, fds[i].fd);
-        for (i = 0; i < total && s == IDIST_OK; i++)
-            if (j->shakes[i].fd >= 0) s = idist__join_step(j, i);
+            if (j->listeners[i] >= 0) idist__join_accept(j, j->listeners[i]);
+        for (i = 0; i < size && s == IDIST_OK; i++)
+            if (j->shakes[i].fd >= 0) s = idist__join_step(j, &j->shakes[i], i);
+        for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
+            if (j->porch.place[i].fd >= 0) s = idist__join_step(j, &j->porch.place[i], -1);
     }
     idist__mem_free(&j->w->cfg.mem, fds);
     return s;
@@ -2583,12 +2666,12 @@ static idist_status idist__join_run(idist__join *j) {
     int i, n = w->group.size, me = w->group.rank;
     idist__record *records = (idist__record *)idist__mem_alloc(&w->cfg.mem, sizeof *records * (size_t)n);
     idist_status s;
-    j->shakes = (idist__handshake *)idist__mem_alloc(&w->cfg.mem, sizeof *j->shakes * (size_t)(n + IDIST__HALF_OPEN_MAX));
+    j->shakes = (idist__handshake *)idist__mem_alloc(&w->cfg.mem, sizeof *j->shakes * (size_t)n);
     if (!records || !j->shakes) {
         idist__mem_free(&w->cfg.mem, records);
         return IDIST_ERR_NO_MEMORY;
     }
-    for (i = 0; i < n + IDIST__HALF_OPEN_MAX; i++) j->shakes[i].fd = -1;
+    for (i = 0; i < n; i++) j->shakes[i].fd = -1;
     s = idist__join_store(j);
     if (s == IDIST_OK) s = idist__join_job(j);
     if (s == IDIST_OK) s = idist__join_table(j, records);
@@ -2596,6 +2679,7 @@ static idist_status idist__join_run(idist__join *j) {
         s = idist__join_connect(j, i, &records[i],
                                 !w->cfg.force_tcp && records[i].host == records[me].host && records[i].local[0]);
     if (s == IDIST_OK) s = idist__join_links(j);
+    if (s != IDIST_OK) idist__join_tell(j, s);
     idist__mem_free(&w->cfg.mem, records);
     return s;
 }
@@ -2651,6 +2735,7 @@ static idist_status idist__ring_open(idist__world *w) {
     memset(&j, 0, sizeof j);
     j.w = w;
     j.listeners[0] = j.listeners[1] = -1;
+    idist__porch_init(&j.porch);
     j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
     s = idist__ring_new(w, &j.ring);
     if (s == IDIST_OK && w->group.size == 1)
@@ -2659,13 +2744,14 @@ static idist_status idist__ring_open(idist__world *w) {
     idist__os_close(&w->cfg.listener);
     idist__os_close(&j.listeners[0]);
     idist__os_close(&j.listeners[1]);
-    for (i = 0; j.shakes && i < w->group.size + IDIST__HALF_OPEN_MAX; i++) idist__os_close(&j.shakes[i].fd);
+    for (i = 0; j.shakes && i < w->group.size; i++) idist__os_close(&j.shakes[i].fd);
+    idist__porch_close(&j.porch);
     idist__mem_free(&w->cfg.mem, j.shakes);
     if (j.own_store) {
-        char text[sizeof idist__self.text];
-        memcpy(text, idist__self.text, sizeof text);
+        char text[sizeof idist__me.text];
+        memcpy(text, idist__me.text, sizeof text);
         idist_store_close(&j.store);
-        memcpy(idist__self.text, text, sizeof text);
+        memcpy(idist__me.text, text, sizeof text);
     }
     w->impl = j.ring;
     if (s != IDIST_OK && j.ring) idist__ring_free(j.ring);

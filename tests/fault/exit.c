@@ -40,6 +40,7 @@ static idist_status block(idist_group *world, int n, const plan *p, float *x) {
         status = idist_recv(x, 1, IDIST_F32, IDIST_ANY_SOURCE, 0, NULL, &a);
         if (status == IDIST_OK) status = idist_all_reduce(x + 1, x + 1, 1, IDIST_F32, IDIST_SUM, &b);
         for (int i = 0; i < 2 && status == IDIST_OK; i++) status = idist_wait_any(request, 2, &index);
+        idist_wait_all(request, 2); // both have ended; a world with open requests does not close
         return status;
     case LATER: tap_sleep_ms(150); return idist_barrier(&o);
     default: return IDIST_OK; // IN_CLOSE

@@ -342,7 +342,7 @@ int main(void) {
         crossing_calls(n, ALL_REDUCE_IN_ANOTHER_GROUP, "group", "one rank calls on another group");
         crossing_calls(n, RECV_AGAINST_BARRIER, "operation", "one rank receives, the others are in a barrier");
     }
-    crossing_calls(2, RECV_AGAINST_RECV, "operation", "both ranks receive from each other");
+    crossing_calls(2, RECV_AGAINST_RECV, "deadlock", "both ranks receive from each other");
     ranks_case_fault(4, NULL, only_the_group, NULL, "a mismatch in a group leaves the world usable");
     return tap_done();
 }

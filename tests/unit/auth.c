@@ -96,14 +96,20 @@ static talk handshake(const uint8_t client_key[32], const uint8_t server_key[32]
     return t;
 }
 
+static void key_of(const char *text, uint8_t key[32]) {
+    idist__secret secret;
+    if (idist__secret_find(&secret, text, strlen(text)) != IDIST_OK) tap_bail("secret");
+    idist__auth_key(&secret, key);
+}
+
 int main(void) {
     uint8_t key[32], other[32];
     int wrong = 0;
     talk t;
     tap_deadline(60);
     vectors();
-    idist__auth_key("0123456789abcdef", 16, key);
-    idist__auth_key("0123456789abcdeF", 16, other);
+    key_of("0123456789abcdef", key);
+    key_of("0123456789abcdeF", other);
     t = handshake(key, key, 7, 7, -1, SIZE_MAX);
     tap_ok(t.client_sure && t.server_sure, "the same secret: both are sure");
     t = handshake(key, other, 7, 7, -1, SIZE_MAX);
