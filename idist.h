@@ -2666,6 +2666,7 @@ typedef struct idist__server {
     idist__client *clients[4096];
     int nclients;
     int nrefused; // handshakes that failed, for the text of a time-out
+    int no_fds;   // a connection could not be accepted for want of a descriptor
 } idist__server;
 
 static void idist__server_drop(idist__server *sv, int i) {
@@ -2797,7 +2798,10 @@ static void idist__server_accept(idist__server *sv) {
     idist__handshake *h;
     while ((h = idist__porch_room(&sv->porch)) != NULL) {
         int fd = idist__sock_accept(sv->listener);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) idist__os_pause_ms(10); // no spin while descriptors are short
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+            __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
+            idist__os_pause_ms(10); // no spin while descriptors are short
+        }
         if (fd < 0) return;
         idist__auth_begin(h, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0, idist__os_deadline(IDIST__PORCH_MS));
     }
@@ -2920,6 +2924,7 @@ enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50 };
 
 typedef struct idist__tcp_store {
     pthread_mutex_t lock;
+    int nwant; // threads that want the lock
     int fd;
     idist__server *server; // in the process that owns the table
     char *out;
@@ -3070,7 +3075,9 @@ static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
         idist__req w = *r;
         idist_status s = IDIST_OK;
         bool there = true;
+        __atomic_add_fetch(&t->nwant, 1, __ATOMIC_RELAXED);
         pthread_mutex_lock(&t->lock);
+        __atomic_sub_fetch(&t->nwant, 1, __ATOMIC_RELAXED);
         if (waits) { // a GET is preceded by a WAIT, as in torch's protocol
             w.op = IDIST__REQ_WAIT;
             w.keys = r->nkeys ? r->keys : &r->key;
@@ -3084,6 +3091,7 @@ static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
         pthread_mutex_unlock(&t->lock);
         if (s != IDIST_OK || there) return s;
         if (idist__os_ms_until(r->deadline_ns) == 0) return idist__req_late(r, NULL);
+        if (__atomic_load_n(&t->nwant, __ATOMIC_RELAXED)) idist__os_pause_ms(1); // a mutex alone is not fair
     }
 }
 
@@ -3113,8 +3121,13 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                 return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s", addr_text);
             if (t->fd >= 0) {
                 idist__handshake h;
-                idist__auth_begin(&h, t->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
-                return idist__auth_run(&h);
+                int64_t own = idist__os_deadline(IDIST__PORCH_MS); // our own server answers at once, if it can at all
+                idist__auth_begin(&h, t->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0,
+                                  t->server && own < deadline_ns ? own : deadline_ns);
+                s = idist__auth_run(&h);
+                if (s != IDIST_OK && t->server && __atomic_load_n(&t->server->no_fds, __ATOMIC_RELAXED))
+                    return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
+                return s;
             }
             idist__fail(IDIST_ERR_TIMEOUT,
                         "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,

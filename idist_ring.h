@@ -2344,14 +2344,27 @@ typedef struct idist__join_failure { // why a rank could not join: the others ne
     char text[400];
 } idist__join_failure;
 
+static idist_status idist__join_no_fds(const idist__join *j) {
+    return idist__fail(IDIST_ERR_NO_FDS,
+                       "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
+                       j->w->group.size, 2 * j->w->group.size + 16);
+}
+
+// The server of our own store, in the process that has it.
+static const idist__server *idist__join_server(const idist__join *j) {
+    return j->own_store && j->store->run == idist__tcp_store_run ? ((idist__tcp_store *)j->store->impl)->server : NULL;
+}
+
 // Whether a rank has given up; then so do we, with its reason.
 static idist_status idist__join_failed(idist__join *j) {
+    const idist__server *sv = idist__join_server(j);
     idist__join_failure f;
     char key[128];
     const char *keys[1];
     bool there = false;
     size_t n = 0;
     keys[0] = key;
+    if (sv && __atomic_load_n(&sv->no_fds, __ATOMIC_RELAXED)) return idist__join_no_fds(j);
     idist__join_key(j, key, sizeof key, "failed", -1);
     if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || !there) return IDIST_OK;
     if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
@@ -2380,8 +2393,7 @@ static void idist__join_tell(idist__join *j, idist_status status) {
 // Which ranks, from `rank` on, have not put this value there.
 static idist_status idist__join_missing(idist__join *j, const char *what, int rank) {
     char key[128], text[300] = "";
-    const idist__server *sv =
-        j->own_store && j->store->run == idist__tcp_store_run ? ((idist__tcp_store *)j->store->impl)->server : NULL;
+    const idist__server *sv = idist__join_server(j);
     int i, missing = 0, refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
     for (i = rank; i < j->w->group.size; i++) {
         const char *keys[1];
@@ -2568,10 +2580,7 @@ static idist_status idist__join_connect(idist__join *j, int rank, const idist__r
     where[sizeof where - 1] = 0;
     if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
     fd = idist__sock_connect(&addr, j->deadline_ns);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-        return idist__fail(IDIST_ERR_NO_FDS,
-                           "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
-                           j->w->group.size, j->w->group.size + 16);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__join_no_fds(j);
     if (fd < 0)
         return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank,
                            record->hostname, where, strerror(errno));
@@ -2580,14 +2589,15 @@ static idist_status idist__join_connect(idist__join *j, int rank, const idist__r
     return IDIST_OK;
 }
 
-static void idist__join_accept(idist__join *j, int listener) {
+static idist_status idist__join_accept(idist__join *j, int listener) {
     idist__handshake *h;
     while ((h = idist__porch_room(&j->porch)) != NULL) {
         int fd = idist__sock_accept(listener);
-        if (fd < 0) return;
+        if (fd < 0) return errno == EMFILE || errno == ENFILE ? idist__join_no_fds(j) : IDIST_OK;
         idist__auth_begin(h, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
                           idist__os_deadline(IDIST__PORCH_MS));
     }
+    return IDIST_OK;
 }
 
 // Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is
@@ -2650,8 +2660,8 @@ static idist_status idist__join_links(idist__join *j) {
         i = poll(fds, (nfds_t)n, i < 0 || i > 100 ? 100 : i);
         if (i < 0 && errno != EINTR) s = idist__fail_errno("poll", errno);
         if (i == 0 && ++turns % 4 == 0) s = idist__join_failed(j);
-        for (i = 0; i < 2; i++)
-            if (j->listeners[i] >= 0) idist__join_accept(j, j->listeners[i]);
+        for (i = 0; i < 2 && s == IDIST_OK; i++)
+            if (j->listeners[i] >= 0) s = idist__join_accept(j, j->listeners[i]);
         for (i = 0; i < size && s == IDIST_OK; i++)
             if (j->shakes[i].fd >= 0) s = idist__join_step(j, &j->shakes[i], i);
         for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
