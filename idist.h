@@ -3718,8 +3718,8 @@ typedef struct idist__call {
 typedef struct idist__print {
     uint8_t kind, dtype, op, algorithm;
     int32_t root;
-    uint64_t check;
-    uint32_t seq; // number of the call within its group
+    uint64_t check; // see idist__call; of a send: its count
+    uint32_t seq;   // number of the call within its group
     uint32_t zero;
 } idist__print;
 

@@ -118,7 +118,9 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 
-// One send or one receive under way: what the algorithms are made of.
+// One send or one receive under way: what the algorithms are made of. It is in one list at a time: a link's out,
+// waiting, posted or receiving, a group's recvs, or the ring's idle ones; or in none, while it is a link's in_verb or
+// the claim on a message.
 typedef struct idist__verb {
     struct idist__verb *next; // in the one list that holds it
     idist__task *task;        // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
@@ -1744,8 +1746,9 @@ static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
     idist__ring_find_deadlock(ring, peer);
 }
 
-// The beginning of a whole message. Sets where its payload goes. False when the frame is malformed.
-static bool idist__link_eager(idist__ring *ring, idist__link *l, int peer) {
+// A message begins: all of it (EAGER), or the announcement (RTS), after which nothing follows. Sets where the payload
+// goes. False when the frame is malformed.
+static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__ring_find_group(ring, l->in.ctx);
     bool p2p = l->in.print.kind == IDIST__SEND;
     if (l->in.type == IDIST__EAGER && l->in.nbytes > IDIST__EAGER_BYTES) return false;
@@ -1809,7 +1812,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
     l->left = (size_t)l->in.nbytes;
     switch (l->in.type) {
     case IDIST__EAGER:
-    case IDIST__RTS: ok = idist__link_eager(ring, l, peer); break;
+    case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
     case IDIST__CTS: ok = idist__link_cts(ring, l); break;
     case IDIST__DATA: ok = idist__link_data(l); break;
     case IDIST__CREDIT:
@@ -2355,6 +2358,16 @@ static const idist__server *idist__join_server(const idist__join *j) {
     return j->own_store && j->store->run == idist__tcp_store_run ? ((idist__tcp_store *)j->store->impl)->server : NULL;
 }
 
+// What rank 0 knows beyond the names of those who are late.
+static idist_status idist__join_hint(const idist__join *j) {
+    const idist__server *sv = idist__join_server(j);
+    int refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
+    if (refused)
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". %d connections were refused: another secret, another build, or strangers", refused);
+    return IDIST_ERR_TIMEOUT;
+}
+
 // Whether a rank has given up; then so do we, with its reason.
 static idist_status idist__join_failed(idist__join *j) {
     const idist__server *sv = idist__join_server(j);
@@ -2370,31 +2383,33 @@ static idist_status idist__join_failed(idist__join *j) {
     if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
     f.text[sizeof f.text - 1] = 0;
     j->told = true;
-    if (f.status == IDIST_ERR_TIMEOUT)
-        return idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", f.text); // it names who is late
+    if (f.status == IDIST_ERR_TIMEOUT) { // it names who is late
+        idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", f.text);
+        return idist__join_hint(j);
+    }
     return idist__fail((idist_status)f.status, "initialize: rank %d could not join: %s", (int)f.rank, f.text);
 }
 
-// Tells the others why we give up, once. Whoever owns the store stays a moment, so that they can read it.
+// Tells the others why we give up, unless we have it from them. Whoever owns the store stays a moment, so that they can read it.
 static void idist__join_tell(idist__join *j, idist_status status) {
     idist__join_failure f;
     char key[128], text[sizeof idist__me.text];
-    if (!j->store || !j->prefix[0] || j->told) return;
+    if (!j->store || !j->prefix[0]) return;
     memset(&f, 0, sizeof f);
     memcpy(text, idist__me.text, sizeof text);
     f.status = (int32_t)status;
     f.rank = j->w->group.rank;
     idist__copy_text(f.text, sizeof f.text, strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
     idist__join_key(j, key, sizeof key, "failed", -1);
-    if (idist_store_set(j->store, key, &f, sizeof f) == IDIST_OK && j->own_store && f.rank == 0) idist__os_pause_ms(500);
+    if (!j->told) idist_store_set(j->store, key, &f, sizeof f); // if that fails they learn it from the store's end
+    if (j->own_store && f.rank == 0) idist__os_pause_ms(500);
     memcpy(idist__me.text, text, sizeof text);
 }
 
 // Which ranks, from `rank` on, have not put this value there.
 static idist_status idist__join_missing(idist__join *j, const char *what, int rank) {
     char key[128], text[300] = "";
-    const idist__server *sv = idist__join_server(j);
-    int i, missing = 0, refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
+    int i, missing = 0;
     for (i = rank; i < j->w->group.size; i++) {
         const char *keys[1];
         bool there = true;
@@ -2408,10 +2423,7 @@ static idist_status idist__join_missing(idist__join *j, const char *what, int ra
                            j->w->cfg.init_timeout_ms);
     idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
-    if (refused)
-        idist__append(idist__me.text, sizeof idist__me.text,
-                      ". %d connections were refused: another secret, another build, or strangers", refused);
-    return IDIST_ERR_TIMEOUT;
+    return idist__join_hint(j);
 }
 
 // Gets a value that a rank puts there when it starts; the time-out names the ranks that did not.
