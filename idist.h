@@ -226,7 +226,7 @@ SECURITY
 
 WRITING A BACKEND
 
-    Fill an idist_backend_api (its contract stands above it, in [impl:world]) and export a function that returns it.
+    Fill an idist_backend_api (its contract stands above it, in impl:world) and export a function that returns it.
     A call arrives as one struct; end it with idist__complete. Let your header redefine an IDIST__ENTRY_ macro, as
     idist_ring.h does.
 
@@ -2334,10 +2334,9 @@ static bool idist__file_records(int fd, bool take, int64_t deadline_ns) {
     struct flock fl;
     for (;;) {
         if (idist__file_lock(fd, F_OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0) return true;
-        if (errno != EAGAIN && errno != EACCES && errno != EINTR) return false;
-        if (idist__os_ms_until(deadline_ns) == 0) return false;
-        sched_yield();
-        if (errno != EINTR) idist__os_pause_ms(1);
+        if (errno == EINTR) continue;
+        if ((errno != EAGAIN && errno != EACCES) || idist__os_ms_until(deadline_ns) == 0) return false;
+        idist__os_pause_ms(1);
     }
 }
 
@@ -2850,7 +2849,7 @@ static void *idist__server_main(void *arg) {
             fds[i + 2].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
         }
         strangers = idist__porch_poll(&sv->porch, fds + n + 2);
-        if (poll(fds, (nfds_t)(n + 2 + strangers), strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
+        if (poll(fds, (nfds_t)n + 2 + (nfds_t)strangers, strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
         if (fds[0].revents) return NULL;
         for (i = n - 1; i >= 0; i--) // downwards: a dropped client is replaced by the last one
             if (fds[i + 2].revents && !idist__server_client(sv, sv->clients[i], &changed)) idist__server_drop(sv, i);
@@ -5661,7 +5660,8 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
     if (rank < 0 || rank >= idist_group_size(group))
         return idist__fail(IDIST_ERR_ARG, "one_rank_only: rank should be between 0 and %d, but is %d",
                            idist_group_size(group) - 1, rank);
-    if ((s = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g)) != IDIST_OK) return s;
+    s = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
+    if (!g) return s;
     pthread_mutex_unlock(&g->w->lock);
     if (mine) result = fn(arg);
     if (barrier) return idist__tell_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);

@@ -2390,7 +2390,8 @@ static idist_status idist__join_failed(idist__join *j) {
     return idist__fail((idist_status)f.status, "initialize: rank %d could not join: %s", (int)f.rank, f.text);
 }
 
-// Tells the others why we give up, unless we have it from them. Whoever owns the store stays a moment, so that they can read it.
+// Tells the others why we give up, unless we have it from them. Whoever owns the store stays a moment, so that they
+// can read it.
 static void idist__join_tell(idist__join *j, idist_status status) {
     idist__join_failure f;
     char key[128], text[sizeof idist__me.text];
@@ -2483,7 +2484,7 @@ static idist_status idist__join_store(idist__join *j) {
 
 // Rank 0 names the job; everybody else compares the size of the world with what rank 0 thinks.
 static idist_status idist__join_job(idist__join *j) {
-    uint64_t job[2];
+    uint64_t job[2] = {0, 0}; // its number, and the number of ranks
     idist_status s;
     uint8_t key[32];
     if (j->w->group.rank == 0) {

@@ -1,5 +1,5 @@
-// Calls that wait beside other calls: deadlines hold, nothing legal is taken for a deadlock, and ranks that cannot join do not make
-// the others wait.
+// Calls that wait beside other calls: deadlines hold, nothing legal is taken for a deadlock, and ranks that cannot
+// join do not make the others wait.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -135,7 +135,8 @@ static void cannot_join(int odd_size, const char *odd_secret, const char *name) 
     munmap(all, sizeof *all);
 }
 
-// The survivors of a killed worker end before it is reaped, in whichever way: the report still names the one that was killed.
+// The survivors of a killed worker may end before it is reaped, in whichever way: the report names the one that was
+// killed.
 static int dies(int local_rank, void *arg) {
     int way = *(int *)arg;
     if (idist_barrier(NULL) != IDIST_OK) return 9;
