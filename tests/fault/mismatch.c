@@ -267,6 +267,10 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
 }
 
 static void crossing_calls(int n, crossing what, const char *field, const char *name) {
+#ifdef __SANITIZE_THREAD__ // its runtime keeps a thread of its own, so no process has only one
+    tap_skip(name, "%d ranks, %s, case %d: the thread sanitizer adds a thread", n, field, (int)what);
+    return;
+#endif
     procs p;
     idist_desc d = desc_with("auto", "auto");
     tap_running("%s, n=%d", name, n);
