@@ -194,7 +194,7 @@ check_speech() {
     local f
     for f in "${TEXTS[@]}"; do
         [ "$f" = tests/lint/lint.sh ] && continue
-        grep -nE '/work/|/tmp/parts|/tmp/notes|/root/|/home/[a-z]' "$f" | sed "s|^|$f:|"
+        grep -nE '/root/|/home/[a-z]|/(work|tmp)/[a-z]+/[a-z]+\.(c|h|md)' "$f" | sed "s|^|$f:|"
         grep -nwE 'FIXME|XXX' "$f" | sed "s|^|$f:|"
         grep -nw 'TODO' "$f" | grep -vE 'TODO\([A-Za-z]' | sed "s|^|$f:|; s|\$| (a TODO needs an owner)|"
     done
