@@ -459,8 +459,11 @@ typedef struct idist_desc {
     int init_timeout_ms;     // deadline for all ranks to show up; IDIST_INIT_TIMEOUT_MS; 0: 5 minutes
     const void *secret;      // shared by all ranks of the job, at least 16 bytes; IDIST_SECRET_FILE, IDIST_SECRET
     size_t secret_nbytes;    //
-    const char *transport;   // "auto" (sockets inside a host, TCP between hosts) or "tcp"; IDIST_TRANSPORT
-    const char *algorithm;   // "auto", or force "latency" or "bandwidth" for all collectives; IDIST_ALGO
+    const char *transport;   // "auto" (shared memory inside a host, TCP between hosts), "socket" (local sockets inside a
+                             // host) or "tcp"; IDIST_TRANSPORT
+    const char *algorithm;   // "auto"; for tests "latency" or "bandwidth" (messages) or "chunked" (shared memory, never
+                             // the short way); IDIST_ALGO
+    size_t shm_nbytes;       // shared memory each rank reserves; IDIST_SHM_MIB (in MiB); 0: 4 MiB
     const char *host_id;     // ranks with equal ids share a host; IDIST_HOSTID. NULL: boot id, user, network namespace
     idist_allocator allocator;
     idist_logger logger;
@@ -715,8 +718,12 @@ IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank
 // [api:memory]  buffers
 //------------------------------------------------------------------------------
 
-// Memory for communication buffers, aligned to 64 bytes, zeroed. NULL when there is none (idist_last_error says why).
-// opts selects the world; NULL: the default one, or none.
+// Memory for communication buffers, aligned to 64 bytes at least, zeroed. Any rank may call it at any time. All ranks of
+// the host can read and write it, so a collective whose buffers all lie in such memory moves the data straight from one to
+// the other: worth it from some 16 KiB on. opts->group selects the world; NULL: the default one. Without a world, or
+// where the ranks share no memory, it is plain memory. NULL when there is none (idist_last_error says why).
+//
+// idist_free takes NULL and what idist_alloc gave, before or after the end of the world.
 IDIST_API void *idist_alloc(size_t nbytes, const idist_opts *opts);
 IDIST_API void idist_free(void *ptr);
 
@@ -1008,6 +1015,48 @@ static void idist__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int
     pthread_cond_timedwait(cond, lock, &ts);
 }
 
+// Tells the processor that this is a loop that waits.
+IDIST__UNUSED static void idist__os_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+// Sleeps while a word that processes share has this value; may wake up for no reason.
+IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, int64_t until_ns) {
+    struct timespec ts;
+    int64_t left = until_ns - idist__os_now_ns();
+    if (left <= 0) return;
+    ts.tv_sec = (time_t)(left / 1000000000);
+    ts.tv_nsec = (long)(left % 1000000000);
+    syscall(SYS_futex, word, 0 /* FUTEX_WAIT */, value, until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
+}
+
+IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
+    syscall(SYS_futex, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
+}
+
+// A file in memory without a name, of a size that can never change again; -1 and errno.
+IDIST__UNUSED static int idist__os_memfd(size_t nbytes) {
+    int err, fd = (int)syscall(SYS_memfd_create, "idist", 3 /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
+    if (fd < 0) return -1;
+    if (ftruncate(fd, (off_t)nbytes) == 0 && fcntl(fd, 1033 /* F_ADD_SEALS */, 7 /* SEAL | SHRINK | GROW */) == 0) return fd;
+    err = errno;
+    close(fd);
+    errno = err;
+    return -1;
+}
+
+// Takes memory for a part of such a file now, so that no access to it can fail later. 0 or an errno.
+static int idist__os_reserve(int fd, size_t at, size_t nbytes) {
+    int rc;
+    do rc = posix_fallocate(fd, (off_t)at, (off_t)nbytes);
+    while (rc == EINTR);
+    return rc;
+}
+
 // A thread that takes no signals: they belong to the program's own threads.
 static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
     sigset_t all, before;
@@ -1128,6 +1177,114 @@ static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
     if (a && a->free_fn) a->free_fn(p, a->user);
     else free(p);
+}
+
+// A window is our part of a file that all ranks of the host have mapped; idist_alloc takes pages from it. Blocks may
+// outlive the world, and the mapping goes with the last of them. idist_free finds the window by the address, hence
+// the list of all.
+typedef struct idist__block {
+    struct idist__block *next; // by address
+    size_t at, nbytes;         // within the window
+} idist__block;
+
+typedef struct idist__window {
+    struct idist__window *next;
+    int fd;    // the file
+    pid_t pid; // a child made by fork must not give pages back that its parent uses
+    char *map; // all of it
+    size_t map_nbytes;
+    size_t at, nbytes; // our part
+    idist__block *blocks;
+    bool closed;
+} idist__window;
+
+static pthread_mutex_t idist__windows_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__window *idist__windows;
+
+static void idist__window_unmap(idist__window *win) {
+    idist__window **at;
+    for (at = &idist__windows; *at != win; at = &(*at)->next) continue;
+    *at = win->next;
+    munmap(win->map, win->map_nbytes);
+    close(win->fd);
+    free(win);
+}
+
+// Maps the whole file; the window owns fd from here on, also when this fails (NULL).
+IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes, size_t at, size_t nbytes) {
+    idist__window *win = (idist__window *)calloc(1, sizeof *win);
+    void *map = MAP_FAILED;
+    if (win) map = mmap(NULL, map_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (map == MAP_FAILED) {
+        free(win);
+        close(fd);
+        return NULL;
+    }
+    madvise(map, map_nbytes, MADV_DONTDUMP);
+    win->fd = fd;
+    win->pid = getpid();
+    win->map = (char *)map;
+    win->map_nbytes = map_nbytes;
+    win->at = at;
+    win->nbytes = nbytes;
+    pthread_mutex_lock(&idist__windows_lock);
+    win->next = idist__windows;
+    idist__windows = win;
+    pthread_mutex_unlock(&idist__windows_lock);
+    return win;
+}
+
+IDIST__UNUSED static void idist__window_close(idist__window *win) {
+    pthread_mutex_lock(&idist__windows_lock);
+    win->closed = true;
+    if (!win->blocks) idist__window_unmap(win);
+    pthread_mutex_unlock(&idist__windows_lock);
+}
+
+// The first gap that is large enough; zeroed pages. NULL: no room, or no memory.
+IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), at = 0;
+    idist__block **link, *b = (idist__block *)malloc(sizeof *b);
+    if (!b || nbytes > win->nbytes) {
+        free(b);
+        return NULL;
+    }
+    nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
+    pthread_mutex_lock(&idist__windows_lock);
+    for (link = &win->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next) at = (*link)->at + (*link)->nbytes;
+    if (win->nbytes - at < nbytes || idist__os_reserve(win->fd, win->at + at, nbytes) != 0) {
+        free(b);
+        b = NULL;
+    } else {
+        b->at = at;
+        b->nbytes = nbytes;
+        b->next = *link;
+        *link = b;
+    }
+    pthread_mutex_unlock(&idist__windows_lock);
+    return b ? win->map + win->at + at : NULL;
+}
+
+// Whether p lies in a window; its block, if one begins there, now is free.
+static bool idist__window_free(void *p) {
+    idist__window *win;
+    idist__block **link, *b = NULL;
+    bool ours = false;
+    pthread_mutex_lock(&idist__windows_lock);
+    for (win = idist__windows; win && !ours; win = win->next) {
+        char *base = win->map + win->at;
+        ours = (char *)p >= base && (char *)p < base + win->nbytes;
+        if (!ours) continue;
+        for (link = &win->blocks; *link && (char *)p != base + (*link)->at; link = &(*link)->next) continue;
+        if ((b = *link) == NULL) break; // freed already
+        *link = b->next;
+        if (win->pid == getpid()) madvise(p, b->nbytes, 9 /* MADV_REMOVE: the pages go back to the system */);
+        if (win->closed && !win->blocks) idist__window_unmap(win);
+        break;
+    }
+    pthread_mutex_unlock(&idist__windows_lock);
+    free(b);
+    return ours;
 }
 
 //------------------------------------------------------------------------------
@@ -1399,6 +1556,33 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
         for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= factor;
     if (dtype == IDIST_F32)
         for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
+}
+
+IDIST__UNUSED static void idist__reduce_many(void *out, const void *const *in, int n, size_t count, idist_dtype dtype,
+                                             idist_op op, int divide_by) {
+    size_t size = idist_dtype_size(dtype), at, k;
+    int i;
+    bool half = idist__type_is_half(dtype);
+    float acc[1024], b[1024];
+    double raw[512];
+    idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
+    for (at = 0; at < count; at += k) {
+        k = count - at < 512 ? count - at : 512;
+        if (half) {
+            idist__type_widen(acc, (const char *)in[0] + at * size, k, dtype);
+            for (i = 1; i < n; i++) {
+                idist__type_widen(b, (const char *)in[i] + at * size, k, dtype);
+                fn(acc, acc, b, k);
+            }
+            if (divide_by) idist__reduce_divide(acc, k, IDIST_F32, divide_by);
+            idist__type_narrow((char *)out + at * size, acc, k, dtype);
+        } else {
+            memcpy(raw, (const char *)in[0] + at * size, k * size);
+            for (i = 1; i < n; i++) fn(raw, raw, (const char *)in[i] + at * size, k);
+            idist__reduce_finish(raw, k, dtype, op, divide_by ? divide_by : 1);
+            memcpy((char *)out + at * size, raw, k * size);
+        }
+    }
 }
 
 idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
@@ -3444,6 +3628,8 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 // uses os err sock log auth . used by world spawn
 //------------------------------------------------------------------------------
 
+#define IDIST__SHM_MIB 4 // shared memory per rank
+
 typedef struct idist__config {
     int rank, world_size;
     int local_rank, local_size;      // what the launcher says; -1: nothing
@@ -3454,8 +3640,9 @@ typedef struct idist__config {
     int listener;                    // rank 0 of a spawn inherits a socket that already listens; else -1
     int timeout_ms, init_timeout_ms; // resolved: > 0, or -1 for none
     idist__secret secret;
-    bool force_tcp;
-    int algorithm; // 0 auto, 1 latency, 2 bandwidth
+    int transport;     // 0 shared memory inside a host, 1 local sockets there, 2 TCP everywhere
+    int algorithm;     // 0 auto, 1 latency, 2 bandwidth, 3 chunked
+    size_t shm_nbytes; // of shared memory per rank
     char host_id[128];
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
@@ -3538,7 +3725,7 @@ static idist_status idist__launch_rank(idist__config *c, const idist_desc *d) {
 // Ranks that share a loopback address share a host, and need no TCP: the same address names a local socket.
 static void idist__launch_where_tcp(idist__config *c, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
-    if (!c->force_tcp && (idist__sock_host_is_loopback(host) || c->local_size == c->world_size))
+    if (c->transport != 2 && (idist__sock_host_is_loopback(host) || c->local_size == c->world_size))
         snprintf(c->where, sizeof c->where, "unix:idist-%lu-%d-%s", (unsigned long)geteuid(), port, restart ? restart : "0");
     else snprintf(c->where, sizeof c->where, strchr(host, ':') ? "tcp:[%s]:%d" : "tcp:%s:%d", host, port);
 }
@@ -3621,12 +3808,12 @@ static idist_status idist__launch_timeout(int field, const char *var, int fallba
 
 // The one place where defaults are filled in.
 static idist_status idist__launch_config(idist__config *c, const idist_desc *desc) {
-    static const char *const algorithms[] = {"auto", "latency", "bandwidth"};
-    static const char *const transports[] = {"auto", "tcp"};
+    static const char *const algorithms[] = {"auto", "latency", "bandwidth", "chunked"};
+    static const char *const transports[] = {"auto", "socket", "tcp"};
     idist_desc d;
     idist_status s;
-    int transport;
     const char *text;
+    int mib = 0;
     memset(c, 0, sizeof *c);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -3635,9 +3822,10 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     c->logger = d.logger;
     if (!c->mem.alloc_fn != !c->mem.free_fn)
         return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
-    if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 2, &transport)) != IDIST_OK) return s;
-    c->force_tcp = transport == 1;
-    if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 3, &c->algorithm)) != IDIST_OK) return s;
+    if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 3, &c->transport)) != IDIST_OK) return s;
+    if ((s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) != IDIST_OK) return s;
+    c->shm_nbytes = d.shm_nbytes ? d.shm_nbytes : (size_t)(mib ? mib : IDIST__SHM_MIB) << 20;
+    if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 4, &c->algorithm)) != IDIST_OK) return s;
     if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
     if ((s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) !=
         IDIST_OK)
@@ -3790,6 +3978,13 @@ struct idist_backend_api {
     void (*close)(idist__world *w, bool clean);
     idist_status (*group_open)(idist_group *g);
     void (*group_close)(idist_group *g);
+    // May be NULL, both. After group_open the members exchange one number each: what a rank offers the others, and
+    // what all of them offered, by rank in the group.
+    uint64_t (*group_offer)(idist_group *g);
+    idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
+    // May be NULL. Tries a blocking call without a task, while there are no tasks: true when it went through, and was
+    // counted in g->seq. If not, `start` follows for the same call.
+    bool (*quick)(idist_group *g, const idist__call *c);
     // Begins a task; ends it by idist__complete, now or later.
     void (*start)(idist__task *t);
     // Moves everything that can move.
@@ -3809,9 +4004,12 @@ struct idist_backend_api {
     void (*announce)(idist__task *t);
     // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)"); returns how many.
     int (*missing)(idist__task *t, char *text, size_t cap);
+    // May be NULL. Memory that other ranks can reach, for idist_alloc; NULL: there is none, take plain memory.
+    void *(*alloc)(idist__world *w, size_t nbytes);
 };
 
-#define IDIST__BACKEND_ABI 1
+#define IDIST__BACKEND_ABI 2
+#define IDIST__YIELDS 24
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
@@ -3840,7 +4038,8 @@ struct idist__world {
     int nblocked;            // callers inside idist__world_wait
     uint32_t nended;         // tasks that ended so far
     idist__driver driver;    // who sleeps in the backend
-    int64_t spin_ns;         // how long a caller polls before it sleeps
+    int64_t spin_ns;         // how long a caller polls before it sleeps; 0: it yields the core instead, a few times
+    int64_t patience_ns;     // the same, as it has proved worth it lately
     bool thread_runs, thread_stops;
     pthread_t thread;
 };
@@ -4023,22 +4222,59 @@ static void idist__world_turn(idist__world *w, idist__driver driver) {
     if (w->nblocked > (driver == IDIST__DRIVER_CALLER ? 1 : 0)) pthread_cond_broadcast(&w->changed);
 }
 
+typedef struct idist__waiter { // how long somebody has polled already
+    uint32_t turns;
+    int64_t begun_ns;
+} idist__waiter;
+
+// Whether to poll once more, after a short break, or to sleep. With a core for each rank we poll as long as that has
+// proved worth it: a wait that ended in sleep halves our patience, one that did not restores it. With fewer cores
+// we hand the core to the others, but not for long: a rank that yields all the time takes its share of the core from
+// one that computes.
+static bool idist__waiter_polls(idist__waiter *p, idist__world *w) {
+    int64_t now;
+    p->turns++;
+    if (!w->spin_ns) {
+        if (p->turns > IDIST__YIELDS) return false;
+        pthread_mutex_unlock(&w->lock);
+        sched_yield();
+        pthread_mutex_lock(&w->lock);
+        return true;
+    }
+    idist__os_relax();
+    if (p->turns % 16) return true;
+    now = idist__os_now_ns();
+    if (!p->begun_ns) p->begun_ns = now;
+    return now - p->begun_ns < w->patience_ns;
+}
+
+static void idist__waiter_learns(const idist__waiter *p, idist__world *w, bool slept) {
+    if (p->turns < 16 || !w->spin_ns) return;
+    w->patience_ns = slept ? w->patience_ns / 2 : w->patience_ns * 2;
+    if (w->patience_ns > w->spin_ns) w->patience_ns = w->spin_ns;
+    if (w->patience_ns < w->spin_ns / 16) w->patience_ns = w->spin_ns / 16;
+}
+
 // Waits until ready(arg): polls for a short while, then drives or follows. The lock is held, and given up while
 // sleeping.
 static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *arg) {
-    int64_t spin_end = 0;
+    idist__waiter p;
+    bool slept = false;
     if (ready(arg)) return;
+    memset(&p, 0, sizeof p);
     w->nblocked++;
     while (!ready(arg)) {
         if (w->driver == IDIST__DRIVER_NONE) {
-            if (!spin_end) spin_end = idist__os_now_ns() + w->spin_ns;
             w->backend->progress(w);
-            if (!ready(arg) && idist__os_now_ns() >= spin_end) idist__world_turn(w, IDIST__DRIVER_CALLER);
+            if (ready(arg) || idist__waiter_polls(&p, w)) continue;
+            idist__world_turn(w, IDIST__DRIVER_CALLER);
+            slept = true;
         } else {
             if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it steps back for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
+    idist__waiter_learns(&p, w, slept);
     w->nblocked--;
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
     else if (w->nasync && w->thread_runs) pthread_cond_signal(&w->work);
@@ -4378,6 +4614,8 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if (s != IDIST_OK) return s;
     if (o->stream) return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream needs device buffers and a device backend", name);
     if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (!g->w->tasks && g->w->backend->quick && !o->request && !self->group_depth && g->w->backend->quick(g, c))
+        return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
     if ((t = idist__task_new(g)) == NULL) return IDIST_ERR_NO_MEMORY;
     t->call = *c;
@@ -4668,6 +4906,9 @@ const idist_backend_api *idist_self_backend(void) {
                                           idist__self_close,
                                           idist__self_group_open,
                                           idist__self_group_close,
+                                          NULL,
+                                          NULL,
+                                          NULL,
                                           idist__self_start,
                                           idist__self_progress,
                                           idist__self_sleep,
@@ -4676,7 +4917,8 @@ const idist_backend_api *idist_self_backend(void) {
                                           idist__self_tell,
                                           idist__self_flush,
                                           idist__self_announce,
-                                          idist__self_missing};
+                                          idist__self_missing,
+                                          NULL};
     return &api;
 }
 
@@ -4828,9 +5070,9 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     if (s == IDIST_OK) s = w->backend->open(w);
     if (s == IDIST_OK) {
         idist__world_count_nodes(w);
-        // Polling longer than this gains nothing, and with more ranks than cores any polling takes the core from the
-        // rank that everybody waits for.
-        w->spin_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? 20000 : 0;
+        // Polling costs the power of a core, so it is bounded; with more ranks than cores it would take the core from
+        // the rank that everybody waits for.
+        w->spin_ns = w->patience_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? 100000 : 0;
         s = w->backend->group_open(&w->group);
         if (s != IDIST_OK) w->backend->close(w, false);
     }
@@ -5441,6 +5683,39 @@ static idist_status idist__group_make(idist_group *parent, uint64_t color, const
     return IDIST_OK;
 }
 
+// The members of a new group exchange what its backend wants to know. A group that cannot do that is freed.
+static idist_status idist__group_meet(idist_group **group, idist__kind label) {
+    idist_group *g = *group;
+    idist__world *w = g->w;
+    idist_opts o;
+    idist_status s;
+    uint64_t *offers;
+    if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) return IDIST_OK;
+    offers = (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
+    if (!offers) {
+        idist_abort(g);
+        s = IDIST_ERR_NO_MEMORY;
+    } else {
+        memset(&o, 0, sizeof o);
+        o.group = g;
+        pthread_mutex_lock(&w->lock);
+        offers[g->size] = w->backend->group_offer(g);
+        pthread_mutex_unlock(&w->lock);
+        s = idist__all_gather_as(label, &offers[g->size], offers, 1, IDIST_U64, 1, &o);
+        pthread_mutex_lock(&w->lock);
+        if (s == IDIST_OK) s = w->backend->group_meet(g, offers);
+        pthread_mutex_unlock(&w->lock);
+    }
+    idist__mem_free(&w->cfg.mem, offers);
+    if (s != IDIST_OK) {
+        pthread_mutex_lock(&w->lock);
+        idist__group_free(g);
+        pthread_mutex_unlock(&w->lock);
+        *group = NULL;
+    }
+    return s;
+}
+
 static int idist__compare_ints(const void *a, const void *b) {
     int x = *(const int *)a, y = *(const int *)b;
     return (x > y) - (x < y);
@@ -5476,6 +5751,7 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
         world->nchildren++;
         s = idist__group_make(world, 0, sorted, n, group);
         pthread_mutex_unlock(&world->w->lock);
+        if (s == IDIST_OK) s = idist__group_meet(group, IDIST__NEW_GROUP);
     }
     idist__mem_free(&world->w->cfg.mem, sorted);
     return s;
@@ -5518,6 +5794,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
         p->nchildren++;
         s = idist__group_make(p, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, group);
         pthread_mutex_unlock(&p->w->lock);
+        if (s == IDIST_OK) s = idist__group_meet(group, IDIST__SPLIT);
     }
     idist__mem_free(&p->w->cfg.mem, all);
     return s;
@@ -5592,8 +5869,9 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 }
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
+    idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
     void *p = NULL;
-    (void)opts; // plain memory so far: any world can use it
+    if (w && !idist__world_forked(w) && w->backend->alloc && (p = w->backend->alloc(w, nbytes)) != NULL) return p;
     if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
         return NULL;
@@ -5602,7 +5880,9 @@ void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     return p;
 }
 
-void idist_free(void *ptr) { free(ptr); }
+void idist_free(void *ptr) {
+    if (ptr && !idist__window_free(ptr)) free(ptr);
+}
 
 //------------------------------------------------------------------------------
 // [impl:help]  one rank first, one rank only

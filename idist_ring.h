@@ -18,12 +18,14 @@ CONTENTS
       [ring:api]        the backend's entry in IDIST_BACKENDS
       [ring:types]      links, verbs, messages: what the sections below share
       [ring:transport]  bytes over stream sockets
+      [ring:shm]        memory that the ranks of one host share
       [ring:op]         a collective under way, and the macros that let an algorithm wait
       [ring:link]       frames in and out of one connection
       [ring:match]      which receive gets which message, and whether two calls are the same
       [ring:verb]       the non-blocking verbs: send and receive
       [ring:algo]       the collectives
       [ring:choose]     which algorithm, with which scratch
+      [ring:share]      collectives of ranks that share memory
       [ring:engine]     frames arrive, tasks start and end, waits are announced
       [ring:join]       how the ranks meet, connect to each other, and part
 
@@ -155,13 +157,14 @@ typedef struct idist__transport {
     ptrdiff_t (*write)(void *port, const struct iovec *parts, int nparts);
     int (*poll_fd)(void *port); // readable / writable as the port is
     void (*close)(void *port);
-    bool lossy_close; // closing with unread bytes may destroy what the other side has not read yet
+    void (*polled)(void *port); // poll has seen something at poll_fd. NULL: then bytes move through that descriptor
+    bool lossy_close;           // closing with unread bytes may destroy what the other side has not read yet
 } idist__transport;
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
     int fd;
-    void *port; // &fd for sockets
+    void *port; // &fd for sockets, an idist__shm_port
     bool open;
     bool bye;   // the other side finalized: the end of the stream is no loss
     bool ended; // its stream is at the end; see idist__link_ended
@@ -193,7 +196,10 @@ typedef struct idist__ring { // the backend's part of a world
     struct pollfd *polls;
     int *poll_ranks;
     int wake;
-    bool judging; // inside idist__link_ended
+    struct idist__shm *shm; // shared with the other ranks of this host, or NULL
+    int nstreams;           // links whose bytes go through a descriptor
+    int64_t polled_ns;      // when we last polled
+    bool judging;           // inside idist__link_ended
     idist__verb *idle;
     uint64_t stamp, next_id;
     int64_t looked_ns; // when we last read the links
@@ -204,6 +210,7 @@ typedef struct idist__ring { // the backend's part of a world
 } idist__ring;
 
 #define IDIST__HISTORY 64
+#define IDIST__LOOK_NS (20 * IDIST__MS) // a rank that sleeps on shared memory looks at its sockets this often
 
 typedef struct idist__seen { // what is known of a member's progress in a group
     uint32_t seq;            // it entered this call
@@ -215,6 +222,7 @@ typedef struct idist__ring_group {
     idist__seen *seen;                    // by rank in the group
     idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
+    struct idist__share *share;           // NULL: its collectives are made of messages
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -246,9 +254,187 @@ static int idist__stream_fd(void *port) { return *(int *)port; }
 static void idist__stream_close(void *port) { idist__os_close((int *)port); }
 
 static const idist__transport idist__transport_tcp = {
-    "tcp", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, true};
-static const idist__transport idist__transport_unix = {"unix",           idist__stream_read,  idist__stream_write,
-                                                       idist__stream_fd, idist__stream_close, false};
+    "tcp", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL, true};
+static const idist__transport idist__transport_unix = {
+    "unix", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL, false};
+
+//------------------------------------------------------------------------------
+// [ring:shm]  memory that the ranks of one host share
+// uses types . used by link share engine join
+//
+// One file in memory, without a name, mapped by all ranks of the host:
+//
+//   | head | share of rank 0 | share of rank 1 | ... | window of rank 0 | window of rank 1 | ...
+//
+//   share    bell | a pipe from each rank | places: what the rank shows the others in collectives ([ring:share])
+//   window   holes, until idist_alloc fills a part of one
+//
+// Shares are reserved when the file is mapped, so that no access can fail later. Ranks are numbered by the order of
+// their world ranks here. Whoever writes something that another rank may wait for knocks afterwards; a rank that is
+// about to sleep says so in its bell first and looks once more. Both put a full fence between writing and looking,
+// so one of the two always sees the other.
+//------------------------------------------------------------------------------
+
+#define IDIST__LINE ((size_t)64)
+#define IDIST__PAGE ((size_t)4096)
+
+typedef struct idist__bell {
+    uint32_t asleep; // 0 no, 1 on this word, 2 in poll: a byte through the socket wakes it
+    char pad[60];
+} idist__bell;
+
+typedef struct idist__shm_head {
+    uint32_t nasleep; // ranks about to sleep; spares everybody else a look at each bell
+    char pad[60];
+} idist__shm_head;
+
+// Bytes from one rank to another. The counters never go back; each is written by one side only.
+typedef struct idist__pipe {
+    uint64_t tail; // written so far
+    char pad[56];
+    uint64_t head; // read so far
+    char pad2[56];
+} idist__pipe;
+
+typedef struct idist__shm_port { // our end of a link through two pipes
+    struct idist__shm *shm;
+    idist__pipe *in, *out;
+    uint64_t head, tail; // our own counters, which nobody else can change
+    int peer;            // rank on this host
+    int fd;              // the socket between the two: its end is the other's end
+    bool look;           // poll has seen something there
+} idist__shm_port;
+
+typedef struct idist__shm {
+    idist__window *window; // the mapping
+    char *base;
+    int n, me;
+    int *local; // rank on this host, by world rank; -1
+    size_t pipe_nbytes, share_nbytes, window_at, window_nbytes;
+    size_t chunk_nbytes[2]; // of a buffer in place 0, and in the others
+    size_t places_at;       // in a share
+    int nplaces;
+    bool taken[64];       // our places, ...
+    uint32_t members[64]; // ... and how many members the group has
+    idist__shm_port *ports;
+} idist__shm;
+
+static char *idist__shm_share(const idist__shm *m, int rank) {
+    return m->base + IDIST__PAGE + (size_t)rank * m->share_nbytes;
+}
+
+static idist__bell *idist__shm_bell(const idist__shm *m, int rank) {
+    return (idist__bell *)(void *)idist__shm_share(m, rank);
+}
+
+static idist__pipe *idist__shm_pipe(const idist__shm *m, int from, int to) {
+    size_t one = sizeof(idist__pipe) + m->pipe_nbytes;
+    return (idist__pipe *)(void *)(idist__shm_share(m, to) + sizeof(idist__bell) + (size_t)from * one);
+}
+
+// Wakes a rank if it sleeps, or is about to. The caller has put a fence behind what it wrote.
+static void idist__shm_wake(const idist__shm *m, int rank) {
+    idist__bell *b = idist__shm_bell(m, rank);
+    uint32_t how = __atomic_load_n(&b->asleep, __ATOMIC_RELAXED);
+    if (how) how = __atomic_exchange_n(&b->asleep, 0u, __ATOMIC_ACQ_REL);
+    if (how == 1) idist__os_futex_wake(&b->asleep);
+    if (how == 2) send(m->ports[rank].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+// Whether anybody sleeps, after something was written.
+static bool idist__shm_any_asleep(const idist__shm *m) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return __atomic_load_n(&((const idist__shm_head *)(const void *)m->base)->nasleep, __ATOMIC_RELAXED) != 0;
+}
+
+static void idist__shm_falls_asleep(const idist__shm *m, uint32_t how) {
+    __atomic_fetch_add(&((idist__shm_head *)(void *)m->base)->nasleep, 1u, __ATOMIC_RELAXED);
+    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, how, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static void idist__shm_awake(const idist__shm *m) {
+    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, 0u, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&((idist__shm_head *)(void *)m->base)->nasleep, 1u, __ATOMIC_RELAXED);
+}
+
+static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, char *buf, size_t nbytes, bool in) {
+    char *data = (char *)(p + 1);
+    size_t from = (size_t)at & (m->pipe_nbytes - 1), first = m->pipe_nbytes - from < nbytes ? m->pipe_nbytes - from : nbytes;
+    if (in) {
+        memcpy(buf, data + from, first);
+        memcpy(buf + first, data, nbytes - first);
+    } else {
+        memcpy(data + from, buf, first);
+        memcpy(data, buf + first, nbytes - first);
+    }
+}
+
+// The socket carries nothing but knocks; its end is the end of the link, after what lies in the pipe.
+static ptrdiff_t idist__shm_lifeline(idist__shm_port *p) {
+    char knocks[64];
+    ptrdiff_t n;
+    p->look = false;
+    do n = idist__sock_read(p->fd, knocks, sizeof knocks);
+    while (n > 0);
+    if (n < 0) p->look = true;
+    return n;
+}
+
+static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
+    idist__shm_port *p = (idist__shm_port *)port;
+    uint64_t there = __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
+    if (!there && p->look && idist__shm_lifeline(p) < 0) {
+        int err = errno;
+        there = __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head; // its last words
+        errno = err;
+        if (!there) return -1;
+    }
+    if (!there) return 0;
+    if (there > p->shm->pipe_nbytes) {
+        errno = EPROTO;
+        return -1;
+    }
+    if (nbytes > there) nbytes = (size_t)there;
+    idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
+    p->head += nbytes;
+    __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
+    if (there > p->shm->pipe_nbytes / 2 && idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
+    return (ptrdiff_t)nbytes;
+}
+
+static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int nparts) {
+    idist__shm_port *p = (idist__shm_port *)port;
+    size_t room = p->shm->pipe_nbytes, moved = 0;
+    uint64_t unread = p->tail - __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    int i;
+    if (unread > room) {
+        errno = EPROTO;
+        return -1;
+    }
+    room -= (size_t)unread;
+    for (i = 0; i < nparts && room; i++) {
+        size_t k = parts[i].iov_len < room ? parts[i].iov_len : room;
+        idist__pipe_copy(p->shm, p->out, p->tail + moved, (char *)parts[i].iov_base, k, false);
+        moved += k;
+        room -= k;
+    }
+    if (!moved) return 0;
+    p->tail += moved;
+    __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
+    if (idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
+    return (ptrdiff_t)moved;
+}
+
+static int idist__shm_fd(void *port) { return ((idist__shm_port *)port)->fd; }
+
+static void idist__shm_polled(void *port) { ((idist__shm_port *)port)->look = true; }
+
+static void idist__shm_close(void *port) { idist__os_close(&((idist__shm_port *)port)->fd); }
+
+static const idist__transport idist__transport_shm = {"shm",         idist__shm_read,  idist__shm_write,
+                                                      idist__shm_fd, idist__shm_close, idist__shm_polled,
+                                                      false};
 
 //------------------------------------------------------------------------------
 // [ring:op]  a collective under way, and the macros that let an algorithm wait
@@ -275,7 +461,7 @@ typedef struct idist__item {
 struct idist__op {
     void (*run)(idist__task *t);
     void (*finish)(idist__task *t); // after the last step, e.g. a copy to where the result belongs
-    int algorithm;                  // 1 latency, 2 bandwidth: part of the fingerprint
+    int algorithm;                  // 1 latency, 2 bandwidth, 3 flat, 4 chunked: part of the fingerprint
     int line;                       // where run goes on
     bool running;
     uint32_t rx;        // bit k: the receive in slot k is not through
@@ -300,6 +486,13 @@ struct idist__op {
     idist__item (*recv_at)(idist__task *t, size_t k);
     idist__item (*send_at)(idist__task *t, size_t k);
     void (*take)(idist__task *t, size_t k);
+    // state of a collective in shared memory
+    idist__task *after; // the next one of the group
+    uint32_t nth;
+    bool entered, in_window, out_window;
+    int who;
+    uint64_t use;
+    size_t j, most;
 };
 
 static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
@@ -1637,6 +1830,867 @@ static bool idist__op_begin(idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
+// [ring:share]  collectives of ranks that share memory
+// uses shm match op . used by engine
+//
+// Every rank has a place in memory that all can read: it writes there what the others need, says so, reads what it
+// needs from theirs. Nothing is ever written into somebody else's place, so nobody waits for a lock.
+//
+//   place    notice 0 | notice 1 | ... | notice 7 | pace | buffer 0 | buffer 1 | buffer 2
+//
+// A notice announces a call: its number, its fingerprint, and a small contribution. That is all a small collective
+// needs (FLAT): one line written, one line read per rank, and everybody computes the result, in the same order of
+// ranks and so with the same bits. Who enters call k has compared all notices up to k - 4 with its own calls, and those
+// of the ranks it reads from up to k; so a rank that has entered k is through with k - 4, and the notice of k - 4 may be
+// overwritten by that of k + 4, eight being there in turn.
+//
+// Large contributions (CHUNKED) go through the three buffers, a chunk at a time. The pace counts chunks, over all calls:
+//
+//   exposed   my part of the chunk lies in my buffer
+//   reduced   my buffer holds the finished sums of my block of it (all_reduce and reduce: each rank adds up one block)
+//   freed     I have read what I need of it
+//
+//   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...      a rank is at most one chunk ahead, so that
+//   rank 1   expose 0   expose 1   take 0   expose 2   take 1            nobody waits while there is something to copy
+//
+// A contribution that lies in a window (idist_alloc) is not copied: its notice says where it is, and the others read it
+// there. When all buffers of an all_reduce are in windows (WHOLE), each rank adds up its block of all of them and writes
+// the sums into all of them: every byte is read once and written once.
+//
+// The idea of flat slots is that of Graham and Shipman, "MPI Support for Multi-core Architectures", 2008; for the chunks,
+// reduce-scatter and all-gather in one buffer, see Jain et al., "Framework for Scalable Intra-Node Collective
+// Operations using Shared Memory", 2018.
+//------------------------------------------------------------------------------
+
+#define IDIST__NOTICES 8
+#define IDIST__AHEAD 4 // half of them
+#define IDIST__CHUNK_MOST ((size_t)384 * 1024)
+#define IDIST__BUFFERS 3
+#define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
+
+enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
+
+typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
+    uint32_t nth;              // number of the shared call, written last
+    uint32_t zero;
+    idist__print print;
+    union {
+        char bytes[32];                // FLAT: a contribution of at most this size
+        struct {                       // CHUNKED
+            uint64_t send_at, recv_at; // where the buffers lie in the file; 0: not in a window
+            uint64_t most;             // v-forms: elements of the largest part. The counts follow the line.
+        } where;
+    } u;
+} idist__notice;
+
+typedef struct idist__pace {
+    uint64_t exposed, reduced, freed;
+    char pad[40];
+    uint32_t left; // members that freed the group: then the place can serve another one
+    char pad2[60];
+} idist__pace;
+
+typedef struct idist__share {
+    idist__shm *shm;
+    int index;         // of our place; -1
+    char **places;     // by rank in the group
+    uint32_t *entered; // by rank: the last shared call it is known to have entered
+    const void **from; // scratch, one per rank
+    char **sends;      // CHUNKED: a rank's contribution, when it lies in a window; else NULL
+    char **recvs;      // and its result
+    uint32_t nth;      // shared calls entered so far
+    uint32_t sure;     // the notices of all ranks up to this call are known and compared
+    bool early;        // the quick way has entered the call that comes next
+    uint64_t uses;     // chunks so far
+    size_t chunk_nbytes;
+    idist__task *head, *last; // shared calls under way; only the first one runs
+    idist__task *quick;       // serves the quick way
+} idist__share;
+
+static size_t idist__place_nbytes(size_t chunk_nbytes) {
+    size_t n = IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace) + IDIST__BUFFERS * chunk_nbytes;
+    return (n + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+}
+
+static idist__notice *idist__share_notice(const idist__share *s, int rank, uint32_t nth) {
+    return (idist__notice *)(void *)(s->places[rank] + (nth % IDIST__NOTICES) * IDIST__NOTICE_BYTES);
+}
+
+static idist__pace *idist__share_pace(const idist__share *s, int rank) {
+    return (idist__pace *)(void *)(s->places[rank] + IDIST__NOTICES * IDIST__NOTICE_BYTES);
+}
+
+static char *idist__share_buffer(const idist__share *s, int rank, uint64_t use) {
+    return s->places[rank] + IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace) +
+           (size_t)(use % IDIST__BUFFERS) * s->chunk_nbytes;
+}
+
+static idist__share *idist__share_of(const idist__task *t) { return idist__ring_group_of(t->group)->share; }
+
+// Says something to all members: writes a counter that they may wait for.
+static void idist__share_knock(const idist__share *s, const idist_group *g) {
+    int i;
+    if (!idist__shm_any_asleep(s->shm)) return;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank) idist__shm_wake(s->shm, s->shm->local[g->ranks[i]]);
+}
+
+static void idist__share_publish(idist__task *t, uint64_t *counter, uint64_t value) {
+    __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+    idist__share_knock(idist__share_of(t), t->group);
+}
+
+// ---- who gives what to whom ----
+
+// Whether a contribution is one block per rank of the group, or one block for all.
+static bool idist__share_many(idist__kind kind) {
+    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL || kind == IDIST__SCATTERV ||
+           kind == IDIST__ALL_TO_ALLV;
+}
+
+static bool idist__share_gives(const idist__op *o, idist__kind kind, int rank) {
+    if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV) return rank == o->root;
+    return kind != IDIST__BARRIER;
+}
+
+// Whether this rank reads, or waits for, what another one gives.
+static bool idist__share_reads(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    switch (t->call.kind) {
+    case IDIST__BROADCAST:
+    case IDIST__SCATTER:
+    case IDIST__SCATTERV: return rank == o->root;
+    case IDIST__GATHER:
+    case IDIST__GATHERV: return o->r == o->root;
+    case IDIST__REDUCE: return o->r == o->root || o->algorithm == IDIST__CHUNKED;
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return rank < o->r;
+    default: return true;
+    }
+}
+
+static bool idist__share_adds_blocks(idist__kind kind) { return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE; }
+
+// Block d of our contribution: elements, and where.
+static size_t idist__share_give_count(const idist__task *t, int d) {
+    return t->call.sendcounts ? t->call.sendcounts[d] : t->call.count;
+}
+
+static const char *idist__share_give_at(const idist__task *t, int d) {
+    const idist__op *o = idist__op_of(t);
+    if (!idist__share_many(t->call.kind)) return o->in;
+    if (t->call.sendcounts) return o->in + idist__displ(t->call.sendcounts, t->call.senddispls, d) * o->size;
+    return o->in + (size_t)d * o->nbytes;
+}
+
+// What comes from a rank, where nothing is added up: elements, and where to.
+static size_t idist__share_take_count(const idist__task *t, int rank) {
+    return t->call.recvcounts ? t->call.recvcounts[rank] : t->call.count;
+}
+
+static char *idist__share_take_at(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV) return o->out;
+    if (c->recvcounts) return o->out + idist__displ(c->recvcounts, c->recvdispls, rank) * o->size;
+    return o->out + (size_t)rank * o->nbytes;
+}
+
+static size_t idist__share_least(size_t a, size_t b) { return a < b ? a : b; }
+
+// Elements of a block of `count` in the chunk that begins at element `at`.
+static size_t idist__share_part(const idist__op *o, size_t count, size_t at) {
+    return at < count ? idist__share_least(count - at, o->chunk) : 0;
+}
+
+// ---- notices ----
+
+static bool idist__share_has_entered(idist__share *s, int rank, uint32_t nth) {
+    uint32_t seen;
+    if ((int32_t)(s->entered[rank] - nth) >= 0) return true;
+    seen = __atomic_load_n(&idist__share_notice(s, rank, nth)->nth, __ATOMIC_ACQUIRE);
+    if ((int32_t)(seen - nth) < 0) return false;
+    s->entered[rank] = seen;
+    return true;
+}
+
+// Compares what a rank called since we last did with what we called, up to number nth.
+static bool idist__share_compare(idist__task *t, int rank, uint32_t nth) {
+    idist__share *s = idist__share_of(t);
+    uint32_t k = (int32_t)(nth - IDIST__AHEAD - s->sure) > 0 ? nth - IDIST__AHEAD : s->sure + 1;
+    for (; (int32_t)(nth - k) >= 0; k++) {
+        const idist__print *ours = &idist__share_notice(s, t->group->rank, k)->print;
+        idist__print theirs = idist__share_notice(s, rank, k)->print;
+        const char *field;
+        if (memcmp(&theirs, ours, sizeof theirs) == 0) continue;
+        field = idist__print_difference(&theirs, ours);
+        idist__ring_mismatch(idist__ring_of(t->group->w), t->group, t->group->ranks[rank], &theirs, ours,
+                             field ? field : "sequence");
+        return false;
+    }
+    return true;
+}
+
+static bool idist__share_may_enter(idist__task *t) {
+    idist__share *s = idist__share_of(t);
+    uint32_t nth = s->nth + 1 - IDIST__AHEAD;
+    int i;
+    if ((int32_t)(s->sure - nth) >= 0) return true;
+    for (i = 0; i < t->group->size; i++)
+        if (i != t->group->rank && (!idist__share_has_entered(s, i, nth) || !idist__share_compare(t, i, nth))) return false;
+    s->sure = nth;
+    return true;
+}
+
+// Where a buffer lies in the file, when it is in a window.
+static uint64_t idist__share_offset(const idist__share *s, const void *p, size_t nbytes) {
+    const idist__shm *m = s->shm;
+    size_t at = (size_t)((const char *)p - m->base), end = m->window_at + (size_t)m->n * m->window_nbytes;
+    if ((const char *)p < m->base + m->window_at || at >= end || nbytes > end - at) return 0;
+    return at;
+}
+
+// The same from another rank, checked.
+static char *idist__share_pointer(const idist__share *s, uint64_t at, size_t nbytes) {
+    const idist__shm *m = s->shm;
+    uint64_t end = m->window_at + (uint64_t)m->n * m->window_nbytes;
+    if (at < m->window_at || at >= end || nbytes > end - at) return NULL;
+    return m->base + at;
+}
+
+static size_t idist__share_given_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return (idist__share_many(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
+}
+
+// Where a rank's buffers lie, for a call that goes by chunks.
+static void idist__share_spot(idist__task *t, int rank, const idist__notice *e) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    if (o->algorithm == IDIST__FLAT) return;
+    s->sends[rank] = idist__share_pointer(s, e->u.where.send_at, idist__share_given_nbytes(t));
+    s->recvs[rank] = idist__share_pointer(s, e->u.where.recv_at, o->nbytes);
+}
+
+// The contribution of a rank in its notice.
+static char *idist__share_payload(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    idist__notice *e = idist__share_notice(idist__share_of(t), rank, o->nth);
+    return idist__share_given_nbytes(t) <= sizeof e->u.bytes ? e->u.bytes : (char *)(e + 1);
+}
+
+static void idist__share_scale(const idist__task *t, char *buf, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    if (o->user && !o->user->fn) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
+}
+
+static void idist__share_offer(idist__task *t, idist__notice *e) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    const idist__call *c = &t->call;
+    uint64_t *counts = (uint64_t *)(void *)(e + 1);
+    bool scaled = o->user && !o->user->fn;
+    int i;
+    bool overwrites =
+        c->send == c->recv && (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN);
+    memset(&e->u, 0, sizeof e->u);
+    memset(s->sends, 0, sizeof *s->sends * (size_t)o->n);
+    if (!idist__kind_is_v(c->kind)) {
+        if (idist__share_gives(o, c->kind, o->r) && !scaled && !overwrites)
+            e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
+        if (c->kind == IDIST__ALL_REDUCE && e->u.where.send_at)
+            e->u.where.recv_at = idist__share_offset(s, o->out, o->nbytes);
+        o->in_window = e->u.where.send_at != 0;
+        o->out_window = e->u.where.recv_at != 0;
+        idist__share_spot(t, o->r, e);
+        return;
+    }
+    e->u.where.most = c->count;
+    for (i = 0; i < o->n; i++) {
+        counts[i] = c->sendcounts ? c->sendcounts[i] : c->count;
+        if (c->sendcounts && counts[i] > e->u.where.most) e->u.where.most = counts[i];
+        if (c->recvcounts && c->recvcounts[i] > e->u.where.most) e->u.where.most = c->recvcounts[i];
+    }
+    o->most = (size_t)e->u.where.most;
+}
+
+static void idist__share_enter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    idist__notice *e;
+    o->nth = ++s->nth;
+    e = idist__share_notice(s, o->r, o->nth);
+    e->print = idist__task_print(t, o->algorithm);
+    if (o->algorithm == IDIST__CHUNKED) {
+        idist__share_offer(t, e);
+    } else if (idist__share_gives(o, t->call.kind, o->r)) {
+        char *payload = idist__share_payload(t, o->r);
+        size_t nbytes = idist__share_given_nbytes(t);
+        if (nbytes) memcpy(payload, o->in, nbytes);
+        idist__share_scale(t, payload, nbytes / (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
+    }
+    __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
+    idist__share_knock(s, t->group);
+    o->entered = true;
+    o->who = 0;
+}
+
+// Compares the call of another rank with ours, and what it says about counts that only the two of us know.
+static bool idist__share_agree(idist__task *t, int rank) {
+    idist__op *o = idist__op_of(t);
+    idist__ring *ring = idist__ring_of(t->group->w);
+    const idist__notice *e = idist__share_notice(idist__share_of(t), rank, o->nth);
+    uint64_t given;
+    if (!idist__share_compare(t, rank, o->nth)) return false;
+    if (!idist__kind_is_v(t->call.kind)) {
+        idist__share_spot(t, rank, e);
+        return true;
+    }
+    o->most = e->u.where.most > o->most ? (size_t)e->u.where.most : o->most;
+    given = ((const uint64_t *)(const void *)(e + 1))[o->r];
+    if (!idist__share_gives(o, t->call.kind, rank) || !idist__share_reads(t, rank) ||
+        given == idist__share_take_count(t, rank))
+        return true;
+    {
+        char cause[400];
+        snprintf(cause, sizeof cause,
+                 "the count differs: rank %d sends %llu elements to rank %d, which expects %zu, in %s #%u",
+                 t->group->ranks[rank], (unsigned long long)given, t->group->ranks[o->r], idist__share_take_count(t, rank),
+                 idist__kind_names[t->call.label], (unsigned)t->seq);
+        idist__ring_fail(ring, t->group, IDIST_ERR_MISMATCH, cause);
+    }
+    return false;
+}
+
+// Whether those whose data we need, or all, are in this call too.
+static bool idist__share_entered(idist__task *t, bool all) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    bool everybody = true;
+    int i;
+    for (; o->who < o->n; o->who++) {
+        if (o->who == o->r) continue;
+        if (!all && !idist__share_reads(t, o->who)) continue;
+        if (!idist__share_has_entered(s, o->who, o->nth) || !idist__share_agree(t, o->who)) return false;
+    }
+    o->who = 0;
+    for (i = 0; i < o->n && everybody; i++) everybody = all || i == o->r || idist__share_reads(t, i);
+    if (everybody) s->sure = o->nth;
+    return true;
+}
+
+// ---- taking ----
+
+// Block d of what a rank gives, from element `at` on.
+static const char *idist__share_source(const idist__task *t, int rank, int d, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *s = idist__share_of(t);
+    bool many = idist__share_many(t->call.kind);
+    if (o->algorithm == IDIST__FLAT) return idist__share_payload(t, rank) + (many ? (size_t)d * o->nbytes : 0);
+    if (rank == o->r && !(o->user && !o->user->fn)) return idist__share_give_at(t, d) + at * o->size;
+    if (s->sends[rank]) return s->sends[rank] + (many ? (size_t)d * o->nbytes : 0) + at * o->size;
+    return idist__share_buffer(s, rank, o->use + o->j) + (many ? (size_t)d * o->chunk * o->size : 0);
+}
+
+// out = from[0] (op) ... (op) from[n - 1]; out may be one of them. User ops work on their second operand: it is folded
+// from the right, a piece at a time.
+static void idist__share_reduce(const idist__task *t, void *out, const void *const *from, int n, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t piece[512];
+    size_t at, k, most;
+    int i;
+    if (!o->user || !o->user->fn) {
+        idist__reduce_many(out, from, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
+                           t->call.op == IDIST_AVG ? o->n : 0);
+        return;
+    }
+    most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    idist__me.callbacks++;
+    for (at = 0; at < count; at += k) {
+        k = idist__share_least(count - at, most);
+        memcpy(piece, (const char *)from[n - 1] + at * o->size, k * o->size);
+        for (i = n - 2; i >= 0; i--)
+            o->user->fn((const char *)from[i] + at * o->size, piece, k, t->call.dtype, o->user->arg);
+        memcpy((char *)out + at * o->size, piece, k * o->size);
+    }
+    idist__me.callbacks--;
+}
+
+// Everything this rank takes of one chunk, where no blocks are added up by others. FLAT: of the whole call.
+static void idist__share_take(idist__task *t, size_t at) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    idist__kind kind = t->call.kind;
+    int i, n = kind == IDIST__SCAN ? o->r + 1 : kind == IDIST__EXSCAN ? o->r : o->n;
+    if (kind == IDIST__BARRIER) return;
+    if (idist__kind_reduces(kind)) {
+        size_t k = idist__share_part(o, o->count, at);
+        if ((kind == IDIST__REDUCE && o->r != o->root) || !n || !k) return;
+        for (i = 0; i < n; i++) s->from[i] = idist__share_source(t, i, o->r, at);
+        idist__share_reduce(t, o->out + at * o->size, s->from, n, k);
+        return;
+    }
+    for (i = 0; i < o->n; i++) {
+        size_t k = idist__share_reads(t, i) ? idist__share_part(o, idist__share_take_count(t, i), at) : 0;
+        if (k) idist__copy(idist__share_take_at(t, i) + at * o->size, idist__share_source(t, i, o->r, at), k * o->size);
+    }
+}
+
+static void idist__share_done(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    s->head = o->after;
+    if (!s->head) s->last = NULL;
+    idist__op_done(t);
+}
+
+static void idist__share_flat(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    IDIST__CO_BEGIN(o)
+    if (!o->entered) {
+        IDIST__CO_AWAIT(o, idist__share_may_enter(t));
+        idist__share_enter(t);
+    }
+    IDIST__CO_AWAIT(o, idist__share_entered(t, false));
+    idist__share_take(t, 0);
+    idist__share_done(t);
+    IDIST__CO_END(o)
+}
+
+// ---- chunks ----
+
+// Whether all members, or those we read from, have come this far.
+static bool idist__share_all(idist__task *t, size_t counter, uint64_t value, bool readers) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    for (; o->who < o->n; o->who++) {
+        const uint64_t *at;
+        if (o->who == o->r || (readers && !idist__share_reads(t, o->who))) continue;
+        at = (const uint64_t *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
+        if (__atomic_load_n(at, __ATOMIC_ACQUIRE) < value) return false;
+    }
+    o->who = 0;
+    return true;
+}
+
+#define IDIST__ALL_HAVE(t, counter, value) idist__share_all(t, offsetof(idist__pace, counter), value, false)
+#define IDIST__SOURCES_HAVE(t, counter, value) idist__share_all(t, offsetof(idist__pace, counter), value, true)
+
+// Where rank b's block of a chunk of k elements begins: whole lines, so that no two ranks write to one.
+static size_t idist__share_block_at(const idist__op *o, size_t k, int b) {
+    size_t line = IDIST__LINE / o->size, nlines = (k + line - 1) / line; // NOLINT(clang-analyzer-core.DivideZero)
+    return idist__share_least(idist__block_at(nlines, o->n, b) * line, k);
+}
+
+// Copies our part of chunk i into a buffer; of a sum to be built in blocks, all but the block that we add up ourselves.
+static void idist__share_expose_chunk(idist__task *t, size_t i) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    char *buffer = idist__share_buffer(s, o->r, o->use + i);
+    bool many = idist__share_many(t->call.kind), scaled = o->user && !o->user->fn;
+    size_t at = i * o->chunk;
+    int d;
+    if (idist__share_adds_blocks(t->call.kind) && !scaled) {
+        size_t k = idist__share_part(o, o->count, at), from = idist__share_block_at(o, k, o->r),
+               to = idist__share_block_at(o, k, o->r + 1);
+        idist__copy(buffer, o->in + at * o->size, from * o->size);
+        idist__copy(buffer + to * o->size, o->in + (at + to) * o->size, (k - to) * o->size);
+        return;
+    }
+    for (d = 0; d < (many ? o->n : 1); d++) {
+        size_t k = idist__share_part(o, idist__share_give_count(t, d), at);
+        char *to = buffer + (size_t)d * o->chunk * o->size;
+        if (many && d == o->r && !scaled) continue;
+        idist__copy(to, idist__share_give_at(t, d) + at * o->size, k * o->size);
+        idist__share_scale(t, to, k);
+    }
+}
+
+// Exposes up to one chunk ahead. Returns whether the present one is exposed.
+static bool idist__share_expose(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    idist__pace *pace = idist__share_pace(s, o->r);
+    bool copies = idist__share_gives(o, t->call.kind, o->r) && !o->in_window;
+    while (o->i < o->chunks && o->i < o->j + 2) {
+        uint64_t use = o->use + o->i;
+        if (copies && use >= IDIST__BUFFERS && !IDIST__ALL_HAVE(t, freed, use - IDIST__BUFFERS + 1)) break;
+        if (copies) idist__share_expose_chunk(t, o->i);
+        o->i++;
+        idist__share_publish(t, &pace->exposed, o->use + o->i);
+    }
+    return o->i > o->j;
+}
+
+static void idist__share_plan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    size_t blocks = idist__share_many(t->call.kind) ? (size_t)o->n : 1;
+    size_t count = idist__kind_is_v(t->call.kind) ? o->most : o->count;
+    size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    o->chunk = s->chunk_nbytes / blocks / o->size;
+    if (o->chunk > line) o->chunk -= o->chunk % line;
+    o->chunks = count ? (count - 1) / o->chunk + 1 : 1;
+    o->use = s->uses;
+    o->who = 0;
+}
+
+static void idist__share_chunked(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    idist__pace *pace = idist__share_pace(s, o->r);
+    IDIST__CO_BEGIN(o)
+    IDIST__CO_AWAIT(o, idist__share_may_enter(t));
+    idist__share_enter(t);
+    IDIST__CO_AWAIT(o, idist__share_entered(t, idist__kind_is_v(t->call.kind)));
+    idist__share_plan(t);
+    for (o->j = 0; o->j < o->chunks; o->j++) {
+        IDIST__CO_AWAIT(o, idist__share_expose(t));
+        o->who = 0;
+        IDIST__CO_AWAIT(o, IDIST__SOURCES_HAVE(t, exposed, o->use + o->j + 1));
+        idist__share_take(t, o->j * o->chunk);
+        idist__share_publish(t, &pace->freed, o->use + o->j + 1);
+    }
+    if (o->in_window) // the caller may change it when we return
+        IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + o->chunks));
+    s->uses = o->use + o->chunks;
+    idist__share_done(t);
+    IDIST__CO_END(o)
+}
+
+// ---- all_reduce and reduce: each rank adds up one block of every chunk ----
+
+static void idist__share_add_block(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    bool wanted = t->call.kind == IDIST__ALL_REDUCE || o->r == o->root;
+    size_t at = o->j * o->chunk, k = idist__share_part(o, o->count, at), from = idist__share_block_at(o, k, o->r);
+    size_t count = idist__share_block_at(o, k, o->r + 1) - from;
+    char *sum = idist__share_buffer(s, o->r, o->use + o->j) + from * o->size, *out = o->out + (at + from) * o->size;
+    int i;
+    if (!count) return;
+    for (i = 0; i < o->n; i++) s->from[i] = idist__share_source(t, i, 0, at) + from * o->size;
+    if (t->call.kind == IDIST__REDUCE && o->r == o->root) sum = out; // nobody else wants it
+    idist__share_reduce(t, sum, s->from, o->n, count);
+    if (wanted && sum != out) idist__copy(out, sum, count * o->size);
+}
+
+static void idist__share_take_blocks(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    size_t at = o->j * o->chunk, k = idist__share_part(o, o->count, at);
+    int i;
+    if (t->call.kind == IDIST__REDUCE && o->r != o->root) return;
+    for (i = 0; i < o->n; i++) {
+        size_t from = idist__share_block_at(o, k, i), to = idist__share_block_at(o, k, i + 1);
+        if (i != o->r)
+            idist__copy(o->out + (at + from) * o->size, idist__share_buffer(s, i, o->use + o->j) + from * o->size,
+                        (to - from) * o->size);
+    }
+}
+
+// When all buffers are in windows: our block of all of them, straight.
+static bool idist__share_is_whole(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *s = idist__share_of(t);
+    int i;
+    for (i = 0; i < o->n; i++)
+        if (!s->sends[i] || !s->recvs[i]) return false;
+    return true;
+}
+
+static void idist__share_add_whole(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    size_t at = idist__share_block_at(o, o->count, o->r), end = idist__share_block_at(o, o->count, o->r + 1), k;
+    int i;
+    for (; at < end; at += k) {
+        char *out = o->out + at * o->size;
+        k = idist__share_least(end - at, 16384 / o->size); // stays in the nearest cache
+        for (i = 0; i < o->n; i++) s->from[i] = s->sends[i] + at * o->size;
+        idist__share_reduce(t, out, s->from, o->n, k);
+        for (i = 0; i < o->n; i++)
+            if (i != o->r) memcpy(s->recvs[i] + at * o->size, out, k * o->size);
+    }
+}
+
+static void idist__share_blocks(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    idist__pace *pace = idist__share_pace(s, o->r);
+    IDIST__CO_BEGIN(o)
+    IDIST__CO_AWAIT(o, idist__share_may_enter(t));
+    idist__share_enter(t);
+    IDIST__CO_AWAIT(o, idist__share_entered(t, o->out_window));
+    idist__share_plan(t);
+    if (o->out_window && idist__share_is_whole(t)) {
+        idist__share_add_whole(t);
+        idist__share_publish(t, &pace->reduced, o->use + 1);
+        IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + 1));
+        o->chunks = 1;
+        idist__share_publish(t, &pace->freed, o->use + 1);
+    } else {
+        for (o->j = 0; o->j < o->chunks; o->j++) {
+            IDIST__CO_AWAIT(o, idist__share_expose(t));
+            o->who = 0;
+            IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, exposed, o->use + o->j + 1));
+            idist__share_add_block(t);
+            idist__share_publish(t, &pace->reduced, o->use + o->j + 1);
+            if (t->call.kind == IDIST__ALL_REDUCE || o->r == o->root)
+                IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->j + 1));
+            idist__share_take_blocks(t);
+            idist__share_publish(t, &pace->freed, o->use + o->j + 1);
+        }
+        if (o->in_window) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->chunks));
+    }
+    s->uses = o->use + o->chunks;
+    idist__share_done(t);
+    IDIST__CO_END(o)
+}
+
+// ---- starting and ending ----
+
+// Which way a call goes in this group: FLAT, CHUNKED, or 0 for messages. The same on all members.
+static int idist__share_choose(const idist_group *g, const idist__call *c) {
+    const idist__share *s = idist__ring_group_of(g)->share;
+    int forced = g->w->cfg.algorithm;
+    size_t nbytes;
+    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) && !g->w->ops[c->op - IDIST_OP_USER].fn;
+    if (!s || forced == 1 || forced == 2 || (scaled && idist__type_is_half(c->dtype))) return 0;
+    if (idist__kind_is_v(c->kind)) return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__CHUNKED : 0;
+    if (forced == 3 && c->count) return IDIST__CHUNKED;
+    if (!c->count) return IDIST__FLAT;
+    if (c->count > IDIST__FLAT_BYTES) return IDIST__CHUNKED;
+    nbytes = c->count * idist_dtype_size(c->dtype) * (idist__share_many(c->kind) ? (size_t)g->size : 1);
+    return nbytes <= IDIST__FLAT_BYTES ? IDIST__FLAT : IDIST__CHUNKED;
+}
+
+// What a shared call works on. Unlike message algorithms it takes 16-bit floats as they are.
+static void idist__share_prepare(idist__task *t, int algorithm) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    o->n = t->group->size;
+    o->r = t->group->rank;
+    o->root = c->root;
+    o->user = NULL;
+    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
+        o->user_op = t->group->w->ops[c->op - IDIST_OP_USER];
+        o->user = &o->user_op;
+    }
+    o->size = idist_dtype_size(c->dtype);
+    o->count = o->chunk = c->count;
+    o->nbytes = o->count * o->size;
+    o->in = (const char *)c->send;
+    o->out = (char *)c->recv;
+    if (c->kind == IDIST__BROADCAST) o->in = o->out;
+    o->algorithm = algorithm;
+}
+
+static void idist__share_start(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    o->run = o->algorithm == IDIST__FLAT              ? idist__share_flat
+             : idist__share_adds_blocks(t->call.kind) ? idist__share_blocks
+                                                      : idist__share_chunked;
+    if (s->early) { // the quick way wrote the notice
+        o->nth = s->nth;
+        o->entered = true;
+        s->early = false;
+    }
+    if (s->last) idist__op_of(s->last)->after = t;
+    else s->head = t;
+    s->last = t;
+    if (s->head == t) idist__op_run(t);
+}
+
+// A small blocking call while nothing else is under way: no task, no clock.
+static bool idist__ring_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__share *s = idist__ring_group_of(g)->share;
+    idist__task *t;
+    int i, most;
+    if (!s || s->head || c->kind >= IDIST__SEND || idist__share_choose(g, c) != IDIST__FLAT || ring->failed) return false;
+    t = s->quick;
+    t->call = *c;
+    t->seq = g->seq + 1;
+    idist__share_prepare(t, IDIST__FLAT);
+    if (!idist__share_may_enter(t)) return false;
+    idist__share_enter(t);
+    most = g->w->spin_ns ? (int)(g->w->patience_ns / 64) : IDIST__YIELDS / 2;
+    for (i = 0; !idist__share_entered(t, false); i++) {
+        if (ring->failed || i >= most) {
+            s->early = true;
+            return false;
+        }
+        if (g->w->spin_ns) idist__os_relax();
+        else sched_yield();
+    }
+    idist__share_take(t, 0);
+    g->seq++;
+    idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY] = idist__share_notice(s, g->rank, s->nth)->print;
+    return true;
+}
+
+// Moves the first shared call of each group on.
+static void idist__share_progress(idist__ring *ring) {
+    idist_group *g;
+    for (g = &ring->w->group; g; g = g->next) {
+        idist__share *s = g->rank >= 0 && g->impl ? idist__ring_group_of(g)->share : NULL;
+        while (s && s->head) {
+            const idist__task *t = s->head;
+            idist__op_run(s->head);
+            if (s->head == t || ring->failed) break;
+        }
+        if (ring->failed) break;
+    }
+}
+
+// The group failed here. Whoever comes late must not go on with what we have left there: it looks into its links instead,
+// and learns of it.
+static void idist__share_withdraw(idist_group *g) {
+    idist__share *s = idist__ring_group_of(g)->share;
+    uint32_t k;
+    for (k = 0; s && k < IDIST__NOTICES; k++)
+        __atomic_store_n(&idist__share_notice(s, g->rank, k)->nth, s->nth - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
+}
+
+static void idist__share_cancel(idist__task *t) {
+    idist__share *s = idist__share_of(t);
+    idist__task **at, *last = NULL;
+    if (!s) return;
+    for (at = &s->head; *at && *at != t; at = &idist__op_of(*at)->after) last = *at;
+    if (*at) *at = idist__op_of(t)->after;
+    if (s->last == t) s->last = last;
+}
+
+// Whether t lacks something that only this rank of the group can begin.
+static bool idist__share_needs(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    return s && s->head == t && o->entered && idist__share_reads(t, rank) && !idist__share_has_entered(s, rank, o->nth);
+}
+
+// For error texts: what the notices say about how far the others are.
+static void idist__share_look(const idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    int i, k;
+    for (i = 0; rg->share && i < t->group->size; i++) {
+        for (k = 0; k < IDIST__NOTICES; k++) {
+            idist__notice *e = idist__share_notice(rg->share, i, (uint32_t)k);
+            idist__print p = e->print;
+            if (!__atomic_load_n(&e->nth, __ATOMIC_ACQUIRE) || (int32_t)(p.seq - rg->seen[i].seq) <= 0) continue;
+            rg->seen[i].seq = p.seq;
+            rg->seen[i].print = p;
+        }
+    }
+}
+
+// ---- places ----
+
+static char *idist__share_place(const idist__shm *m, int rank, int index) {
+    char *first = idist__shm_share(m, rank) + m->places_at;
+    size_t big = idist__place_nbytes(m->chunk_nbytes[0]), small = idist__place_nbytes(m->chunk_nbytes[1]);
+    return index == 0 ? first : first + big + (size_t)(index - 1) * small;
+}
+
+static bool idist__share_possible(const idist_group *g) {
+    const idist__shm *m = idist__ring_of(g->w)->shm;
+    int i;
+    for (i = 0; m && i < g->size; i++)
+        if (m->local[g->ranks[i]] < 0) return false;
+    return m != NULL && g->size > 1;
+}
+
+// What we offer the other members: the number of a place of ours, from 1 on; 0 for none. A place is free when it never
+// served, or when all members of its group are through with it.
+static uint64_t idist__share_offer_place(idist_group *g) {
+    idist__shm *m = idist__ring_of(g->w)->shm;
+    int i;
+    if (!idist__share_possible(g)) return 0;
+    for (i = g == &g->w->group ? 0 : 1; i < m->nplaces; i++) {
+        if (m->taken[i]) {
+            const idist__pace *pace =
+                (const idist__pace *)(const void *)(idist__share_place(m, m->me, i) + IDIST__NOTICES * IDIST__NOTICE_BYTES);
+            if (__atomic_load_n(&pace->left, __ATOMIC_ACQUIRE) < m->members[i]) continue;
+        }
+        memset(idist__share_place(m, m->me, i), 0, IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace));
+        m->taken[i] = true;
+        m->members[i] = (uint32_t)g->size;
+        return (uint64_t)i + 1;
+    }
+    return 0;
+}
+
+static void idist__share_discard(const idist_allocator *mem, idist__share *s) {
+    idist__mem_free(mem, s->quick);
+    idist__mem_free(mem, s->places);
+    idist__mem_free(mem, s->entered);
+    idist__mem_free(mem, s->from);
+    idist__mem_free(mem, s->sends);
+    idist__mem_free(mem, s->recvs);
+    idist__mem_free(mem, s);
+}
+
+static void idist__share_free(idist_group *g) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__share *s = rg->share;
+    const idist_allocator *mem = &g->w->cfg.mem;
+    int i;
+    if (!s) return;
+    for (i = 0; i < g->size; i++)
+        if (s->places[i]) __atomic_fetch_add(&idist__share_pace(s, i)->left, 1u, __ATOMIC_RELEASE);
+    idist__share_discard(mem, s);
+    rg->share = NULL;
+}
+
+// Everybody has a place, or the group goes by messages.
+static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
+    idist__shm *m = idist__ring_of(g->w)->shm;
+    const idist_allocator *mem = &g->w->cfg.mem;
+    idist__share *s;
+    int i;
+    for (i = 0; i < g->size; i++)
+        if (!m || !offers[i] || offers[i] > (uint64_t)m->nplaces) break;
+    if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
+        if (m && offers[g->rank]) m->members[offers[g->rank] - 1] = 0; // free at once
+        return IDIST_OK;
+    }
+    s = (idist__share *)idist__mem_alloc(mem, sizeof *s);
+    if (!s) return IDIST_ERR_NO_MEMORY;
+    s->places = (char **)idist__mem_alloc(mem, sizeof *s->places * (size_t)g->size);
+    s->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *s->entered * (size_t)g->size);
+    s->from = (const void **)idist__mem_alloc(mem, sizeof *s->from * (size_t)g->size);
+    s->sends = (char **)idist__mem_alloc(mem, sizeof *s->sends * (size_t)g->size);
+    s->recvs = (char **)idist__mem_alloc(mem, sizeof *s->recvs * (size_t)g->size);
+    s->quick = (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
+    if (!s->places || !s->entered || !s->from || !s->sends || !s->recvs || !s->quick) {
+        idist__share_discard(mem, s);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    idist__ring_group_of(g)->share = s;
+    s->shm = m;
+    s->index = (int)offers[g->rank] - 1;
+    s->chunk_nbytes = m->chunk_nbytes[s->index ? 1 : 0];
+    s->quick->group = g;
+    s->quick->impl = s->quick + 1;
+    for (i = 0; i < g->size; i++) s->places[i] = idist__share_place(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+    return IDIST_OK;
+}
+
+// Everybody's first place is the world's.
+static idist_status idist__share_world(idist_group *g) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    uint64_t *offers = (uint64_t *)idist__mem_alloc(mem, sizeof *offers * (size_t)g->size);
+    idist_status s = offers ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    int i;
+    for (i = 0; i < g->size && offers; i++) offers[i] = 1;
+    if (offers && idist__share_possible(g)) s = idist__share_offer_place(g) ? idist__share_meet(g, offers) : IDIST_OK;
+    idist__mem_free(mem, offers);
+    return s;
+}
+
+//------------------------------------------------------------------------------
 // [ring:engine]  frames arrive, tasks start and end, waits are announced
 // uses verb algo choose match . used by join
 //------------------------------------------------------------------------------
@@ -1646,6 +2700,7 @@ static void idist__link_lost(idist__ring *ring, int peer, const char *how) {
     if (!l->open) return;
     l->open = false;
     l->transport->close(l->port);
+    if (!l->transport->polled) ring->nstreams--;
     if (!l->bye) idist__world_lost(ring->w, peer, how);
 }
 
@@ -1683,6 +2738,7 @@ static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
 static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
     if (t->call.kind == IDIST__RECV)
         return t->call.root == group_rank && idist__verb_in(idist__ring_group_of(t->group)->recvs, t);
+    if (idist__op_of(t)->algorithm >= IDIST__FLAT) return idist__share_needs(t, group_rank);
     return idist__verb_in(l->posted, t) || idist__verb_in(l->waiting, t);
 }
 
@@ -1959,7 +3015,7 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
         idist__link *l = &ring->links[i];
         if (!l->open || l->transport->poll_fd(l->port) < 0) continue;
         polls[n].fd = l->transport->poll_fd(l->port);
-        polls[n].events = (short)(POLLIN | (l->out && !l->write_dead ? POLLOUT : 0));
+        polls[n].events = (short)(POLLIN | (l->out && !l->write_dead && !l->transport->polled ? POLLOUT : 0));
         ranks[n++] = i;
     }
     if (sleep) pthread_mutex_unlock(&w->lock);
@@ -1971,29 +3027,61 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
     for (i = 1; i < n; i++) {
         idist__link *l = &ring->links[ranks[i]];
         if (polls[i].revents & POLLOUT) idist__link_flush(ring, l);
-        if (l->open && (polls[i].revents & ~POLLOUT)) idist__link_read(ring, ranks[i]);
+        if (!l->open || !(polls[i].revents & ~POLLOUT)) continue;
+        if (l->transport->polled) l->transport->polled(l->port);
+        idist__link_read(ring, ranks[i]);
     }
+}
+
+static void idist__ring_move(idist__ring *ring) {
+    bool few = ring->nstreams <= 4; // then asking each link is cheaper than asking poll which one to ask
+    int i;
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (!l->open || !(few || l->transport->polled)) continue;
+        if (l->out) idist__link_flush(ring, l);
+        idist__link_read(ring, i);
+    }
+    if (!few) idist__ring_poll(ring, 0, false);
+    if (ring->shm) idist__share_progress(ring);
 }
 
 static void idist__ring_progress(idist__world *w) {
     idist__ring *ring = idist__ring_of(w);
-    int i;
-    if (w->group.size <= 4) { // asking each link is cheaper than asking poll which one to ask
-        for (i = 0; i < w->group.size; i++) {
-            idist__link *l = &ring->links[i];
-            if (!l->open) continue;
-            if (l->out) idist__link_flush(ring, l);
-            idist__link_read(ring, i);
-        }
-    } else {
-        idist__ring_poll(ring, 0, false);
-    }
+    idist__ring_move(ring);
     idist__ring_settle(ring);
 }
 
+// Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank, every
+// now and then; otherwise in poll. Looks at everything once more after having said that we sleep.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
-    idist__ring_poll(ring, until_ns, true);
+    idist__shm *m = ring->shm;
+    uint32_t ended = w->nended;
+    int64_t now;
+    if (!m) {
+        idist__ring_poll(ring, until_ns, true);
+        idist__ring_settle(ring);
+        return;
+    }
+    now = idist__os_now_ns();
+    if (now - ring->polled_ns > IDIST__LOOK_NS) {
+        ring->polled_ns = now;
+        idist__ring_poll(ring, 0, false);
+    }
+    idist__shm_falls_asleep(m, ring->nstreams ? 2 : 1);
+    idist__ring_move(ring);
+    if (w->nended == ended && !ring->failed) {
+        if (ring->nstreams) {
+            idist__ring_poll(ring, until_ns, true);
+        } else {
+            uint32_t *word = &idist__shm_bell(m, m->me)->asleep;
+            pthread_mutex_unlock(&w->lock);
+            idist__os_futex_wait(word, 1, now + IDIST__LOOK_NS < until_ns ? now + IDIST__LOOK_NS : until_ns);
+            pthread_mutex_lock(&w->lock);
+        }
+    }
+    idist__shm_awake(m);
     idist__ring_settle(ring);
 }
 
@@ -2011,7 +3099,11 @@ static bool idist__ring_busy(idist__ring *ring, bool clean) {
 
 // Until everything is out, or the moment is there.
 static void idist__ring_drain(idist__ring *ring, bool clean, int64_t until_ns) {
-    while (idist__ring_busy(ring, clean) && idist__os_ms_until(until_ns) != 0) idist__ring_poll(ring, until_ns, true);
+    while (idist__ring_busy(ring, clean) && idist__os_ms_until(until_ns) != 0) {
+        int64_t soon = idist__os_now_ns() + IDIST__MS; // nobody knocks for room in a pipe here
+        idist__ring_poll(ring, soon < until_ns && ring->shm ? soon : until_ns, true);
+        idist__ring_move(ring);
+    }
 }
 
 static void idist__ring_flush(idist__world *w, int64_t until_ns) {
@@ -2020,7 +3112,12 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 }
 
 static void idist__ring_wake(idist__world *w) {
+    const idist__shm *m = idist__ring_of(w)->shm;
     uint64_t one = 1;
+    if (m && !idist__ring_of(w)->nstreams) {
+        idist__shm_wake(m, m->me);
+        return;
+    }
     while (write(idist__ring_of(w)->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
@@ -2046,6 +3143,7 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
 
 static void idist__ring_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
+    int shared = t->call.kind < IDIST__SEND ? idist__share_choose(t->group, &t->call) : 0;
     // After a while outside the library, hear first what the others have said: perhaps the group has failed.
     if (t->started_ns - ring->looked_ns > IDIST__MS) {
         idist__ring_progress(t->group->w);
@@ -2055,7 +3153,12 @@ static void idist__ring_start(idist__task *t) {
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
-    else if (!idist__op_begin(t)) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    else if (shared) {
+        idist__share_prepare(t, shared);
+        idist__ring_group_of(t->group)->history[t->seq % IDIST__HISTORY] = idist__task_print(t, shared);
+        idist__ring_check_start(ring, t);
+        idist__share_start(t);
+    } else if (!idist__op_begin(t)) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
     else {
         idist__op *o = idist__op_of(t);
         idist__ring_group_of(t->group)->history[t->seq % IDIST__HISTORY] = idist__task_print(t, o->algorithm);
@@ -2161,6 +3264,7 @@ static bool idist__ring_cancel(idist__task *t) {
     }
     if (t->call.kind == IDIST__RECV) return unmatched;
     if (t->call.kind == IDIST__SEND) return !heard;
+    if (idist__op_of(t)->algorithm >= IDIST__FLAT) idist__share_cancel(t);
     idist__mem_free(&ring->w->cfg.mem, idist__op_of(t)->memory);
     idist__op_of(t)->memory = NULL;
     return false;
@@ -2174,6 +3278,7 @@ static void idist__ring_tell(idist_group *g) {
     f.type = IDIST__ABORT;
     f.ctx = g->ctx;
     f.aux = (uint64_t)(int64_t)g->status;
+    idist__share_withdraw(g);
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
 }
@@ -2217,6 +3322,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
                           g->w->nodes[g->ranks[t->call.root]].hostname, what);
         return 1;
     }
+    idist__share_look(t);
     for (i = 0; i < g->size; i++) {
         if (i == g->rank || (int32_t)(rg->seen[i].seq - t->seq) >= 0) continue;
         if (n < 8)
@@ -2257,7 +3363,7 @@ static idist_status idist__ring_group_open(idist_group *g) {
             idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
         }
     }
-    return IDIST_OK;
+    return g == &g->w->group ? idist__share_world(g) : IDIST_OK;
 }
 
 static void idist__ring_group_close(idist_group *g) {
@@ -2275,8 +3381,14 @@ static void idist__ring_group_close(idist_group *g) {
             if (whole && i != g->w->group.rank) idist__link_consumed(ring, &ring->links[i], nbytes);
         }
     }
+    idist__share_free(g);
     idist__mem_free(&g->w->cfg.mem, rg->rank_of);
     idist__mem_free(&g->w->cfg.mem, rg->seen);
+}
+
+static void *idist__ring_alloc(idist__world *w, size_t nbytes) {
+    const idist__shm *m = idist__ring_of(w)->shm;
+    return m && m->window_nbytes ? idist__window_alloc(m->window, nbytes) : NULL;
 }
 
 //------------------------------------------------------------------------------
@@ -2292,6 +3404,7 @@ typedef struct idist__record { // what a rank says about itself
     char hostname[64];
     uint64_t host;
     char local[64]; // address of its local socket, or ""
+    uint64_t shm;   // whether it takes part in shared memory
 } idist__record;
 
 typedef struct idist__join {
@@ -2559,7 +3672,8 @@ static idist_status idist__join_table(idist__join *j, idist__record *records) {
     int i;
     idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
     me->host = idist__host_key(&w->cfg);
-    if (!w->cfg.force_tcp) s = idist__join_listen_local(j, me);
+    me->shm = w->cfg.transport == 0;
+    if (w->cfg.transport != 2) s = idist__join_listen_local(j, me);
     if (s == IDIST_OK) s = idist__join_set(j, "node", w->group.rank, me, sizeof *me);
     for (i = 0; i < w->group.size && s == IDIST_OK; i++) {
         if (i != w->group.rank) s = idist__join_get(j, "node", i, &records[i], sizeof records[i]);
@@ -2569,7 +3683,7 @@ static idist_status idist__join_table(idist__join *j, idist__record *records) {
         w->nodes[i].host = records[i].host;
         if (records[i].host != me->host) one_host = false;
     }
-    if (s == IDIST_OK && (w->cfg.force_tcp || !one_host)) s = idist__join_listen_tcp(j, one_host);
+    if (s == IDIST_OK && (w->cfg.transport == 2 || !one_host)) s = idist__join_listen_tcp(j, one_host);
     return s;
 }
 
@@ -2579,6 +3693,7 @@ static void idist__join_linked(idist__join *j, int rank, int fd, bool local) {
     l->fd = fd;
     l->port = &l->fd;
     l->open = true;
+    j->ring->nstreams++;
     j->nlinks++;
 }
 
@@ -2684,6 +3799,236 @@ static idist_status idist__join_links(idist__join *j) {
     return s;
 }
 
+// ---- shared memory ----
+//
+// Once the links of a host are there, its lowest rank makes the file and passes it to the others through them; each maps
+// it, reserves its own share, and says whether that went well. Only when it did for all is it used; if not, once
+// more without windows (a limit on address space, say), and then the links stay what they are.
+
+typedef struct idist__shm_hello {
+    uint64_t shm_nbytes, window_nbytes;
+} idist__shm_hello;
+
+static size_t idist__shm_nbytes(const idist__shm *m) { return m->window_at + (size_t)m->n * m->window_nbytes; }
+
+static void idist__shm_layout(idist__shm *m, size_t shm_nbytes, size_t window_nbytes) {
+    size_t room, big;
+    m->pipe_nbytes = 128 * 1024;
+    while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4) m->pipe_nbytes /= 2;
+    m->places_at = sizeof(idist__bell) + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
+    m->places_at = (m->places_at + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+    room = shm_nbytes > m->places_at ? shm_nbytes - m->places_at : 0;
+    m->chunk_nbytes[0] = room / (2 * IDIST__BUFFERS) < IDIST__CHUNK_MOST ? room / (2 * IDIST__BUFFERS) : IDIST__CHUNK_MOST;
+    m->chunk_nbytes[1] = m->chunk_nbytes[0] / 4;
+    m->chunk_nbytes[0] &= ~(IDIST__LINE - 1);
+    m->chunk_nbytes[1] &= ~(IDIST__LINE - 1);
+    big = idist__place_nbytes(m->chunk_nbytes[0]);
+    m->nplaces = room < big ? 0 : 1 + (int)((room - big) / idist__place_nbytes(m->chunk_nbytes[1]));
+    if (m->nplaces > (int)IDIST__COUNT_OF(m->taken)) m->nplaces = (int)IDIST__COUNT_OF(m->taken);
+    m->share_nbytes = m->places_at;
+    if (m->nplaces) m->share_nbytes += big + (size_t)(m->nplaces - 1) * idist__place_nbytes(m->chunk_nbytes[1]);
+    m->window_at = IDIST__PAGE + (size_t)m->n * m->share_nbytes;
+    m->window_nbytes = window_nbytes;
+}
+
+// As much as the host has memory, a power of two: only addresses are taken.
+static size_t idist__shm_window_nbytes(int n) {
+    uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), nbytes = (uint64_t)1 << 30;
+    if (sizeof(void *) < 8) return 0;
+    while (nbytes < ram && nbytes * (uint64_t)n < (uint64_t)1 << 42) nbytes *= 2;
+    return (size_t)nbytes;
+}
+
+// Maps the file and reserves our share. Takes fd. 0, or an errno.
+static int idist__shm_map(idist__shm *m, int fd) {
+    struct stat st;
+    int err = 0;
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size < idist__shm_nbytes(m)) err = EINVAL;
+    if (!err) err = idist__os_reserve(fd, IDIST__PAGE + (size_t)m->me * m->share_nbytes, m->share_nbytes);
+    if (!err && m->me == 0) err = idist__os_reserve(fd, 0, IDIST__PAGE);
+    if (err) {
+        close(fd);
+        return err;
+    }
+    m->window =
+        idist__window_open(fd, idist__shm_nbytes(m), m->window_at + (size_t)m->me * m->window_nbytes, m->window_nbytes);
+    if (!m->window) return ENOMEM;
+    m->base = m->window->map;
+    return 0;
+}
+
+// Sends a message with a descriptor, which may be -1.
+static bool idist__shm_send_fd(int sock, const void *buf, size_t nbytes, int fd, int64_t deadline_ns) {
+    struct msghdr msg;
+    struct iovec part;
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    memset(&msg, 0, sizeof msg);
+    memset(&control, 0, sizeof control);
+    part.iov_base = (void *)(uintptr_t)buf;
+    part.iov_len = nbytes;
+    msg.msg_iov = &part;
+    msg.msg_iovlen = 1;
+    if (fd >= 0) {
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = sizeof control.bytes;
+        control.head.cmsg_level = SOL_SOCKET;
+        control.head.cmsg_type = SCM_RIGHTS;
+        control.head.cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    }
+    for (;;) {
+        ssize_t n = sendmsg(sock, &msg, MSG_NOSIGNAL);
+        if (n == (ssize_t)nbytes) return true;
+        if (n >= 0 || (errno != EINTR && errno != EAGAIN)) return false; // a short message of a new socket is never cut
+        if (errno == EAGAIN && !idist__sock_wait(sock, POLLOUT, deadline_ns)) return false;
+    }
+}
+
+static bool idist__shm_recv_fd(int sock, void *buf, size_t nbytes, int *fd, int64_t deadline_ns) {
+    struct msghdr msg;
+    struct iovec part;
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    ssize_t n;
+    *fd = -1;
+    memset(&msg, 0, sizeof msg);
+    part.iov_base = buf;
+    part.iov_len = nbytes;
+    msg.msg_iov = &part;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.bytes;
+    msg.msg_controllen = sizeof control.bytes;
+    if (!idist__sock_wait(sock, POLLIN, deadline_ns)) return false;
+    do n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    if (n > 0 && msg.msg_controllen >= CMSG_LEN(sizeof(int)) && control.head.cmsg_level == SOL_SOCKET &&
+        control.head.cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(&control.head), sizeof *fd);
+    return n > 0 && idist__sock_read_all(sock, (char *)buf + n, nbytes - (size_t)n, deadline_ns);
+}
+
+static idist_status idist__join_broken(const idist__join *j, int rank) {
+    return idist__fail(errno == ETIMEDOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
+                       "initialize: rank %d on %s was lost while the ranks of this host agreed on shared memory", rank,
+                       j->w->nodes[rank].hostname);
+}
+
+// One attempt of the lowest rank; ranks[0] is itself.
+static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ranks, bool *all) {
+    idist__shm_hello hello;
+    int i, fd, err = 0;
+    hello.shm_nbytes = j->w->cfg.shm_nbytes;
+    hello.window_nbytes = m->window_nbytes;
+    idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+    fd = idist__os_memfd(idist__shm_nbytes(m));
+    for (i = 1; i < m->n; i++)
+        if (!idist__shm_send_fd(j->ring->links[ranks[i]].fd, &hello, sizeof hello, fd, j->deadline_ns)) {
+            idist__os_close(&fd);
+            return idist__join_broken(j, ranks[i]);
+        }
+    *all = fd >= 0 && (err = idist__shm_map(m, fd)) == 0;
+    if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(fd < 0 ? errno : err));
+    for (i = 1; i < m->n; i++) {
+        char ok = 0;
+        if (!idist__sock_read_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
+            return idist__join_broken(j, ranks[i]);
+        *all = *all && ok;
+    }
+    for (i = 1; i < m->n; i++) {
+        char ok = (char)*all;
+        if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
+            return idist__join_broken(j, ranks[i]);
+    }
+    return IDIST_OK;
+}
+
+static idist_status idist__shm_follow(idist__join *j, idist__shm *m, int leader, bool *all) {
+    idist__shm_hello hello;
+    int sock = j->ring->links[leader].fd, fd, err = EINVAL;
+    char ok;
+    if (!idist__shm_recv_fd(sock, &hello, sizeof hello, &fd, j->deadline_ns)) return idist__join_broken(j, leader);
+    if (fd >= 0) {
+        idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        err = idist__shm_map(m, fd);
+        if (err) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
+    }
+    ok = err == 0;
+    if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
+        return idist__join_broken(j, leader);
+    *all = ok != 0;
+    return IDIST_OK;
+}
+
+static void idist__shm_free(const idist_allocator *mem, idist__shm *m) {
+    if (!m) return;
+    if (m->window) idist__window_close(m->window);
+    idist__mem_free(mem, m->local);
+    idist__mem_free(mem, m->ports);
+    idist__mem_free(mem, m);
+}
+
+// From here on the links inside this host go through pipes.
+static void idist__shm_take_over(idist__join *j, idist__shm *m, const int *ranks) {
+    int i;
+    for (i = 0; i < m->n; i++) {
+        idist__link *l = &j->ring->links[ranks[i]];
+        idist__shm_port *p = &m->ports[i];
+        m->local[ranks[i]] = i;
+        p->fd = -1;
+        if (i == m->me) continue;
+        p->shm = m;
+        p->peer = i;
+        p->in = idist__shm_pipe(m, i, m->me);
+        p->out = idist__shm_pipe(m, m->me, i);
+        p->fd = l->fd;
+        l->fd = -1;
+        l->port = p;
+        l->transport = &idist__transport_shm;
+        j->ring->nstreams--;
+    }
+    j->ring->shm = m;
+}
+
+static idist_status idist__join_share(idist__join *j, const idist__record *records) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    int i, me = j->w->group.rank, n = 0, attempt, *ranks;
+    idist__shm *m;
+    bool all = false;
+    idist_status s = IDIST_OK;
+    if (!records[me].shm) return IDIST_OK;
+    m = (idist__shm *)idist__mem_alloc(mem, sizeof *m);
+    if (!m) return IDIST_ERR_NO_MEMORY;
+    m->local = ranks = (int *)idist__mem_alloc(mem, sizeof(int) * 2 * (size_t)j->w->group.size);
+    m->ports = (idist__shm_port *)idist__mem_alloc(mem, sizeof *m->ports * (size_t)j->w->group.size);
+    if (!m->local || !m->ports) {
+        idist__shm_free(mem, m);
+        return IDIST_ERR_NO_MEMORY;
+    }
+    ranks += j->w->group.size;
+    for (i = 0; i < j->w->group.size; i++) {
+        m->local[i] = -1;
+        if (!records[i].shm || records[i].host != records[me].host || !records[i].local[0]) continue;
+        if (i == me) m->me = n;
+        ranks[n++] = i;
+    }
+    m->n = n;
+    m->window_nbytes = idist__shm_window_nbytes(n);
+    for (attempt = 0; attempt < 2 && n > 1 && s == IDIST_OK && !all; attempt++) {
+        if (attempt) m->window_nbytes = 0;
+        s = m->me == 0 ? idist__shm_lead(j, m, ranks, &all) : idist__shm_follow(j, m, ranks[0], &all);
+        if (m->window && !all) idist__window_close(m->window);
+        if (!all) m->window = NULL;
+    }
+    if (s == IDIST_OK && all) idist__shm_take_over(j, m, ranks);
+    else idist__shm_free(mem, m);
+    return s;
+}
+
 static idist_status idist__join_run(idist__join *j) {
     idist__world *w = j->w;
     int i, n = w->group.size, me = w->group.rank;
@@ -2700,8 +4045,9 @@ static idist_status idist__join_run(idist__join *j) {
     if (s == IDIST_OK) s = idist__join_table(j, records);
     for (i = 0; i < me && s == IDIST_OK; i++)
         s = idist__join_connect(j, i, &records[i],
-                                !w->cfg.force_tcp && records[i].host == records[me].host && records[i].local[0]);
+                                w->cfg.transport != 2 && records[i].host == records[me].host && records[i].local[0]);
     if (s == IDIST_OK) s = idist__join_links(j);
+    if (s == IDIST_OK) s = idist__join_share(j, records);
     if (s != IDIST_OK) idist__join_tell(j, s);
     idist__mem_free(&w->cfg.mem, records);
     return s;
@@ -2723,6 +4069,7 @@ static void idist__ring_free(idist__ring *ring) {
         idist__mem_free(mem, v);
     }
     idist__os_close(&ring->wake);
+    idist__shm_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
     idist__mem_free(mem, ring->polls);
     idist__mem_free(mem, ring->poll_ranks);
@@ -2794,6 +4141,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
     w->group.rank = -1; // frames that still come concern nobody
     for (i = 0; i < w->group.size && clean; i++) idist__link_control(ring, &ring->links[i], &f, NULL);
     idist__ring_drain(ring, clean, deadline_ns);
+    idist__share_free(&w->group);
     pthread_mutex_unlock(&w->lock);
     idist__ring_free(ring);
 }
@@ -2807,10 +4155,11 @@ const idist_backend_api *idist_ring_backend(void) {
     static const idist_backend_api api = {IDIST__BACKEND_ABI,      sizeof(idist_backend_api), "ring",
                                           sizeof(idist__op),       sizeof(idist__ring_group), idist__ring_refuse,
                                           idist__ring_open,        idist__ring_close,         idist__ring_group_open,
-                                          idist__ring_group_close, idist__ring_start,         idist__ring_progress,
+                                          idist__ring_group_close, idist__share_offer_place,  idist__share_meet,
+                                          idist__ring_quick,       idist__ring_start,         idist__ring_progress,
                                           idist__ring_sleep,       idist__ring_wake,          idist__ring_cancel,
                                           idist__ring_tell,        idist__ring_flush,         idist__ring_announce,
-                                          idist__ring_missing};
+                                          idist__ring_missing,     idist__ring_alloc};
     return &api;
 }
 
