@@ -1482,8 +1482,17 @@ static void idist__reduce_use(idist__isa isa) {
 __attribute__((constructor)) static void idist__reduce_start(void) { idist__reduce_use(idist__type_best_isa()); }
 
 // buf[i] = buf[i] / n: the end of AVG.
-static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
+IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
+    bool power = (n & (n - 1)) == 0; // then 1 / n is exact, and a product has the bits of the quotient
     size_t i;
+    if (dtype == IDIST_F32 && power) {
+        for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] *= 1 / (float)n;
+        return;
+    }
+    if (dtype == IDIST_F64 && power) {
+        for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= 1 / (double)n;
+        return;
+    }
     switch (dtype) {
 #define IDIST__DIVIDE(id, type, cast)                                                                     \
     case id:                                                                                              \
