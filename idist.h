@@ -1522,6 +1522,50 @@ static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idi
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
+// Pieces of 4 KiB: what is between two operands stays in the first-level cache, memory sees each input once and out once.
+// out is written by the last operand only, since it may be one of those not read yet.
+__attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n, size_t count,
+                                                           idist_dtype dtype, idist_op op, int divide_by) {
+    enum { PIECE = 4096 };
+    // For any dtype. Vectors that straddle cache lines would cost a third of the speed.
+    float sum[PIECE / sizeof(float)] __attribute__((aligned(64))), wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
+    bool half = idist__type_is_half(dtype);
+    size_t size = idist_dtype_size(dtype), piece = PIECE / (half ? sizeof(float) : size), at, k;
+    idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
+    int i;
+    for (at = 0; at < count; at += k) {
+        char *o = (char *)out + at * size;
+        const void *lo = (const char *)in[0] + at * size;
+        k = count - at < piece ? count - at : piece;
+        if (half) idist__type_widen(sum, lo, k, dtype), lo = sum;
+        for (i = 1; i < n; i++) {
+            const void *hi = (const char *)in[i] + at * size;
+            if (half) idist__type_widen(wide, hi, k, dtype), hi = wide;
+            fn(half || i < n - 1 ? (void *)sum : o, lo, hi, k);
+            lo = sum;
+        }
+        if (divide_by) idist__reduce_divide(half ? (void *)sum : o, k, half ? IDIST_F32 : dtype, divide_by);
+        if (half) idist__type_narrow(o, sum, k, dtype);
+    }
+}
+
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless that is 0. n >= 1. out
+// may be any one of in[]; otherwise they do not overlap. 16-bit floats are rounded once, at the end.
+static void idist__reduce_many(void *out, const void *const *in, int n, size_t count, idist_dtype dtype, idist_op op,
+                               int divide_by) {
+    bool half = idist__type_is_half(dtype);
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
+        idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
+    } else if (n == 1 && !(half && divide_by)) {
+        if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
+        if (divide_by) idist__reduce_divide(out, count, dtype, divide_by);
+    } else if (n == 2 && !half && !divide_by) {
+        idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
+    } else {
+        idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
+    }
+}
+
 // buf[i] = buf[i] * factor: the beginning of a premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
     size_t i;
@@ -1532,28 +1576,16 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
 }
 
 idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
-    idist__reduce_fn fn;
+    const void *operands[2];
     if (!idist_dtype_size(dtype)) return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
     if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here", idist_op_name(op), (int)op);
-    fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
-    if (!fn) return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only", idist_op_name(op));
+    if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only", idist_op_name(op));
     if (count && (!in || !inout)) return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
-    if (!idist__type_is_half(dtype)) {
-        fn(inout, in, inout, count);
-        return IDIST_OK;
-    }
-    while (count) {
-        float a[256], b[256];
-        size_t k = count < 256 ? count : 256;
-        idist__type_widen(a, in, k, dtype);
-        idist__type_widen(b, inout, k, dtype);
-        fn(b, a, b, k);
-        idist__type_narrow(inout, b, k, dtype);
-        in = (const char *)in + 2 * k;
-        inout = (char *)inout + 2 * k;
-        count -= k;
-    }
+    operands[0] = in;
+    operands[1] = inout;
+    idist__reduce_many(inout, operands, 2, count, dtype, op, 0);
     return IDIST_OK;
 }
 
