@@ -1372,15 +1372,16 @@ static uint32_t idist__float_to_bits(float f) {
     return u;
 }
 
+// Both as the hardware does (F16C, Arm): a NaN becomes a quiet one and keeps its payload.
 static float idist__half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
-    if (exponent == 31) return idist__bits_to_float(sign | 0x7f800000u | (fraction << 13));
+    if (exponent == 31) return idist__bits_to_float(sign | 0x7f800000u | (fraction << 13) | (fraction ? 0x400000u : 0));
     if (exponent) return idist__bits_to_float(sign | ((exponent + 112) << 23) | (fraction << 13));
     // Zero and subnormals: fraction * 2^-24, exact in float.
     return (sign ? -1.0f : 1.0f) * ((float)fraction * (1.0f / 16777216.0f));
 }
 
-// Round to nearest, ties to even, as the hardware does; overflow gives infinity, NaN stays NaN.
+// Round to nearest, ties to even; overflow gives infinity, NaN stays NaN.
 static uint16_t idist__float_to_half(float f) {
     uint32_t u = idist__float_to_bits(f), sign = (u >> 16) & 0x8000u, abs = u & 0x7fffffffu, half, rest, bit;
     if (abs > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((abs >> 13) & 0x3ffu)); // quiet, payload kept
@@ -1403,9 +1404,8 @@ static uint16_t idist__float_to_half(float f) {
 static float idist__bf16_to_float(uint16_t h) { return idist__bits_to_float((uint32_t)h << 16); }
 
 static uint16_t idist__float_to_bf16(float f) {
-    uint32_t u = idist__float_to_bits(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
-    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    uint32_t u = idist__float_to_bits(f), quiet = ~u & 0x400000u, round = 0x7fffu + ((u >> 16) & 1u);
+    return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
 }
 
 // Element types that may lie at any address: user buffers need not be aligned.
@@ -1421,22 +1421,110 @@ typedef int64_t IDIST__UNALIGNED idist__any_i64;
 typedef float IDIST__UNALIGNED idist__any_f32;
 typedef double IDIST__UNALIGNED idist__any_f64;
 
-static void idist__type_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+// Every loop over elements exists once per instruction set, here and in [impl:reduce]: base is what the compiler was asked
+// for, the others run where the processor has them. All give the same bits, so a world's machines may differ.
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <cpuid.h>
+#define IDIST__X86 1
+#define IDIST__ISA_avx2 __attribute__((target("avx2,f16c")))
+#define IDIST__ISA_avx512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#endif
+#define IDIST__ISA_base
+
+typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
+
+static idist__isa idist__type_isa; // set once, before main, by idist__reduce_start
+
+// The best instruction set of this processor that its operating system lets us use.
+static idist__isa idist__type_best_isa(void) {
+#ifdef IDIST__X86
+    unsigned a, b, c, d;
+    __builtin_cpu_init();
+    // Not all compilers know the name f16c.
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C)) return IDIST__BASE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
+        !__builtin_cpu_supports("avx512dq"))
+        return IDIST__AVX2;
+    return IDIST__AVX512;
+#else
+    return IDIST__BASE;
+#endif
+}
+
+#ifdef __clang__ // says so where it does not vectorize, as at -O0
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+
+#define IDIST__CONVERTERS(half, isa)                                                                                        \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##half##_##isa(float *dst, const void *src, size_t count) {  \
+        const idist__any_u16 *s = (const idist__any_u16 *)src;                                                              \
+        size_t i;                                                                                                           \
+        IDIST__NO_ALIAS                                                                                                     \
+        for (i = 0; i < count; i++) dst[i] = idist__##half##_to_float(s[i]);                                                \
+    }                                                                                                                       \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##half##_##isa(void *dst, const float *src, size_t count) { \
+        idist__any_u16 *d = (idist__any_u16 *)dst;                                                                          \
+        size_t i;                                                                                                           \
+        IDIST__NO_ALIAS                                                                                                     \
+        for (i = 0; i < count; i++) d[i] = idist__float_to_##half(src[i]);                                                  \
+    }
+
+IDIST__CONVERTERS(half, base)
+IDIST__CONVERTERS(bf16, base)
+
+#ifdef IDIST__X86
+IDIST__CONVERTERS(bf16, avx2)
+IDIST__CONVERTERS(bf16, avx512)
+
+// In assembly because reading <immintrin.h> would cost every program a quarter of a second.
+typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
+typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
+
+IDIST__ISA_avx2 static void idist__widen_half_avx2(float *dst, const void *src, size_t count) {
     const idist__any_u16 *s = (const idist__any_u16 *)src;
     size_t i;
-    if (dtype == IDIST_F16)
-        for (i = 0; i < count; i++) dst[i] = idist__half_to_float(s[i]);
-    else
-        for (i = 0; i < count; i++) dst[i] = idist__bf16_to_float(s[i]);
+    for (i = 0; i + 8 <= count; i += 8) {
+        idist__f32x8 v;
+        __asm__("vcvtph2ps %1, %0" : "=x"(v) : "m"(*(const idist__u16x8 *)(const void *)(s + i)));
+        *(idist__f32x8 *)(void *)(dst + i) = v;
+    }
+    for (; i < count; i++) dst[i] = idist__half_to_float(s[i]);
+}
+
+IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src, size_t count) {
+    idist__any_u16 *d = (idist__any_u16 *)dst;
+    size_t i;
+    for (i = 0; i + 8 <= count; i += 8) { // 0 rounds to nearest, ties to even
+        idist__f32x8 v = *(const idist__f32x8 *)(const void *)(src + i);
+        __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(idist__u16x8 *)(void *)(d + i)) : "x"(v));
+    }
+    for (; i < count; i++) d[i] = idist__float_to_half(src[i]);
+}
+#endif
+
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+
+static const struct {
+    void (*widen)(float *dst, const void *src, size_t count);
+    void (*narrow)(void *dst, const float *src, size_t count);
+} idist__type_converters[][2] = {
+    // [isa]{F16, BF16}
+    {{idist__widen_half_base, idist__narrow_half_base}, {idist__widen_bf16_base, idist__narrow_bf16_base}},
+#ifdef IDIST__X86
+    {{idist__widen_half_avx2, idist__narrow_half_avx2}, {idist__widen_bf16_avx2, idist__narrow_bf16_avx2}},
+    {{idist__widen_half_avx2, idist__narrow_half_avx2}, {idist__widen_bf16_avx512, idist__narrow_bf16_avx512}},
+#endif
+};
+
+static void idist__type_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+    idist__type_converters[idist__type_isa][dtype == IDIST_BF16].widen(dst, src, count);
 }
 
 static void idist__type_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
-    idist__any_u16 *d = (idist__any_u16 *)dst;
-    size_t i;
-    if (dtype == IDIST_F16)
-        for (i = 0; i < count; i++) d[i] = idist__float_to_half(src[i]);
-    else
-        for (i = 0; i < count; i++) d[i] = idist__float_to_bf16(src[i]);
+    idist__type_converters[idist__type_isa][dtype == IDIST_BF16].narrow(dst, src, count);
 }
 
 //------------------------------------------------------------------------------
@@ -1444,82 +1532,124 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 // uses type . used by call and the backends
 //------------------------------------------------------------------------------
 
-// `lo` comes from the lower ranks. Ranks that compute the same pair get the same bits, because they run the same code
-// on the same operands in the same order; x + y and y + x may differ in the payload of a NaN. out may be lo or hi.
+// `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every processor, whichever instance of
+// a kernel it runs and wherever an element lies in its buffer. out may be lo or hi: element i is read before it is
+// written, and no other element depends on it, which is what IDIST__NO_ALIAS promises.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
+typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
 #ifdef __clang__ // says so where it does not vectorize, as at -O0
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-#define IDIST__KERNEL(name, type, wide, expr)                                                           \
-    IDIST__VECTORIZE static void name(void *out, const void *lo, const void *hi, size_t count) {        \
-        idist__any_##type *o = (idist__any_##type *)out;                                                \
-        const idist__any_##type *a = (const idist__any_##type *)lo, *b = (const idist__any_##type *)hi; \
-        size_t i;                                                                                       \
-        IDIST__NO_ALIAS                                                                                 \
-        for (i = 0; i < count; i++) {                                                                   \
-            wide x = (wide)a[i], y = (wide)b[i];                                                        \
-            o[i] = (idist__any_##type)(expr);                                                           \
-        }                                                                                               \
+#define IDIST__KERNEL(name, isa, type, wide, expr)                                                                 \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##isa(void *out, const void *lo, const void *hi, \
+                                                                        size_t count) {                            \
+        idist__any_##type *o = (idist__any_##type *)out;                                                           \
+        const idist__any_##type *a = (const idist__any_##type *)lo, *b = (const idist__any_##type *)hi;            \
+        size_t i;                                                                                                  \
+        IDIST__NO_ALIAS                                                                                            \
+        for (i = 0; i < count; i++) {                                                                              \
+            wide x = (wide)a[i], y = (wide)b[i];                                                                   \
+            o[i] = (idist__any_##type)(expr);                                                                      \
+        }                                                                                                          \
     }
 
 // Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a signed one.
-#define IDIST__KERNELS_INT(type, utype, wide)                                \
-    IDIST__KERNEL(idist__sum_##type, utype, wide, x + y)                     \
-    IDIST__KERNEL(idist__prod_##type, utype, wide, x *y)                     \
-    IDIST__KERNEL(idist__min_##type, type, idist__any_##type, x < y ? x : y) \
-    IDIST__KERNEL(idist__max_##type, type, idist__any_##type, x > y ? x : y)
-#define IDIST__KERNELS_BITS(type, wide)                             \
-    IDIST__KERNEL(idist__band_##type, type, wide, x &y)             \
-    IDIST__KERNEL(idist__bor_##type, type, wide, x | y)             \
-    IDIST__KERNEL(idist__bxor_##type, type, wide, x ^ y)            \
-    IDIST__KERNEL(idist__land_##type, type, wide, (x && y) ? 1 : 0) \
-    IDIST__KERNEL(idist__lor_##type, type, wide, (x || y) ? 1 : 0)
-// x < y is false when either is NaN, so the tests below let a NaN of either side through.
-#define IDIST__KERNELS_FLOAT(type, wide)                                    \
-    IDIST__KERNEL(idist__sum_##type, type, wide, x + y)                     \
-    IDIST__KERNEL(idist__prod_##type, type, wide, x *y)                     \
-    IDIST__KERNEL(idist__min_##type, type, wide, (x < y || x != x) ? x : y) \
-    IDIST__KERNEL(idist__max_##type, type, wide, (x > y || x != x) ? x : y)
+#define IDIST__KERNELS_INT(i, u, wide, isa)                       \
+    IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
+    IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
+    IDIST__KERNEL(min_##u, isa, u, idist__any_##u, x < y ? x : y) \
+    IDIST__KERNEL(max_##u, isa, u, idist__any_##u, x > y ? x : y) \
+    IDIST__KERNEL(sum_##u, isa, u, wide, x + y)                   \
+    IDIST__KERNEL(prod_##u, isa, u, wide, x *y)                   \
+    IDIST__KERNEL(band_##u, isa, u, wide, x &y)                   \
+    IDIST__KERNEL(bor_##u, isa, u, wide, x | y)                   \
+    IDIST__KERNEL(bxor_##u, isa, u, wide, x ^ y)                  \
+    IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
+    IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)
+// Of two NaNs a processor returns one, and a compiler may swap the operands: here x wins. x < y is false when either is NaN,
+// so MIN and MAX let a NaN of either side through.
+#define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
+    IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
+    IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
+    IDIST__KERNEL(min_##f, isa, f, wide, (x < y || x != x) ? x : y) \
+    IDIST__KERNEL(max_##f, isa, f, wide, (x > y || x != x) ? x : y)
 
-IDIST__KERNELS_INT(i8, u8, uint32_t)
-IDIST__KERNELS_INT(u8, u8, uint32_t)
-IDIST__KERNELS_INT(i16, u16, uint32_t)
-IDIST__KERNELS_INT(u16, u16, uint32_t)
-IDIST__KERNELS_INT(i32, u32, uint32_t)
-IDIST__KERNELS_INT(u32, u32, uint32_t)
-IDIST__KERNELS_INT(i64, u64, uint64_t)
-IDIST__KERNELS_INT(u64, u64, uint64_t)
-IDIST__KERNELS_BITS(u8, uint32_t)
-IDIST__KERNELS_BITS(u16, uint32_t)
-IDIST__KERNELS_BITS(u32, uint32_t)
-IDIST__KERNELS_BITS(u64, uint64_t)
-IDIST__KERNELS_FLOAT(f32, float)
-IDIST__KERNELS_FLOAT(f64, double)
+#define IDIST__ROW_INT(type, u, isa)                                                                           \
+    {                                                                                                          \
+        idist__sum_##u##_##isa, idist__prod_##u##_##isa, idist__min_##type##_##isa, idist__max_##type##_##isa, \
+            idist__sum_##u##_##isa, idist__band_##u##_##isa, idist__bor_##u##_##isa, idist__bxor_##u##_##isa,  \
+            idist__land_##u##_##isa, idist__lor_##u##_##isa                                                    \
+    }
+#define IDIST__ROW_FLOAT(f, isa)                                                                         \
+    {                                                                                                    \
+        idist__sum_##f##_##isa, idist__prod_##f##_##isa, idist__min_##f##_##isa, idist__max_##f##_##isa, \
+            idist__sum_##f##_##isa, 0, 0, 0, 0, 0                                                        \
+    }
+
+// Above the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products, MIN and MAX of 64 bits. It
+// has the floats too, for sums that never leave that cache; more instances would only make this header slower to compile.
+#define IDIST__KERNELS_NARROW(isa)              \
+    IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
+    IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
+    IDIST__KERNELS_INT(i32, u32, uint32_t, isa)
+#define IDIST__KERNELS_WIDE(isa)                \
+    IDIST__KERNELS_INT(i64, u64, uint64_t, isa) \
+    IDIST__KERNELS_FLOAT(f32, float, isa)       \
+    IDIST__KERNELS_FLOAT(f64, double, isa)
+
+IDIST__KERNELS_NARROW(base)
+IDIST__KERNELS_WIDE(base)
+#ifdef IDIST__X86
+IDIST__KERNELS_NARROW(avx2)
+IDIST__KERNELS_WIDE(avx2)
+IDIST__KERNELS_WIDE(avx512)
+#endif
 
 #ifdef __clang__
 #pragma clang diagnostic pop
 #endif
 
-#define IDIST__ROW_INT(type, utype)                                                                               \
+// [isa][dtype][op]; AVG adds, the division comes at the end. 16-bit floats are reduced as F32.
+#define IDIST__REDUCE_TABLE(narrow, wide)                                                                         \
     {                                                                                                             \
-        idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type,           \
-            idist__band_##utype, idist__bor_##utype, idist__bxor_##utype, idist__land_##utype, idist__lor_##utype \
+        IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow), IDIST__ROW_INT(i16, u16, narrow),         \
+            IDIST__ROW_INT(u16, u16, narrow), IDIST__ROW_INT(i32, u32, narrow), IDIST__ROW_INT(u32, u32, narrow), \
+            IDIST__ROW_INT(i64, u64, wide), IDIST__ROW_INT(u64, u64, wide), IDIST__ROW_FLOAT(f32, wide),          \
+            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f64, wide)                 \
     }
-#define IDIST__ROW_FLOAT(type) \
-    { idist__sum_##type, idist__prod_##type, idist__min_##type, idist__max_##type, idist__sum_##type, 0, 0, 0, 0, 0 }
+static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
+    IDIST__REDUCE_TABLE(base, base),
+#ifdef IDIST__X86
+    IDIST__REDUCE_TABLE(avx2, avx2),
+    IDIST__REDUCE_TABLE(avx2, avx512),
+#endif
+};
 
-// [dtype][op]; AVG adds, the division comes at the end. 16-bit floats are reduced as F32.
-static const idist__reduce_fn idist__reduce_table[IDIST_DTYPE_COUNT][IDIST_OP_COUNT] = {
-    IDIST__ROW_INT(i8, u8),   IDIST__ROW_INT(u8, u8),   IDIST__ROW_INT(i16, u16), IDIST__ROW_INT(u16, u16),
-    IDIST__ROW_INT(i32, u32), IDIST__ROW_INT(u32, u32), IDIST__ROW_INT(i64, u64), IDIST__ROW_INT(u64, u64),
-    IDIST__ROW_FLOAT(f32),    IDIST__ROW_FLOAT(f32),    IDIST__ROW_FLOAT(f32),    IDIST__ROW_FLOAT(f64)};
+static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE]; // [dtype][op] for this processor
+
+static void idist__reduce_use(idist__isa isa) {
+    idist__type_isa = isa;
+    idist__reduce_table = idist__reduce_tables[isa];
+}
+
+// Before main, so that no thread can see it happen and no call has to look.
+__attribute__((constructor)) static void idist__reduce_start(void) { idist__reduce_use(idist__type_best_isa()); }
 
 // buf[i] = buf[i] / n: the end of AVG.
-static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
+IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
+    bool power = (n & (n - 1)) == 0; // then 1 / n is exact, and a product has the bits of the quotient
     size_t i;
+    if (dtype == IDIST_F32 && power) {
+        for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] *= 1 / (float)n;
+        return;
+    }
+    if (dtype == IDIST_F64 && power) {
+        for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= 1 / (double)n;
+        return;
+    }
     switch (dtype) {
 #define IDIST__DIVIDE(id, type, cast)                                                                     \
     case id:                                                                                              \
@@ -1547,6 +1677,50 @@ static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idi
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if ((op == IDIST_LAND || op == IDIST_LOR) && dtype < IDIST_F16)
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
+}
+
+// Pieces of 4 KiB: what is between two operands stays in the first-level cache, memory sees each input once and out once.
+// out is written by the last operand only, since it may be one of those not read yet.
+__attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n, size_t count,
+                                                           idist_dtype dtype, idist_op op, int divide_by) {
+    enum { PIECE = 4096 };
+    // For any dtype. Vectors that straddle cache lines would cost a third of the speed.
+    float sum[PIECE / sizeof(float)] __attribute__((aligned(64))), wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
+    bool half = idist__type_is_half(dtype);
+    size_t size = idist_dtype_size(dtype), piece = PIECE / (half ? sizeof(float) : size), at, k;
+    idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
+    int i;
+    for (at = 0; at < count; at += k) {
+        char *o = (char *)out + at * size;
+        const void *lo = (const char *)in[0] + at * size;
+        k = count - at < piece ? count - at : piece;
+        if (half) idist__type_widen(sum, lo, k, dtype), lo = sum;
+        for (i = 1; i < n; i++) {
+            const void *hi = (const char *)in[i] + at * size;
+            if (half) idist__type_widen(wide, hi, k, dtype), hi = wide;
+            fn(half || i < n - 1 ? (void *)sum : o, lo, hi, k);
+            lo = sum;
+        }
+        if (divide_by) idist__reduce_divide(half ? (void *)sum : o, k, half ? IDIST_F32 : dtype, divide_by);
+        if (half) idist__type_narrow(o, sum, k, dtype);
+    }
+}
+
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless that is 0. n >= 1. out
+// may be any one of in[]; otherwise they do not overlap. 16-bit floats are rounded once, at the end.
+static void idist__reduce_many(void *out, const void *const *in, int n, size_t count, idist_dtype dtype, idist_op op,
+                               int divide_by) {
+    bool half = idist__type_is_half(dtype);
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
+        idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
+    } else if (n == 1 && !(half && divide_by)) {
+        if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
+        if (divide_by) idist__reduce_divide(out, count, dtype, divide_by);
+    } else if (n == 2 && !half && !divide_by) {
+        idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
+    } else {
+        idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
+    }
 }
 
 // buf[i] = buf[i] * factor: the beginning of a premultiplied sum.
@@ -1586,28 +1760,16 @@ IDIST__UNUSED static void idist__reduce_many(void *out, const void *const *in, i
 }
 
 idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
-    idist__reduce_fn fn;
+    const void *operands[2];
     if (!idist_dtype_size(dtype)) return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
     if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here", idist_op_name(op), (int)op);
-    fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
-    if (!fn) return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only", idist_op_name(op));
+    if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only", idist_op_name(op));
     if (count && (!in || !inout)) return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
-    if (!idist__type_is_half(dtype)) {
-        fn(inout, in, inout, count);
-        return IDIST_OK;
-    }
-    while (count) {
-        float a[256], b[256];
-        size_t k = count < 256 ? count : 256;
-        idist__type_widen(a, in, k, dtype);
-        idist__type_widen(b, inout, k, dtype);
-        fn(b, a, b, k);
-        idist__type_narrow(inout, b, k, dtype);
-        in = (const char *)in + 2 * k;
-        inout = (char *)inout + 2 * k;
-        count -= k;
-    }
+    operands[0] = in;
+    operands[1] = inout;
+    idist__reduce_many(inout, operands, 2, count, dtype, op, 0);
     return IDIST_OK;
 }
 

@@ -1,0 +1,297 @@
+// reduce.c - the loops over elements, in every instruction set of this processor, bit for bit against a plain reference
+//
+// idist__reduce_use takes the place of the detection. Results must have the same bits everywhere: payloads of NaNs, signs of
+// zeros, subnormals. Every operand lies at an odd address between guards.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+#define MAX_N 9
+#define MAX_COUNT 9001 // more than two pieces of any dtype
+
+static const char *const isa_names[IDIST__ISA_COUNT] = {"base", "AVX2", "AVX-512"};
+
+//------------------------------------------------------------------------------
+// the reference: one element at a time, as bits of the dtype (of F32 for the 16-bit floats)
+//------------------------------------------------------------------------------
+
+static bool is_half(idist_dtype d) { return d == IDIST_F16 || d == IDIST_BF16; }
+
+static uint32_t ref_widen(idist_dtype d, uint16_t h) {
+    if (d == IDIST_F16 && (h & 0x7fff) > 0x7c00)
+        return (uint32_t)(h & 0x8000) << 16 | 0x7fc00000 | (uint32_t)(h & 0x3ff) << 13;
+    return f32_bits(d == IDIST_F16 ? f32_of_f16(h) : f32_of_bf16(h));
+}
+
+static uint16_t ref_narrow(idist_dtype d, uint32_t u) {
+    if (d == IDIST_F16 && (u & 0x7fffffff) > 0x7f800000) return (uint16_t)((u >> 16 & 0x8000) | 0x7e00 | (u >> 13 & 0x3ff));
+    return d == IDIST_F16 ? f16_of_f32(f32_of_bits(u)) : bf16_of_f32(f32_of_bits(u));
+}
+
+static uint64_t load(idist_dtype d, const unsigned char *p) {
+    uint64_t bits = 0;
+    size_t size = idist_dtype_size(d);
+    memcpy(&bits, p, size); // little endian
+    if (dtype_is_signed(d) && bits >> (8 * size - 1)) bits |= ~(uint64_t)0 << (8 * size - 1);
+    return is_half(d) ? ref_widen(d, (uint16_t)bits) : bits;
+}
+
+static void store(idist_dtype d, unsigned char *p, uint64_t bits) {
+    uint16_t h;
+    if (is_half(d)) h = ref_narrow(d, (uint32_t)bits), memcpy(p, &h, sizeof h);
+    else memcpy(p, &bits, idist_dtype_size(d));
+}
+
+static double value_of(idist_dtype d, uint64_t bits) {
+    double x;
+    if (d != IDIST_F64) return (double)f32_of_bits((uint32_t)bits);
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint64_t quiet(idist_dtype d, uint64_t nan) { return nan | (d == IDIST_F64 ? (uint64_t)1 << 51 : (uint64_t)1 << 22); }
+
+// x + y, x * y or x / y when neither is NaN. Volatile: a compiler folds inf - inf to another NaN than the processor's.
+static uint64_t ref_arithmetic(char what, idist_dtype d, uint64_t x, uint64_t y) {
+    volatile double a = value_of(d, x), b = value_of(d, y), c;
+    volatile float fa = (float)a, fb = (float)b, fc;
+    uint64_t bits;
+    if (d != IDIST_F64) return fc = what == '+' ? fa + fb : what == '*' ? fa * fb : fa / fb, f32_bits(fc);
+    c = what == '+' ? a + b : what == '*' ? a * b : a / b;
+    a = c;
+    double result = a;
+    memcpy(&bits, &result, sizeof bits);
+    return bits;
+}
+
+static uint64_t ref_float(idist_op op, idist_dtype d, uint64_t x, uint64_t y) {
+    double a = value_of(d, x), b = value_of(d, y);
+    if (op == IDIST_MIN) return a < b || a != a ? x : y;
+    if (op == IDIST_MAX) return a > b || a != a ? x : y;
+    if (a != a) return quiet(d, x);
+    if (b != b) return quiet(d, y);
+    return ref_arithmetic(op == IDIST_PROD ? '*' : '+', d, x, y);
+}
+
+static uint64_t ref_int(idist_op op, idist_dtype d, uint64_t x, uint64_t y) {
+    bool less = dtype_is_signed(d) ? (int64_t)x < (int64_t)y : x < y;
+    unsigned char wrapped[8];
+    switch (op) {
+    case IDIST_PROD: store(d, wrapped, x * y); return load(d, wrapped);
+    case IDIST_MIN: return less ? x : y;
+    case IDIST_MAX: return less ? y : x;
+    case IDIST_BAND: return x & y;
+    case IDIST_BOR: return x | y;
+    case IDIST_BXOR: return x ^ y;
+    case IDIST_LAND: return x && y;
+    case IDIST_LOR: return x || y;
+    default: store(d, wrapped, x + y); return load(d, wrapped);
+    }
+}
+
+static uint64_t ref_divide(idist_dtype d, uint64_t x, int by) {
+    double value = (double)by;
+    uint64_t bits;
+    if (!dtype_is_float(d)) return dtype_is_signed(d) ? (uint64_t)((int64_t)x / by) : x / (uint64_t)by;
+    if (value_of(d, x) != value_of(d, x)) return quiet(d, x);
+    memcpy(&bits, &value, sizeof bits);
+    return ref_arithmetic('/', d, x, d == IDIST_F64 ? bits : f32_bits((float)by));
+}
+
+// Element i of all inputs, reduced into `want`.
+static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_t i, idist_dtype d, idist_op op,
+                     int divide_by) {
+    size_t at = i * idist_dtype_size(d);
+    uint64_t x = load(d, in[0] + at);
+    if (n == 1 && !divide_by && op != IDIST_LAND && op != IDIST_LOR) {
+        memcpy(want, in[0] + at, idist_dtype_size(d)); // a copy: a signalling NaN stays one
+        return;
+    }
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) x = x != 0;
+    for (int k = 1; k < n; k++) {
+        uint64_t y = load(d, in[k] + at);
+        x = dtype_is_float(d) ? ref_float(op, d, x, y) : ref_int(op, d, x, y);
+    }
+    store(d, want, divide_by ? ref_divide(d, x, divide_by) : x);
+}
+
+//------------------------------------------------------------------------------
+// idist__reduce_many
+//------------------------------------------------------------------------------
+
+// Every other element is random bits, the others are near what is special: 0, 1, infinity, the NaNs, the largest, each with
+// both signs. As integers these are small and extreme values.
+static uint64_t draw(idist_dtype d, uint64_t *state) {
+    static const int exponent_bits[4] = {5, 8, 8, 11};
+    size_t bits = 8 * idist_dtype_size(d);
+    uint64_t r = tap_rand(state), sign = (r >> 8 & 1) << (bits - 1), infinity = 0, one = 1;
+    if (r & 1) return tap_rand(state);
+    if (dtype_is_float(d)) {
+        size_t e = (size_t)exponent_bits[d - IDIST_F16], mantissa = bits - 1 - e;
+        infinity = (((uint64_t)1 << e) - 1) << mantissa;
+        one = (((uint64_t)1 << (e - 1)) - 1) << mantissa;
+    }
+    switch (r >> 1 & 7) {
+    case 0: return sign;
+    case 1: return sign | (r >> 9 & 3); // subnormals
+    case 2: return sign | one;
+    case 3: return sign | (one + (r >> 9 & 7));
+    case 4: return sign | infinity;
+    case 5: return sign | (infinity + 1 + (r >> 9 & 1)); // signalling NaNs
+    case 6: return sign | (infinity - 1);
+    default: return ~(uint64_t)0 >> (r >> 9 & 1 ? 0 : 65 - bits) ^ sign; // quiet NaNs
+    }
+}
+
+static unsigned char *memory[MAX_N + 1], *before[MAX_N + 1];
+
+// One call; out is in[alias], or lies apart when alias is -1.
+static int many_wrong(idist_dtype d, idist_op op, int n, size_t count, int alias, int divide_by, uint64_t *state) {
+    size_t size = idist_dtype_size(d), nbytes = count * size;
+    unsigned char *in[MAX_N + 1], *copy[MAX_N], *out, want[8];
+    int wrong = 0;
+    for (int k = 0; k <= n; k++) {
+        unsigned char *p = memory[k] + 64 + tap_rand(state) % 64;
+        for (size_t i = 0; i < count; i++) {
+            uint64_t bits = draw(d, state);
+            memcpy(p + i * size, &bits, size);
+        }
+        memset(p - 32, 0xA5, 32);
+        memset(p + nbytes, 0xA5, 32);
+        in[k] = p;
+        if (k < n) copy[k] = before[k], memcpy(copy[k], p, nbytes);
+    }
+    out = in[alias >= 0 ? alias : n];
+    idist__reduce_many(out, (const void *const *)in, n, count, d, op, divide_by);
+    for (size_t i = 0; i < count; i++) {
+        ref_many(want, copy, n, i, d, op, divide_by);
+        if (memcmp(want, out + i * size, size) == 0 || wrong++ > 2) continue;
+        tap_diag("n %d count %zu alias %d divide_by %d element %zu: got %llx expected %llx from %llx %llx", n, count, alias,
+                 divide_by, i, (unsigned long long)load(d, out + i * size), (unsigned long long)load(d, want),
+                 (unsigned long long)load(d, copy[0] + i * size), (unsigned long long)load(d, copy[n - 1] + i * size));
+    }
+    for (int k = 0; k < n; k++) wrong += in[k] != out && memcmp(in[k], copy[k], nbytes) != 0;
+    for (int k = 1; k <= 32; k++) wrong += out[-k] != 0xA5 || out[nbytes + (size_t)k - 1] != 0xA5;
+    return wrong;
+}
+
+static void test_many(idist__isa isa, idist_dtype d, idist_op op) {
+    static const size_t counts[] = {1023, 1025, 4099, MAX_COUNT};
+    uint64_t state = tap_seed() + (uint64_t)d * 100 + (uint64_t)op;
+    int wrong = 0;
+    if (!idist__reduce_table[d][op]) return;
+    tap_running("%s %s %s", isa_names[isa], idist_dtype_name(d), idist_op_name(op));
+    for (int n = 1; n <= MAX_N; n++) {
+        for (size_t count = 0; count <= 70; count += n <= 3 ? 1 : 3) {
+            int alias = (int)(tap_rand(&state) % (unsigned)(n + 1)) - 1;
+            wrong += many_wrong(d, op, n, count, alias, 0, &state);
+            if (op == IDIST_AVG) wrong += many_wrong(d, op, n, count, alias, n, &state);
+        }
+        for (int alias = -1; alias < n; alias++) wrong += many_wrong(d, op, n, 40, alias, 0, &state);
+        wrong += many_wrong(d, op, n, counts[n % 4], n / 2, op == IDIST_AVG ? n : 0, &state);
+    }
+    tap_is(wrong, 0, "%s: %s %s of 1 to %d inputs", isa_names[isa], idist_dtype_name(d), idist_op_name(op), MAX_N);
+}
+
+// Hundreds of ones: in F16, 2049 ones would stick at 2048 were each sum rounded.
+static void test_hundreds(idist__isa isa) {
+    enum { N = 500 };
+    uint16_t five = 0x4500, out = 0, want = f16_of_f32(2500.0f);
+    float one = 1, sum = 0;
+    const void *fives[N], *ones[N];
+    for (int k = 0; k < N; k++) fives[k] = &five, ones[k] = &one;
+    idist__reduce_many(&out, fives, N, 1, IDIST_F16, IDIST_SUM, 0);
+    tap_is(out, want, "%s: 500 halves are rounded once", isa_names[isa]);
+    idist__reduce_many(&out, fives, N, 1, IDIST_F16, IDIST_AVG, N);
+    tap_is(out, five, "%s: the average of 500 halves is rounded after the division", isa_names[isa]);
+    idist__reduce_many(&sum, ones, N, 1, IDIST_F32, IDIST_SUM, 0);
+    tap_ok(sum == 500.0f, "%s: 500 floats, got %g", isa_names[isa], (double)sum);
+}
+
+//------------------------------------------------------------------------------
+// conversions of 16-bit floats
+//------------------------------------------------------------------------------
+
+static int narrow_wrong(idist_dtype d, const float *src, size_t count) {
+    static uint16_t got[65536];
+    int wrong = 0;
+    idist__type_narrow(got, src, count, d);
+    for (size_t i = 0; i < count; i++) {
+        uint16_t want = ref_narrow(d, f32_bits(src[i]));
+        if (got[i] != want && wrong++ < 3)
+            tap_diag("%08x: got %04x expected %04x", (unsigned)f32_bits(src[i]), (unsigned)got[i], (unsigned)want);
+    }
+    return wrong;
+}
+
+static void test_conversions(idist__isa isa, idist_dtype d) {
+    static uint16_t all[65536];
+    static float wide[65536], near[65536];
+    uint64_t state = tap_seed();
+    int wrong = 0;
+    for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
+    idist__type_widen(wide, all, 65536, d);
+    for (int i = 0; i < 65536; i++) {
+        if (f32_bits(wide[i]) != ref_widen(d, all[i]) && wrong++ < 3)
+            tap_diag("%04x: got %08x expected %08x", (unsigned)i, (unsigned)f32_bits(wide[i]),
+                     (unsigned)ref_widen(d, all[i]));
+    }
+    tap_is(wrong, 0, "%s: every %s widens", isa_names[isa], idist_dtype_name(d));
+
+    // The floats next to every half and to every middle of two. Half a unit of a half is 2^12 units of a float, for BF16
+    // 2^15, and up to 2^23 where a half is subnormal.
+    wrong = 0;
+    for (int shift = 12; shift <= 23; shift++) {
+        for (int by = -1; by <= 1; by++) {
+            for (int i = 0; i < 65536; i++) near[i] = f32_of_bits(f32_bits(wide[i]) + (1u << shift) + (uint32_t)by);
+            wrong += narrow_wrong(d, near, 65536);
+        }
+    }
+    wrong += narrow_wrong(d, wide, 65536);
+    tap_is(wrong, 0, "%s: floats around every %s and every middle narrow", isa_names[isa], idist_dtype_name(d));
+    wrong = 0;
+    for (int round = 0; round < 16; round++) {
+        for (int i = 0; i < 65536; i++) near[i] = f32_of_bits((uint32_t)tap_rand(&state));
+        wrong += narrow_wrong(d, near, 65536);
+    }
+    tap_is(wrong, 0, "%s: random floats narrow to %s", isa_names[isa], idist_dtype_name(d));
+    wrong = 0;
+    for (size_t count = 0; count <= 40; count++) {
+        uint16_t narrow[42];
+        memset(narrow, 0xA5, sizeof narrow);
+        memset(near, 0xA5, 42 * sizeof *near);
+        idist__type_widen(near, (const char *)all + 1, count, d);
+        idist__type_narrow((char *)narrow + 1, wide + 15000, count, d);
+        wrong += f32_bits(near[count]) != 0xA5A5A5A5 || ((unsigned char *)narrow)[2 * count + 1] != 0xA5;
+        wrong += count && f32_bits(near[count - 1]) != ref_widen(d, (uint16_t)(count << 8));
+        wrong += memcmp((char *)narrow + 1, all + 15000, 2 * count) != 0;
+    }
+    tap_is(wrong, 0, "%s: %s of 0 to 40 elements at odd addresses", isa_names[isa], idist_dtype_name(d));
+}
+
+int main(void) {
+    tap_deadline(100);
+    idist__isa best = idist__type_best_isa();
+    tap_is(idist__type_isa, best, "before main, %s was chosen", isa_names[best]);
+    tap_ok(idist__reduce_table == idist__reduce_tables[best], "and its kernels");
+    for (int k = 0; k <= MAX_N; k++) {
+        memory[k] = (unsigned char *)malloc(MAX_COUNT * 8 + 192);
+        before[k] = (unsigned char *)malloc(MAX_COUNT * 8);
+        TAP_REQUIRE(memory[k] && before[k]);
+    }
+    for (int isa = 0; isa < IDIST__ISA_COUNT; isa++) {
+        if ((idist__isa)isa > best) {
+            tap_skip(isa_names[isa], "not on this processor");
+            continue;
+        }
+        idist__reduce_use((idist__isa)isa);
+        for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
+            for (int op = 0; op < IDIST_OP_COUNT; op++) test_many((idist__isa)isa, (idist_dtype)d, (idist_op)op);
+        test_hundreds((idist__isa)isa);
+        test_conversions((idist__isa)isa, IDIST_F16);
+        test_conversions((idist__isa)isa, IDIST_BF16);
+    }
+    for (int k = 0; k <= MAX_N; k++) free(memory[k]), free(before[k]);
+    return tap_done();
+}
