@@ -1732,33 +1732,6 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
         for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
 }
 
-IDIST__UNUSED static void idist__reduce_many(void *out, const void *const *in, int n, size_t count, idist_dtype dtype,
-                                             idist_op op, int divide_by) {
-    size_t size = idist_dtype_size(dtype), at, k;
-    int i;
-    bool half = idist__type_is_half(dtype);
-    float acc[1024], b[1024];
-    double raw[512];
-    idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
-    for (at = 0; at < count; at += k) {
-        k = count - at < 512 ? count - at : 512;
-        if (half) {
-            idist__type_widen(acc, (const char *)in[0] + at * size, k, dtype);
-            for (i = 1; i < n; i++) {
-                idist__type_widen(b, (const char *)in[i] + at * size, k, dtype);
-                fn(acc, acc, b, k);
-            }
-            if (divide_by) idist__reduce_divide(acc, k, IDIST_F32, divide_by);
-            idist__type_narrow((char *)out + at * size, acc, k, dtype);
-        } else {
-            memcpy(raw, (const char *)in[0] + at * size, k * size);
-            for (i = 1; i < n; i++) fn(raw, raw, (const char *)in[i] + at * size, k);
-            idist__reduce_finish(raw, k, dtype, op, divide_by ? divide_by : 1);
-            memcpy((char *)out + at * size, raw, k * size);
-        }
-    }
-}
-
 idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
     const void *operands[2];
     if (!idist_dtype_size(dtype)) return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
