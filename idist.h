@@ -5857,7 +5857,7 @@ static int idist__compare_ints(const void *a, const void *b) {
 }
 
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
-    idist_group *world;
+    idist_group *world = NULL;
     idist_status s;
     int i, *sorted;
     if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
