@@ -43,7 +43,7 @@ $(B)/tests/%: tests/%.c $(HEADERS) $(TEST_LIB)
 	$(CC) $(CFLAGS) -I. -Itests/lib $< -o $@
 
 # NATIVE=-march=native for figures of this very machine.
-build/idist_perf: tests/bench/idist_perf.c $(HEADERS)
+build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 $(NATIVE) -DIDIST_IMPLEMENTATION -I. $< -o $@
 
