@@ -17,13 +17,13 @@
 //     iterations as many as fit into BUDGET, between 11 and 2,000.
 //     barrier    mode: the library's own barrier before each call, and the time of the call alone. An iteration takes what
 //                its slowest rank took. p50 and min are those of the iterations.
-//     b2b        mode: 11 batches of 1 to 2,000 calls in a row that take BUDGET together; time of the batch on the slowest
-//                rank / calls. p50 and min are those of the batches.
+//     b2b        mode: 11 to 51 batches, each of 1 to 2,000 calls in a row, that take BUDGET together; time of the batch on
+//                the slowest rank / calls. p50 and min are those of the batches.
 //     start      mode: a barrier and no more, for measuring from outside how long a job takes to start and to end.
 //     blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU time that they spend in it.
 //
 // Output, on rank 0: op,mode,ranks,bytes,p50_us,min_us
-// C99 and C++11. No feature macro is needed, so it can come after any header.
+// GNU C99 and C++11. No feature macro is needed, so it can come after any header.
 #ifndef IDIST_BENCH_RULE_H
 #define IDIST_BENCH_RULE_H
 
@@ -40,7 +40,8 @@
 #include <unistd.h>
 
 #define RULE_BUDGET_US 2e5
-#define RULE_BATCHES 11
+#define RULE_MIN_BATCHES 11
+#define RULE_MAX_BATCHES 51
 #define RULE_MIN_ITERATIONS 11
 #define RULE_MAX_ITERATIONS 2000
 #define RULE_MAX_SIZES 64
@@ -323,20 +324,18 @@ static int rule_clamp(double x, int low, int high) { return x < low ? low : x > 
 
 static int rule_time(const rule_library *lib, const rule_call *c, int mode, double *p50_us, double *min_us) {
     static double times[RULE_MAX_ITERATIONS];
-    double each_us = 0;
-    int n = RULE_BATCHES;
+    double each_us = 1;
     int rc = rule_warm_up(lib, c, mode, &each_us);
-    if (mode == RULE_MODE_BARRIER) {
-        n = rule_clamp(RULE_BUDGET_US / each_us, RULE_MIN_ITERATIONS, RULE_MAX_ITERATIONS);
-        if (!rc) rc = rule_repeat(lib, c, mode, n, times);
-    } else {
-        int calls = rule_clamp(RULE_BUDGET_US / RULE_BATCHES / each_us, 1, RULE_MAX_ITERATIONS);
-        for (int i = 0; !rc && i < n; i++) {
-            rc = lib->barrier(lib);
-            double start_us = rule_now_us();
-            if (!rc) rc = rule_repeat(lib, c, mode, calls, NULL);
-            times[i] = (rule_now_us() - start_us) / calls;
-        }
+    int batches = mode == RULE_MODE_B2B;
+    int n = rule_clamp(RULE_BUDGET_US / each_us, batches ? RULE_MIN_BATCHES : RULE_MIN_ITERATIONS,
+                       batches ? RULE_MAX_BATCHES : RULE_MAX_ITERATIONS);
+    int calls = rule_clamp(RULE_BUDGET_US / n / each_us, 1, RULE_MAX_ITERATIONS);
+    if (!rc && !batches) rc = rule_repeat(lib, c, mode, n, times);
+    for (int i = 0; !rc && batches && i < n; i++) {
+        rc = lib->barrier(lib);
+        double start_us = rule_now_us();
+        if (!rc) rc = rule_repeat(lib, c, mode, calls, NULL);
+        times[i] = (rule_now_us() - start_us) / calls;
     }
     if (!rc) rc = lib->max(lib, times, (size_t)n);
     qsort(times, (size_t)n, sizeof times[0], rule_compare_doubles);
