@@ -27,7 +27,7 @@ ok_run 0 "buffers from idist_alloc" 60 "$PERF" -n 2 -e 1K -m idist -i 2
 ok_run 0 "-a, the same" 60 "$PERF" -n 2 -e 1K -a -i 2
 for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv; do
     ok_run 0 "by the rule of the peers: $op" 60 "$PERF" -op $op -n 3 -s 4,16,64K -l 50
-    ok $(($(grep -cE "^$op,(barrier|b2b),3,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log") < 2)) "by the rule of the peers: $op has lines"
+    ok $(($(grep -cE "^$op,(barrier|b2b),3,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log") < 2)) "by their rule: $op has lines"
 done
 ok_run 0 "by the rule of the peers: buffers from idist_alloc" 60 "$PERF" -n 2 -s 64K -x b2b -a -l 50
 ok_run 0 "by the rule of the peers: start" 60 "$PERF" -n 4 -x start -l 50

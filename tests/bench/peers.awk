@@ -72,10 +72,10 @@ function add_ratio(kind, r, at) {
 }
 function mean(kind) { return exp(sum[kind] / number[kind]) }
 
-function table(op, mode, n,    i, j, k, t, own, line, with_alloc) {
+function table(op, mode, n,    i, j, k, t, own, any, with_alloc, lacking) {
     start_ratios("openmpi"); start_ratios("best"); start_ratios("alloc")
     where = op ", " n " ranks" (mode == "b2b" ? ", back to back" : "")
-    with_alloc = 0
+    with_alloc = 0; lacking = ""
     for (j = 1; j <= n_sizes; j++) if (time("idist_alloc", op, mode, n, sizes[j])) with_alloc = 1
     printf "\n%s, us\n  %9s", where, "bytes"
     for (i = 1; i <= n_libraries; i++) if (libraries[i] != "idist_alloc") printf " %9s", libraries[i]
@@ -83,16 +83,14 @@ function table(op, mode, n,    i, j, k, t, own, line, with_alloc) {
     if (with_alloc) printf " | %11s %8s", "idist_alloc", "/ best"
     printf "\n"
     for (j = 1; j <= n_sizes; j++) {
-        line = ""
-        for (i = 1; i <= n_libraries; i++) {
-            t = time(libraries[i], op, mode, n, sizes[j])
-            if (t) line = line libraries[i]
-        }
-        if (line == "") continue
+        any = 0
+        for (i = 1; i <= n_libraries; i++) if (time(libraries[i], op, mode, n, sizes[j])) any = 1
+        if (!any) continue
         printf "  %9s", size_text(sizes[j])
         for (i = 1; i <= n_libraries; i++)
             if (libraries[i] != "idist_alloc") printf " %9s", us_text(time(libraries[i], op, mode, n, sizes[j]))
         own = time("idist", op, mode, n, sizes[j])
+        if (!own && "idist" in present) lacking = lacking " " size_text(sizes[j])
         t = best("openmpi", op, mode, n, sizes[j])
         k = own > 0 ? t / own : 0
         add_ratio("openmpi", k, size_text(sizes[j]))
@@ -105,6 +103,10 @@ function table(op, mode, n,    i, j, k, t, own, line, with_alloc) {
             printf " | %11s %8s", us_text(own), ratio_text(t / own)
         }
         printf "\n"
+    }
+    if (lacking != "") {
+        printf "  idist has no figure at%s\n", lacking
+        missed[++n_missed] = where ": idist has no figure at" lacking
     }
     if (number["openmpi"])
         judge("geometric mean / the faster Open MPI", mean("openmpi"), goal_of(op, mode, n, "openmpi"), "")
@@ -142,10 +144,13 @@ function single(op, title, unit, scale,    i, j, t, header, goal) {
     }
 }
 
-BEGIN { FS = "," }
+BEGIN {
+    FS = ","
+    n_libraries = split("idist idist_alloc openmpi4 openmpi5 impi mpich4 mpich5 gloo", order, " ")
+}
 
 NF == 8 {
-    if (!(($1) in known)) { known[$1]; libraries[++n_libraries] = $1 }
+    present[$1]
     if (!(("op", $3) in known)) { known["op", $3]; ops[++n_ops] = $3 }
     if (!(("n", $5) in known)) { known["n", $5]; ranks_list[++n_ranks] = $5 + 0 }
     if (!(("b", $6) in known)) { known["b", $6]; sizes[++n_sizes] = $6 + 0 }
@@ -156,6 +161,8 @@ NF == 8 {
 }
 
 END {
+    for (i = 1; i <= n_libraries; i++) if (order[i] in present) libraries[++n_present] = order[i]
+    n_libraries = n_present + 0
     sort(sizes, n_sizes)
     sort(ranks_list, n_ranks)
     if (curve != "") {
