@@ -1038,6 +1038,16 @@ IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
     syscall(SYS_futex, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
+// Lets all other processes that have announced themselves here (announce) pass a full memory fence before it returns.
+IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
+#ifdef SYS_membarrier
+    return syscall(SYS_membarrier, announce ? 1 << 2 : 1 << 1 /* (REGISTER_)GLOBAL_EXPEDITED */, 0, 0) == 0;
+#else
+    (void)announce;
+    return false;
+#endif
+}
+
 // A file in memory without a name, of a size that can never change again; -1 and errno.
 IDIST__UNUSED static int idist__os_memfd(size_t nbytes) {
     int err, fd = (int)syscall(SYS_memfd_create, "idist", 3 /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
