@@ -1024,6 +1024,15 @@ IDIST__UNUSED static void idist__os_relax(void) {
 #endif
 }
 
+// Asks for a cache line that will be written soon, without waiting for it.
+IDIST__UNUSED static void idist__os_claim(const void *p) {
+#if defined(__x86_64__)
+    __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p)); // the builtin only reads where the target is old
+#else
+    __builtin_prefetch(p, 1);
+#endif
+}
+
 // Sleeps while a word that processes share has this value; may wake up for no reason.
 IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, int64_t until_ns) {
     struct timespec ts;

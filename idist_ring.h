@@ -1875,6 +1875,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
@@ -2124,14 +2125,24 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
     o->most = (size_t)e->u.where.most;
 }
 
+// Takes the lines of the next notice away from those who have read it, while there is nothing to do but wait: likely
+// it will be as long as this one.
+static void idist__share_claim_next(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    char *next = (char *)idist__share_notice(idist__share_of(t), o->r, o->nth + 1);
+    size_t nbytes = o->algorithm == IDIST__FLAT ? idist__share_given_nbytes(t) : 0, at;
+    if (nbytes <= sizeof(idist__notice) - offsetof(idist__notice, u)) nbytes = 0;
+    nbytes = idist__share_least(nbytes, IDIST__CLAIM_BYTES) + IDIST__LINE;
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
+}
+
 static void idist__share_enter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     idist__notice *e;
+    idist__print print;
     o->nth = ++s->nth;
     e = idist__share_notice(s, o->r, o->nth);
-    s->prints[o->nth % IDIST__NOTICES] = idist__task_print(t, o->algorithm);
-    e->print = s->prints[o->nth % IDIST__NOTICES];
     if (o->algorithm == IDIST__CHUNKED) {
         idist__share_offer(t, e);
     } else if (idist__share_gives(o, t->call.kind, o->r)) {
@@ -2140,8 +2151,13 @@ static void idist__share_enter(idist__task *t) {
         if (nbytes) memcpy(payload, o->in, nbytes);
         idist__share_scale(t, payload, nbytes / (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
     }
+    // The first line at the end, in one go: the others poll it, and take it away between two writes.
+    print = idist__task_print(t, o->algorithm);
+    s->prints[o->nth % IDIST__NOTICES] = print;
+    e->print = print;
     __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
     idist__share_knock(s, t->group);
+    idist__share_claim_next(t);
     o->entered = true;
     o->who = 0;
 }
