@@ -2312,7 +2312,7 @@ static bool idist__share_add(idist__task *t, char *out, int n, int d, size_t at,
         k = idist__share_least(count - done, most);
         for (i = 0; i < n; i++) {
             char *piece = s->shm->pieces + (size_t)i * IDIST__FAR_PIECE;
-            uint64_t there = i == o->r ? 0 : s->spots[i].far_send;
+            uint64_t there = o->far && i != o->r ? s->spots[i].far_send : 0;
             if (there) there += (idist__share_many(t->call.kind) ? (size_t)d * o->nbytes : 0) + (at + done) * o->size;
             if (there && !idist__share_pull(t, i, there, piece, k * o->size)) return false;
             s->from[i] = there ? piece : idist__share_source(t, i, d, at + done);
@@ -2338,7 +2338,7 @@ static bool idist__share_take(idist__task *t, size_t at) {
         int from = idist__wrap(o->r + i, o->n); // not all from the same one at the same time
         size_t k = idist__share_reads(t, from) ? idist__share_part(o, idist__share_take_count(t, from), at) : 0;
         char *to = k ? idist__share_take_at(t, from) + at * o->size : NULL;
-        uint64_t there = from == o->r || o->algorithm == IDIST__FLAT ? 0 : s->spots[from].far_send;
+        uint64_t there = o->far && from != o->r ? s->spots[from].far_send : 0;
         if (there) there += (idist__share_many(kind) ? (size_t)o->r * o->nbytes : 0) + at * o->size;
         if (k && there && !idist__share_pull(t, from, there, to, k * o->size)) return false;
         if (k && !there) idist__copy(to, idist__share_source(t, from, o->r, at), k * o->size);
