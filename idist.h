@@ -4182,7 +4182,7 @@ struct idist_backend_api {
 };
 
 #define IDIST__BACKEND_ABI 2
-#define IDIST__YIELDS 24
+#define IDIST__YIELDS 1000 // half a millisecond of the waiting rank's own time
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
@@ -4402,8 +4402,7 @@ typedef struct idist__waiter { // how long somebody has polled already
 
 // Whether to poll once more, after a short break, or to sleep. With a core for each rank we poll as long as that has
 // proved worth it: a wait that ended in sleep halves our patience, one that did not restores it. With fewer cores
-// we hand the core to the others, but not for long: a rank that yields all the time takes its share of the core from
-// one that computes.
+// we hand the core to the others, a bounded number of times; to be woken up costs as much as dozens of these.
 static bool idist__waiter_polls(idist__waiter *p, idist__world *w) {
     int64_t now;
     p->turns++;

@@ -1890,7 +1890,9 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__QUICK_YIELDS 64
 #define IDIST__CLAIM_BYTES ((size_t)1024)
+#define IDIST__ALONE_BYTES ((size_t)128 * 1024)
 #define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
@@ -1961,6 +1963,16 @@ static char *idist__share_buffer(const idist__share *s, int rank, uint64_t use) 
            (size_t)(use % IDIST__BUFFERS) * s->chunk_nbytes;
 }
 
+// Copies to lines that others have read before: asks for those further on while it writes.
+static void idist__share_put(char *to, const char *from, size_t nbytes) {
+    size_t at, lines = nbytes & ~(IDIST__LINE - 1);
+    for (at = 0; at < lines; at += IDIST__LINE) {
+        if (at + IDIST__CLAIM_BYTES < lines) idist__os_claim(to + at + IDIST__CLAIM_BYTES);
+        memcpy(to + at, from + at, IDIST__LINE);
+    }
+    if (nbytes > lines) memcpy(to + lines, from + lines, nbytes - lines);
+}
+
 static idist__share *idist__share_of(const idist__task *t) { return idist__ring_group_of(t->group)->share; }
 
 // Says something to all members: writes a counter that they may wait for.
@@ -2005,7 +2017,10 @@ static bool idist__share_reads(const idist__task *t, int rank) {
     }
 }
 
-static bool idist__share_adds_blocks(idist__kind kind) { return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE; }
+// Whether each rank adds up one block for all; for little data it is quicker when everybody adds up all of it.
+static bool idist__share_adds_blocks(const idist__op *o, idist__kind kind) {
+    return kind == IDIST__REDUCE || (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__ALONE_BYTES);
+}
 
 // Block d of our contribution: elements, and where.
 static size_t idist__share_give_count(const idist__task *t, int d) {
@@ -2192,7 +2207,7 @@ static void idist__share_enter(idist__task *t) {
     } else if (idist__share_gives(o, t->call.kind, o->r)) {
         char *payload = idist__share_payload(t, o->r);
         size_t nbytes = idist__share_given_nbytes(t);
-        if (nbytes) memcpy(payload, o->in, nbytes);
+        idist__share_put(payload, o->in, nbytes);
         idist__share_scale(t, payload, nbytes / (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
     }
     // The first line at the end, in one go: the others poll it, and take it away between two writes.
@@ -2400,18 +2415,18 @@ static void idist__share_expose_chunk(idist__task *t, size_t i) {
     bool many = idist__share_many(t->call.kind), scaled = o->user && !o->user->fn;
     size_t at = i * o->chunk;
     int d;
-    if (idist__share_adds_blocks(t->call.kind) && !scaled) {
+    if (idist__share_adds_blocks(o, t->call.kind) && !scaled) {
         size_t k = idist__share_part(o, o->count, at), from = idist__share_block_at(o, k, o->r),
                to = idist__share_block_at(o, k, o->r + 1);
-        idist__copy(buffer, o->in + at * o->size, from * o->size);
-        idist__copy(buffer + to * o->size, o->in + (at + to) * o->size, (k - to) * o->size);
+        idist__share_put(buffer, o->in + at * o->size, from * o->size);
+        idist__share_put(buffer + to * o->size, o->in + (at + to) * o->size, (k - to) * o->size);
         return;
     }
     for (d = 0; d < (many ? o->n : 1); d++) {
         size_t k = idist__share_part(o, idist__share_give_count(t, d), at);
         char *to = buffer + (size_t)d * o->chunk * o->size;
         if (many && d == o->r && !scaled) continue;
-        idist__copy(to, idist__share_give_at(t, d) + at * o->size, k * o->size);
+        idist__share_put(to, idist__share_give_at(t, d) + at * o->size, k * o->size);
         idist__share_scale(t, to, k);
     }
 }
@@ -2484,9 +2499,10 @@ static bool idist__share_add_block(idist__task *t) {
     size_t count = idist__share_block_at(o, k, o->r + 1) - from;
     char *sum = idist__share_buffer(s, o->r, o->use + o->j) + from * o->size, *out = o->out + (at + from) * o->size;
     if (!count) return true;
-    if (t->call.kind == IDIST__REDUCE && o->r == o->root) sum = out; // nobody else wants it
-    if (!idist__share_add(t, sum, o->n, 0, at + from, count)) return false;
-    if (t->call.kind == IDIST__ALL_REDUCE) idist__copy(out, sum, count * o->size);
+    if (t->call.kind == IDIST__REDUCE) // only the root wants it
+        return idist__share_add(t, o->r == o->root ? out : sum, o->n, 0, at + from, count);
+    if (!idist__share_add(t, out, o->n, 0, at + from, count)) return false;
+    idist__share_put(sum, out, count * o->size);
     return true;
 }
 
@@ -2630,9 +2646,9 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
 static void idist__share_start(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
-    o->run = o->algorithm == IDIST__FLAT              ? idist__share_flat
-             : idist__share_adds_blocks(t->call.kind) ? idist__share_blocks
-                                                      : idist__share_chunked;
+    o->run = o->algorithm == IDIST__FLAT                 ? idist__share_flat
+             : idist__share_adds_blocks(o, t->call.kind) ? idist__share_blocks
+                                                         : idist__share_chunked;
     if (s->early) { // the quick way wrote the notice
         o->nth = s->nth;
         o->entered = true;
@@ -2657,7 +2673,7 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
     idist__share_prepare(t, IDIST__FLAT);
     if (!idist__share_may_enter(t)) return false;
     idist__share_enter(t);
-    most = g->w->spin_ns ? (int)(g->w->patience_ns / 64) : IDIST__YIELDS / 2;
+    most = g->w->spin_ns ? (int)(g->w->patience_ns / 64) : IDIST__QUICK_YIELDS;
     for (i = 0; !idist__share_entered(t, false); i++) {
         if (ring->failed || i >= most) {
             s->early = true;
