@@ -1927,7 +1927,8 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__QUICK_YIELDS 64
 #define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__ALONE_BYTES ((size_t)128 * 1024)
-#define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
+#define IDIST__NOTICE_BYTES \
+    (2 * IDIST__LINE + IDIST__FLAT_BYTES) // lines are fetched in pairs: the first two belong together
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
 
@@ -2147,7 +2148,8 @@ static char *idist__share_pointer(const idist__share *s, uint64_t at, size_t nby
 // dear, but lines that both have used are dear as well, and it copies once only.
 static size_t idist__share_far_bytes(const idist__shm *m, idist__kind kind) {
     if (kind == IDIST__ALL_REDUCE) return m->crowded ? SIZE_MAX : (size_t)2 << 20;
-    return (size_t)1 << 20;
+    if (idist__kind_reduces(kind)) return (size_t)2 << 20;
+    return m->crowded ? (size_t)64 * 1024 : (size_t)8 * 1024;
 }
 
 static size_t idist__share_given_nbytes(const idist__task *t) {
