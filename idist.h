@@ -4098,9 +4098,10 @@ struct idist__task {          // one operation under way
     bool announced; // the others were told that we wait in this call
     bool warned;    // a log line said that it takes long
     uint32_t seq;
+    int timeout_ms;
     int64_t started_ns, deadline_ns;
-    char text[512]; // why it failed
     void *impl;     // the backend's part, behind this struct
+    char text[512]; // why it failed; last, because it is not cleared
 };
 
 struct idist_group {
@@ -4141,7 +4142,7 @@ struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
     const char *name;
-    size_t task_nbytes;  // room it wants behind each task, zeroed
+    size_t task_nbytes;  // room it wants behind each task, not cleared
     size_t group_nbytes; // and behind each group
     // Why it cannot serve this configuration; NULL when it can.
     const char *(*refuse)(const idist__config *config);
@@ -4482,7 +4483,7 @@ static idist__task *idist__task_new(idist_group *g) {
     if (t) {
         idist__task *older = t->older;
         w->idle_tasks = t->next;
-        memset(t, 0, nbytes);
+        memset(t, 0, offsetof(idist__task, text));
         t->older = older;
     } else {
         t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
@@ -4506,6 +4507,7 @@ static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
     t->started_ns = idist__os_now_ns();
+    t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (t->call.kind != IDIST__SEND && t->call.kind != IDIST__RECV) t->seq = ++g->seq;
     t->next = w->tasks;
     if (w->tasks) w->tasks->prev = t;
@@ -4767,13 +4769,17 @@ static void idist__group_flush(idist_group *g) {
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
+static void idist__task_drop(idist__task *t) {
+    if (t->async) t->group->nrequests--;
+    idist__task_free(t);
+}
+
 // The status of a finished task, as the caller gets it. Frees the task.
 static idist_status idist__task_result(idist__task *t) {
     idist_status s = t->status;
     if (s != IDIST_OK) idist__group_flush(t->group);
     if (s != IDIST_OK) idist__fail(s, "%s", t->text);
-    if (t->async) t->group->nrequests--;
-    idist__task_free(t);
+    idist__task_drop(t);
     return s;
 }
 
@@ -4793,7 +4799,7 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     t->call = *c;
     t->async = o->request != NULL;
     t->patient = o->timeout_ms == 0;
-    t->deadline_ns = idist__os_deadline(timeout_ms);
+    t->timeout_ms = timeout_ms;
     idist__task_start(t);
     if (o->request) {
         o->request->impl = t;
@@ -5753,7 +5759,8 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *a = (const char *)send, *b = (const char *)recv;
-    idist_status ended, s = idist__check_blocking("sendrecv", opts);
+    idist_status s = idist__check_blocking("sendrecv", opts);
+    idist__task *first, *t, *next;
     if (s != IDIST_OK) return s;
     if (size && sendcount && recvcount && a && b && a < b + recvcount * size && b < a + sendcount * size)
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
@@ -5772,9 +5779,17 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     self->group_status = IDIST_OK;
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.send, &o);
+    self->group_depth = 0;
+    first = self->group_tasks; // the receive, then the send; none or one when something went wrong
+    self->group_tasks = NULL;
+    for (t = first; t; t = t->chain) idist__task_wait(t);
+    for (t = first; t; t = next) {
+        next = t->chain;
+        if (s == IDIST_OK) s = idist__task_result(t);
+        else idist__task_drop(t);
+    }
     pthread_mutex_unlock(&g->w->lock);
-    ended = idist_group_end();
-    return s == IDIST_OK ? ended : s;
+    return s;
 }
 
 idist_status idist_group_begin(void) {

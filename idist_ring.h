@@ -311,6 +311,7 @@ typedef struct idist__shm_port { // our end of a link through two pipes
     struct idist__shm *shm;
     idist__pipe *in, *out;
     uint64_t head, tail; // our own counters, which nobody else can change
+    uint64_t out_head;   // how far the other side had read when we last had to look
     int peer;            // rank on this host
     int fd;              // the socket between the two: its end is the other's end
     bool look;           // poll has seen something there
@@ -433,9 +434,12 @@ static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
 
 static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int nparts) {
     idist__shm_port *p = (idist__shm_port *)port;
-    size_t room = p->shm->pipe_nbytes, moved = 0;
-    uint64_t unread = p->tail - __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    size_t room = p->shm->pipe_nbytes, moved = 0, wanted = 0;
+    uint64_t unread;
     int i;
+    for (i = 0; i < nparts; i++) wanted += parts[i].iov_len;
+    if (wanted > room - (size_t)(p->tail - p->out_head)) p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    unread = p->tail - p->out_head;
     if (unread > room) {
         errno = EPROTO;
         return -1;
@@ -3345,7 +3349,9 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
 
 static void idist__ring_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    int shared = t->call.kind < IDIST__SEND ? idist__share_choose(t->group, &t->call) : 0;
+    int shared = 0;
+    memset(t->impl, 0, t->call.kind < IDIST__SEND ? sizeof(idist__op) : offsetof(idist__op, n));
+    if (t->call.kind < IDIST__SEND) shared = idist__share_choose(t->group, &t->call);
     // After a while outside the library, hear first what the others have said: perhaps the group has failed.
     if (t->started_ns - ring->looked_ns > IDIST__MS) {
         idist__ring_progress(t->group->w);
