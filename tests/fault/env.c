@@ -105,12 +105,7 @@ static void child(const char *vars, env_result *r) {
     _exit(status == IDIST_OK || !idist_is_initialized() ? 0 : 84);
 }
 
-static env_result *make_results(size_t n) {
-    void *p = mmap(NULL, n * sizeof(env_result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TAP_REQUIRE(p != MAP_FAILED);
-    memset(p, 0, n * sizeof(env_result));
-    return (env_result *)p;
-}
+static env_result *make_results(size_t n) { return (env_result *)shared_alloc(n * sizeof(env_result)); }
 
 static pid_t start(const char *vars, env_result *r) {
     pid_t pid = fork();

@@ -16,11 +16,7 @@ typedef struct board {
     int go;
 } board;
 
-static board *make_board(void) {
-    void *p = mmap(NULL, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TAP_REQUIRE(p != MAP_FAILED);
-    return (board *)p;
-}
+static board *make_board(void) { return (board *)shared_alloc(sizeof(board)); }
 
 static void sign_in(board *b, int rank) { __atomic_store_n(&b->pid[rank], getpid(), __ATOMIC_RELEASE); }
 

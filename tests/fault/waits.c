@@ -106,11 +106,10 @@ static void start_rank(start *all, int rank, int world_size, const char *secret,
 }
 
 static void cannot_join(int odd_size, const char *odd_secret, const char *name) {
-    start *all = (start *)mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    start *all = (start *)shared_alloc(sizeof *all);
     int port = 20000 + (int)(getpid() % 20000);
     pid_t pid[3];
     tap_running("%s", name);
-    if ((void *)all == MAP_FAILED) tap_bail("mmap");
     ranks_reset();
     for (int r = 0; r < 3; r++) {
         pid[r] = fork();
