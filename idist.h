@@ -1024,6 +1024,15 @@ IDIST__UNUSED static void idist__os_relax(void) {
 #endif
 }
 
+// Asks for a cache line that will be written soon, without waiting for it.
+IDIST__UNUSED static void idist__os_claim(const void *p) {
+#if defined(__x86_64__)
+    __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p)); // the builtin only reads where the target is old
+#else
+    __builtin_prefetch(p, 1);
+#endif
+}
+
 // Sleeps while a word that processes share has this value; may wake up for no reason.
 IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, int64_t until_ns) {
     struct timespec ts;
@@ -1036,6 +1045,16 @@ IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, i
 
 IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
     syscall(SYS_futex, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
+}
+
+// Lets all other processes that have announced themselves here (announce) pass a full memory fence before it returns.
+IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
+#ifdef SYS_membarrier
+    return syscall(SYS_membarrier, announce ? 1 << 2 : 1 << 1 /* (REGISTER_)GLOBAL_EXPEDITED */, 0, 0) == 0;
+#else
+    (void)announce;
+    return false;
+#endif
 }
 
 // A file in memory without a name, of a size that can never change again; -1 and errno.

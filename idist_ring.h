@@ -271,8 +271,8 @@ static const idist__transport idist__transport_unix = {
 //
 // Shares are reserved when the file is mapped, so that no access can fail later. Ranks are numbered by the order of
 // their world ranks here. Whoever writes something that another rank may wait for knocks afterwards; a rank that is
-// about to sleep says so in its bell first and looks once more. Both put a full fence between writing and looking,
-// so one of the two always sees the other.
+// about to sleep says so in its bell first and looks once more. Between writing and looking there is a full fence on
+// both sides, so that one of the two always sees the other.
 //------------------------------------------------------------------------------
 
 #define IDIST__LINE ((size_t)64)
@@ -286,6 +286,7 @@ typedef struct idist__bell {
 typedef struct idist__shm_head {
     uint32_t nasleep; // ranks about to sleep; spares everybody else a look at each bell
     char pad[60];
+    uint32_t fenced; // set once: see idist__shm_any_asleep
 } idist__shm_head;
 
 // Bytes from one rank to another. The counters never go back; each is written by one side only.
@@ -309,6 +310,7 @@ typedef struct idist__shm {
     idist__window *window; // the mapping
     char *base;
     int n, me;
+    bool fenced;
     int *local; // rank on this host, by world rank; -1
     size_t pipe_nbytes, share_nbytes, window_at, window_nbytes;
     size_t chunk_nbytes[2]; // of a buffer in place 0, and in the others
@@ -341,21 +343,27 @@ static void idist__shm_wake(const idist__shm *m, int rank) {
     if (how == 2) send(m->ports[rank].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-// Whether anybody sleeps, after something was written.
+static idist__shm_head *idist__shm_head_of(const idist__shm *m) { return (idist__shm_head *)(void *)m->base; }
+
+// Whether anybody sleeps, after something was written. A fence would wait until the line that we wrote has come over
+// from the other core, as long as a small collective takes; so where the kernel can put one into all other ranks, the
+// one who falls asleep asks for that. With more ranks than cores sleep is common, and everybody has its own.
 static bool idist__shm_any_asleep(const idist__shm *m) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return __atomic_load_n(&((const idist__shm_head *)(const void *)m->base)->nasleep, __ATOMIC_RELAXED) != 0;
+    if (m->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    else __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    return __atomic_load_n(&idist__shm_head_of(m)->nasleep, __ATOMIC_RELAXED) != 0;
 }
 
 static void idist__shm_falls_asleep(const idist__shm *m, uint32_t how) {
-    __atomic_fetch_add(&((idist__shm_head *)(void *)m->base)->nasleep, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
     __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, how, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!m->fenced) idist__os_fence_others(false);
 }
 
 static void idist__shm_awake(const idist__shm *m) {
     __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, 0u, __ATOMIC_RELAXED);
-    __atomic_fetch_sub(&((idist__shm_head *)(void *)m->base)->nasleep, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
 }
 
 static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, char *buf, size_t nbytes, bool in) {
@@ -1867,6 +1875,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
@@ -1893,16 +1902,17 @@ typedef struct idist__pace {
 
 typedef struct idist__share {
     idist__shm *shm;
-    int index;         // of our place; -1
-    char **places;     // by rank in the group
-    uint32_t *entered; // by rank: the last shared call it is known to have entered
-    const void **from; // scratch, one per rank
-    char **sends;      // CHUNKED: a rank's contribution, when it lies in a window; else NULL
-    char **recvs;      // and its result
-    uint32_t nth;      // shared calls entered so far
-    uint32_t sure;     // the notices of all ranks up to this call are known and compared
-    bool early;        // the quick way has entered the call that comes next
-    uint64_t uses;     // chunks so far
+    int index;                           // of our place; -1
+    char **places;                       // by rank in the group
+    uint32_t *entered;                   // by rank: the last shared call it is known to have entered
+    const void **from;                   // scratch, one per rank
+    char **sends;                        // CHUNKED: a rank's contribution, when it lies in a window; else NULL
+    char **recvs;                        // and its result
+    idist__print prints[IDIST__NOTICES]; // what our own notices say
+    uint32_t nth;                        // shared calls entered so far
+    uint32_t sure;                       // the notices of all ranks up to this call are known and compared
+    bool early;                          // the quick way has entered the call that comes next
+    uint64_t uses;                       // chunks so far
     size_t chunk_nbytes;
     idist__task *head, *last; // shared calls under way; only the first one runs
     idist__task *quick;       // serves the quick way
@@ -2020,7 +2030,7 @@ static bool idist__share_compare(idist__task *t, int rank, uint32_t nth) {
     idist__share *s = idist__share_of(t);
     uint32_t k = (int32_t)(nth - IDIST__AHEAD - s->sure) > 0 ? nth - IDIST__AHEAD : s->sure + 1;
     for (; (int32_t)(nth - k) >= 0; k++) {
-        const idist__print *ours = &idist__share_notice(s, t->group->rank, k)->print;
+        const idist__print *ours = &s->prints[k % IDIST__NOTICES]; // the notice's line is on its way to the others
         idist__print theirs = idist__share_notice(s, rank, k)->print;
         const char *field;
         if (memcmp(&theirs, ours, sizeof theirs) == 0) continue;
@@ -2115,13 +2125,24 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
     o->most = (size_t)e->u.where.most;
 }
 
+// Takes the lines of the next notice away from those who have read it, while there is nothing to do but wait: likely
+// it will be as long as this one.
+static void idist__share_claim_next(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    char *next = (char *)idist__share_notice(idist__share_of(t), o->r, o->nth + 1);
+    size_t nbytes = o->algorithm == IDIST__FLAT ? idist__share_given_nbytes(t) : 0, at;
+    if (nbytes <= sizeof(idist__notice) - offsetof(idist__notice, u)) nbytes = 0;
+    nbytes = idist__share_least(nbytes, IDIST__CLAIM_BYTES) + IDIST__LINE;
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
+}
+
 static void idist__share_enter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     idist__notice *e;
+    idist__print print;
     o->nth = ++s->nth;
     e = idist__share_notice(s, o->r, o->nth);
-    e->print = idist__task_print(t, o->algorithm);
     if (o->algorithm == IDIST__CHUNKED) {
         idist__share_offer(t, e);
     } else if (idist__share_gives(o, t->call.kind, o->r)) {
@@ -2130,8 +2151,13 @@ static void idist__share_enter(idist__task *t) {
         if (nbytes) memcpy(payload, o->in, nbytes);
         idist__share_scale(t, payload, nbytes / (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
     }
+    // The first line at the end, in one go: the others poll it, and take it away between two writes.
+    print = idist__task_print(t, o->algorithm);
+    s->prints[o->nth % IDIST__NOTICES] = print;
+    e->print = print;
     __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
     idist__share_knock(s, t->group);
+    idist__share_claim_next(t);
     o->entered = true;
     o->who = 0;
 }
@@ -2187,8 +2213,8 @@ static const char *idist__share_source(const idist__task *t, int rank, int d, si
     const idist__op *o = idist__op_of(t);
     const idist__share *s = idist__share_of(t);
     bool many = idist__share_many(t->call.kind);
-    if (o->algorithm == IDIST__FLAT) return idist__share_payload(t, rank) + (many ? (size_t)d * o->nbytes : 0);
     if (rank == o->r && !(o->user && !o->user->fn)) return idist__share_give_at(t, d) + at * o->size;
+    if (o->algorithm == IDIST__FLAT) return idist__share_payload(t, rank) + (many ? (size_t)d * o->nbytes : 0);
     if (s->sends[rank]) return s->sends[rank] + (many ? (size_t)d * o->nbytes : 0) + at * o->size;
     return idist__share_buffer(s, rank, o->use + o->j) + (many ? (size_t)d * o->chunk * o->size : 0);
 }
@@ -2528,7 +2554,7 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
     }
     idist__share_take(t, 0);
     g->seq++;
-    idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY] = idist__share_notice(s, g->rank, s->nth)->print;
+    idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY] = s->prints[s->nth % IDIST__NOTICES];
     return true;
 }
 
@@ -3805,6 +3831,8 @@ static idist_status idist__join_links(idist__join *j) {
 // it, reserves its own share, and says whether that went well. Only when it did for all is it used; if not, once
 // more without windows (a limit on address space, say), and then the links stay what they are.
 
+enum { IDIST__SHM_OK = 1, IDIST__SHM_OK_FENCED }; // what a rank answers; fenced: the kernel has no membarrier
+
 typedef struct idist__shm_hello {
     uint64_t shm_nbytes, window_nbytes;
 } idist__shm_hello;
@@ -3932,13 +3960,16 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
             return idist__join_broken(j, ranks[i]);
         }
     *all = fd >= 0 && (err = idist__shm_map(m, fd)) == 0;
+    m->fenced = m->n > idist__os_ncores() || !idist__os_fence_others(true);
     if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(fd < 0 ? errno : err));
     for (i = 1; i < m->n; i++) {
         char ok = 0;
         if (!idist__sock_read_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
             return idist__join_broken(j, ranks[i]);
         *all = *all && ok;
+        if (ok == IDIST__SHM_OK_FENCED) m->fenced = true;
     }
+    if (*all) idist__shm_head_of(m)->fenced = m->fenced;
     for (i = 1; i < m->n; i++) {
         char ok = (char)*all;
         if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
@@ -3957,10 +3988,11 @@ static idist_status idist__shm_follow(idist__join *j, idist__shm *m, int leader,
         err = idist__shm_map(m, fd);
         if (err) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
     }
-    ok = err == 0;
+    ok = (char)(err ? 0 : idist__os_fence_others(true) ? IDIST__SHM_OK : IDIST__SHM_OK_FENCED);
     if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
         return idist__join_broken(j, leader);
     *all = ok != 0;
+    if (*all) m->fenced = idist__shm_head_of(m)->fenced != 0;
     return IDIST_OK;
 }
 
