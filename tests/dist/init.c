@@ -122,7 +122,7 @@ int main(void) {
     char file[64], url[96];
     int port = 20000 + (int)(getpid() % 20000);
     tap_deadline(100);
-    snprintf(file, sizeof file, "/tmp/idist-init-test-%d", (int)getpid());
+    snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
     for (int t = 0; t < 2; t++) {
         for (int n = 1; n <= 4; n++) {
             idist_desc d;

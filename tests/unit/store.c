@@ -37,7 +37,7 @@ static bool is_prompt(int64_t since_ms) { return tap_now_ms() - since_ms < (int6
 static bool is_short_wait(int64_t since_ms) { return tap_now_ms() - since_ms >= SHORT_MS - 20 && is_prompt(since_ms); }
 
 static void make_folder(char folder[64]) {
-    snprintf(folder, 64, "/tmp/idist_store_XXXXXX");
+    snprintf(folder, 64, "/tmp/store_test_XXXXXX");
     TAP_REQUIRE(mkdtemp(folder) != NULL);
 }
 
