@@ -276,11 +276,15 @@ static const idist__transport idist__transport_unix = {
 //------------------------------------------------------------------------------
 
 #define IDIST__LINE ((size_t)64)
+#define IDIST__FAR_PIECE ((size_t)128 * 1024)
 #define IDIST__PAGE ((size_t)4096)
 
 typedef struct idist__bell {
     uint32_t asleep; // 0 no, 1 on this word, 2 in poll: a byte through the socket wakes it
     char pad[60];
+    int64_t pid; // whose memory this is, and a number there by which that can be proved
+    uint64_t proof, proof_at;
+    char pad2[40];
 } idist__bell;
 
 typedef struct idist__shm_head {
@@ -311,7 +315,11 @@ typedef struct idist__shm {
     char *base;
     int n, me;
     bool fenced;
-    int *local; // rank on this host, by world rank; -1
+    bool far;       // each can read the memory of all others
+    uint64_t proof; // at this address
+    pid_t *pids;    // by rank on this host
+    char *pieces;   // of what was read there: IDIST__FAR_PIECE for each
+    int *local;     // rank on this host, by world rank; -1
     size_t pipe_nbytes, share_nbytes, window_at, window_nbytes;
     size_t chunk_nbytes[2]; // of a buffer in place 0, and in the others
     size_t places_at;       // in a share
@@ -364,6 +372,11 @@ static void idist__shm_falls_asleep(const idist__shm *m, uint32_t how) {
 static void idist__shm_awake(const idist__shm *m) {
     __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, 0u, __ATOMIC_RELAXED);
     __atomic_fetch_sub(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
+}
+
+// Copies from the memory of another rank's process. 0, or an errno.
+static int idist__shm_pull(const idist__shm *m, int rank, uint64_t at, void *buf, size_t nbytes) {
+    return idist__os_read_other(m->pids[rank], at, buf, nbytes);
 }
 
 static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, char *buf, size_t nbytes, bool in) {
@@ -497,7 +510,9 @@ struct idist__op {
     // state of a collective in shared memory
     idist__task *after; // the next one of the group
     uint32_t nth;
-    bool entered, in_window, out_window;
+    bool entered;
+    bool far;   // contributions may be read in the other processes
+    bool stays; // ours is read where it is
     int who;
     uint64_t use;
     size_t j, most;
@@ -1875,7 +1890,9 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__QUICK_YIELDS 64
 #define IDIST__CLAIM_BYTES ((size_t)1024)
+#define IDIST__ALONE_BYTES ((size_t)128 * 1024)
 #define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
@@ -1885,11 +1902,14 @@ typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
     uint32_t zero;
     idist__print print;
     union {
-        char bytes[32];                // FLAT: a contribution of at most this size
-        struct {                       // CHUNKED
-            uint64_t send_at, recv_at; // where the buffers lie in the file; 0: not in a window
-            uint64_t most;             // v-forms: elements of the largest part. The counts follow the line.
+        char bytes[32];                  // FLAT: a contribution of at most this size
+        struct {                         // CHUNKED
+            uint64_t send_at, recv_at;   // where the buffers lie in the file; 0: not in a window
+            uint64_t far_send, far_recv; // their addresses, to be read through the kernel; 0: not that way
         } where;
+        struct {           // the same, v-forms
+            uint64_t most; // elements of the largest part. The counts follow the line.
+        } parts;
     } u;
 } idist__notice;
 
@@ -1900,14 +1920,21 @@ typedef struct idist__pace {
     char pad2[60];
 } idist__pace;
 
+// Where the contribution and the result of a rank are: at an address here, when they are in a window, or at one there,
+// when we may read its memory; else NULL and 0.
+typedef struct idist__spot {
+    char *send, *recv;
+    uint64_t far_send, far_recv;
+} idist__spot;
+
 typedef struct idist__share {
     idist__shm *shm;
-    int index;                           // of our place; -1
-    char **places;                       // by rank in the group
-    uint32_t *entered;                   // by rank: the last shared call it is known to have entered
-    const void **from;                   // scratch, one per rank
-    char **sends;                        // CHUNKED: a rank's contribution, when it lies in a window; else NULL
-    char **recvs;                        // and its result
+    int index;          // of our place; -1
+    char **places;      // by rank in the group
+    uint32_t *entered;  // by rank: the last shared call it is known to have entered
+    const void **from;  // scratch, one per rank
+    idist__spot *spots; // CHUNKED: where the buffers of each rank are
+
     idist__print prints[IDIST__NOTICES]; // what our own notices say
     uint32_t nth;                        // shared calls entered so far
     uint32_t sure;                       // the notices of all ranks up to this call are known and compared
@@ -1934,6 +1961,16 @@ static idist__pace *idist__share_pace(const idist__share *s, int rank) {
 static char *idist__share_buffer(const idist__share *s, int rank, uint64_t use) {
     return s->places[rank] + IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace) +
            (size_t)(use % IDIST__BUFFERS) * s->chunk_nbytes;
+}
+
+// Copies to lines that others have read before: asks for those further on while it writes.
+static void idist__share_put(char *to, const char *from, size_t nbytes) {
+    size_t at, lines = nbytes & ~(IDIST__LINE - 1);
+    for (at = 0; at < lines; at += IDIST__LINE) {
+        if (at + IDIST__CLAIM_BYTES < lines) idist__os_claim(to + at + IDIST__CLAIM_BYTES);
+        memcpy(to + at, from + at, IDIST__LINE);
+    }
+    if (nbytes > lines) memcpy(to + lines, from + lines, nbytes - lines);
 }
 
 static idist__share *idist__share_of(const idist__task *t) { return idist__ring_group_of(t->group)->share; }
@@ -1980,7 +2017,10 @@ static bool idist__share_reads(const idist__task *t, int rank) {
     }
 }
 
-static bool idist__share_adds_blocks(idist__kind kind) { return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE; }
+// Whether each rank adds up one block for all; for little data it is quicker when everybody adds up all of it.
+static bool idist__share_adds_blocks(const idist__op *o, idist__kind kind) {
+    return kind == IDIST__REDUCE || (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__ALONE_BYTES);
+}
 
 // Block d of our contribution: elements, and where.
 static size_t idist__share_give_count(const idist__task *t, int d) {
@@ -2069,18 +2109,28 @@ static char *idist__share_pointer(const idist__share *s, uint64_t at, size_t nby
     return m->base + at;
 }
 
+// From how many bytes on a contribution is read in the other process, instead of copied into a buffer: system calls are
+// dear, but lines that both have used are dear as well, and it copies once only.
+static size_t idist__share_far_bytes(const idist__op *o, idist__kind kind) {
+    (void)o;
+    return kind == IDIST__ALL_REDUCE ? (size_t)2 << 20 : ((size_t)1 << 20);
+}
+
 static size_t idist__share_given_nbytes(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     return (idist__share_many(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
 }
 
-// Where a rank's buffers lie, for a call that goes by chunks.
-static void idist__share_spot(idist__task *t, int rank, const idist__notice *e) {
+// Where the buffers of a rank are, for a call that goes by chunks.
+static void idist__share_locate(idist__task *t, int rank, const idist__notice *e) {
     const idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
+    idist__spot *spot = &s->spots[rank];
     if (o->algorithm == IDIST__FLAT) return;
-    s->sends[rank] = idist__share_pointer(s, e->u.where.send_at, idist__share_given_nbytes(t));
-    s->recvs[rank] = idist__share_pointer(s, e->u.where.recv_at, o->nbytes);
+    spot->send = idist__share_pointer(s, e->u.where.send_at, idist__share_given_nbytes(t));
+    spot->recv = idist__share_pointer(s, e->u.where.recv_at, o->nbytes);
+    spot->far_send = spot->send ? 0 : e->u.where.far_send;
+    spot->far_recv = e->u.where.far_recv;
 }
 
 // The contribution of a rank in its notice.
@@ -2095,34 +2145,42 @@ static void idist__share_scale(const idist__task *t, char *buf, size_t count) {
     if (o->user && !o->user->fn) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
 }
 
+// Says where our buffers are, so that the others read them there; not where they would read what we overwrite.
 static void idist__share_offer(idist__task *t, idist__notice *e) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     const idist__call *c = &t->call;
-    uint64_t *counts = (uint64_t *)(void *)(e + 1);
-    bool scaled = o->user && !o->user->fn;
-    int i;
+    bool scaled = o->user && !o->user->fn, all = c->kind == IDIST__ALL_REDUCE;
     bool overwrites =
         c->send == c->recv && (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN);
     memset(&e->u, 0, sizeof e->u);
-    memset(s->sends, 0, sizeof *s->sends * (size_t)o->n);
-    if (!idist__kind_is_v(c->kind)) {
-        if (idist__share_gives(o, c->kind, o->r) && !scaled && !overwrites)
-            e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
-        if (c->kind == IDIST__ALL_REDUCE && e->u.where.send_at)
-            e->u.where.recv_at = idist__share_offset(s, o->out, o->nbytes);
-        o->in_window = e->u.where.send_at != 0;
-        o->out_window = e->u.where.recv_at != 0;
-        idist__share_spot(t, o->r, e);
-        return;
-    }
-    e->u.where.most = c->count;
+    memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
+    o->far = s->shm->far && !scaled && idist__share_given_nbytes(t) >= idist__share_far_bytes(o, c->kind) &&
+             t->group->w->cfg.algorithm != 3;
+    if (!idist__share_gives(o, c->kind, o->r) || scaled || overwrites) return;
+    e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
+    if (all) e->u.where.recv_at = idist__share_offset(s, o->out, o->nbytes);
+    if (o->far) e->u.where.far_send = (uint64_t)(uintptr_t)o->in;
+    if (o->far && all) e->u.where.far_recv = (uint64_t)(uintptr_t)o->out;
+    idist__share_locate(t, o->r, e);
+    o->stays = e->u.where.send_at || e->u.where.far_send;
+}
+
+// The counts of a v-form, which the others compare with what they expect.
+static void idist__share_offer_parts(idist__task *t, idist__notice *e) {
+    idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    const idist__call *c = &t->call;
+    uint64_t *counts = (uint64_t *)(void *)(e + 1);
+    int i;
+    memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
+    o->most = c->count;
     for (i = 0; i < o->n; i++) {
-        counts[i] = c->sendcounts ? c->sendcounts[i] : c->count;
-        if (c->sendcounts && counts[i] > e->u.where.most) e->u.where.most = counts[i];
-        if (c->recvcounts && c->recvcounts[i] > e->u.where.most) e->u.where.most = c->recvcounts[i];
+        counts[i] = idist__share_give_count(t, i);
+        if (counts[i] > o->most) o->most = (size_t)counts[i];
+        if (c->recvcounts && c->recvcounts[i] > o->most) o->most = c->recvcounts[i];
     }
-    o->most = (size_t)e->u.where.most;
+    e->u.parts.most = o->most;
 }
 
 // Takes the lines of the next notice away from those who have read it, while there is nothing to do but wait: likely
@@ -2144,11 +2202,12 @@ static void idist__share_enter(idist__task *t) {
     o->nth = ++s->nth;
     e = idist__share_notice(s, o->r, o->nth);
     if (o->algorithm == IDIST__CHUNKED) {
-        idist__share_offer(t, e);
+        if (idist__kind_is_v(t->call.kind)) idist__share_offer_parts(t, e);
+        else idist__share_offer(t, e);
     } else if (idist__share_gives(o, t->call.kind, o->r)) {
         char *payload = idist__share_payload(t, o->r);
         size_t nbytes = idist__share_given_nbytes(t);
-        if (nbytes) memcpy(payload, o->in, nbytes);
+        idist__share_put(payload, o->in, nbytes);
         idist__share_scale(t, payload, nbytes / (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
     }
     // The first line at the end, in one go: the others poll it, and take it away between two writes.
@@ -2170,10 +2229,10 @@ static bool idist__share_agree(idist__task *t, int rank) {
     uint64_t given;
     if (!idist__share_compare(t, rank, o->nth)) return false;
     if (!idist__kind_is_v(t->call.kind)) {
-        idist__share_spot(t, rank, e);
+        idist__share_locate(t, rank, e);
         return true;
     }
-    o->most = e->u.where.most > o->most ? (size_t)e->u.where.most : o->most;
+    o->most = e->u.parts.most > o->most ? (size_t)e->u.parts.most : o->most;
     given = ((const uint64_t *)(const void *)(e + 1))[o->r];
     if (!idist__share_gives(o, t->call.kind, rank) || !idist__share_reads(t, rank) ||
         given == idist__share_take_count(t, rank))
@@ -2215,8 +2274,9 @@ static const char *idist__share_source(const idist__task *t, int rank, int d, si
     bool many = idist__share_many(t->call.kind);
     if (rank == o->r && !(o->user && !o->user->fn)) return idist__share_give_at(t, d) + at * o->size;
     if (o->algorithm == IDIST__FLAT) return idist__share_payload(t, rank) + (many ? (size_t)d * o->nbytes : 0);
-    if (s->sends[rank]) return s->sends[rank] + (many ? (size_t)d * o->nbytes : 0) + at * o->size;
-    return idist__share_buffer(s, rank, o->use + o->j) + (many ? (size_t)d * o->chunk * o->size : 0);
+    if (s->spots[rank].send) return s->spots[rank].send + (many ? (size_t)d * o->nbytes : 0) + at * o->size;
+    return idist__share_buffer(s, rank, o->use + o->j) +
+           ((many ? (size_t)d * o->chunk : 0) + at - o->j * o->chunk) * o->size;
 }
 
 // out = from[0] (op) ... (op) from[n - 1]; out may be one of them. User ops work on their second operand: it is folded
@@ -2243,24 +2303,62 @@ static void idist__share_reduce(const idist__task *t, void *out, const void *con
     idist__me.callbacks--;
 }
 
+// Reads nbytes at an address of another process. On failure the group fails.
+static bool idist__share_pull(idist__task *t, int rank, uint64_t at, char *buf, size_t nbytes) {
+    const idist__share *s = idist__share_of(t);
+    int world_rank = t->group->ranks[rank], err = idist__shm_pull(s->shm, s->shm->local[world_rank], at, buf, nbytes);
+    char cause[300];
+    if (!err) return true;
+    snprintf(cause, sizeof cause,
+             err == ESRCH ? "rank %d on %s was lost: its process ended" : "the buffer of rank %d on %s cannot be read: %s",
+             world_rank, t->group->w->nodes[world_rank].hostname, strerror(err));
+    idist__ring_fail(idist__ring_of(t->group->w), t->group, err == ESRCH ? IDIST_ERR_PEER_LOST : IDIST_ERR_SYSTEM, cause);
+    return false;
+}
+
+// out = the sum, in the wider sense, over ranks 0 .. n - 1, of `count` elements at `at` of block d of what they give.
+// What is far is read piece by piece.
+static bool idist__share_add(idist__task *t, char *out, int n, int d, size_t at, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *s = idist__share_of(t);
+    size_t done, k, most = o->far ? IDIST__FAR_PIECE / o->size : count; // NOLINT(clang-analyzer-core.DivideZero)
+    int i;
+    for (done = 0; done < count; done += k) {
+        k = idist__share_least(count - done, most);
+        for (i = 0; i < n; i++) {
+            char *piece = s->shm->pieces + (size_t)i * IDIST__FAR_PIECE;
+            uint64_t there = o->far && i != o->r ? s->spots[i].far_send : 0;
+            if (there) there += (idist__share_many(t->call.kind) ? (size_t)d * o->nbytes : 0) + (at + done) * o->size;
+            if (there && !idist__share_pull(t, i, there, piece, k * o->size)) return false;
+            s->from[i] = there ? piece : idist__share_source(t, i, d, at + done);
+        }
+        idist__share_reduce(t, out + done * o->size, s->from, n, k);
+    }
+    return true;
+}
+
 // Everything this rank takes of one chunk, where no blocks are added up by others. FLAT: of the whole call.
-static void idist__share_take(idist__task *t, size_t at) {
+static bool idist__share_take(idist__task *t, size_t at) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     idist__kind kind = t->call.kind;
     int i, n = kind == IDIST__SCAN ? o->r + 1 : kind == IDIST__EXSCAN ? o->r : o->n;
-    if (kind == IDIST__BARRIER) return;
+    if (kind == IDIST__BARRIER) return true;
     if (idist__kind_reduces(kind)) {
         size_t k = idist__share_part(o, o->count, at);
-        if ((kind == IDIST__REDUCE && o->r != o->root) || !n || !k) return;
-        for (i = 0; i < n; i++) s->from[i] = idist__share_source(t, i, o->r, at);
-        idist__share_reduce(t, o->out + at * o->size, s->from, n, k);
-        return;
+        if ((kind == IDIST__REDUCE && o->r != o->root) || !n || !k) return true;
+        return idist__share_add(t, o->out + at * o->size, n, o->r, at, k);
     }
     for (i = 0; i < o->n; i++) {
-        size_t k = idist__share_reads(t, i) ? idist__share_part(o, idist__share_take_count(t, i), at) : 0;
-        if (k) idist__copy(idist__share_take_at(t, i) + at * o->size, idist__share_source(t, i, o->r, at), k * o->size);
+        int from = idist__wrap(o->r + i, o->n); // not all from the same one at the same time
+        size_t k = idist__share_reads(t, from) ? idist__share_part(o, idist__share_take_count(t, from), at) : 0;
+        char *to = k ? idist__share_take_at(t, from) + at * o->size : NULL;
+        uint64_t there = o->far && from != o->r ? s->spots[from].far_send : 0;
+        if (there) there += (idist__share_many(kind) ? (size_t)o->r * o->nbytes : 0) + at * o->size;
+        if (k && there && !idist__share_pull(t, from, there, to, k * o->size)) return false;
+        if (k && !there) idist__copy(to, idist__share_source(t, from, o->r, at), k * o->size);
     }
+    return true;
 }
 
 static void idist__share_done(idist__task *t) {
@@ -2317,18 +2415,18 @@ static void idist__share_expose_chunk(idist__task *t, size_t i) {
     bool many = idist__share_many(t->call.kind), scaled = o->user && !o->user->fn;
     size_t at = i * o->chunk;
     int d;
-    if (idist__share_adds_blocks(t->call.kind) && !scaled) {
+    if (idist__share_adds_blocks(o, t->call.kind) && !scaled) {
         size_t k = idist__share_part(o, o->count, at), from = idist__share_block_at(o, k, o->r),
                to = idist__share_block_at(o, k, o->r + 1);
-        idist__copy(buffer, o->in + at * o->size, from * o->size);
-        idist__copy(buffer + to * o->size, o->in + (at + to) * o->size, (k - to) * o->size);
+        idist__share_put(buffer, o->in + at * o->size, from * o->size);
+        idist__share_put(buffer + to * o->size, o->in + (at + to) * o->size, (k - to) * o->size);
         return;
     }
     for (d = 0; d < (many ? o->n : 1); d++) {
         size_t k = idist__share_part(o, idist__share_give_count(t, d), at);
         char *to = buffer + (size_t)d * o->chunk * o->size;
         if (many && d == o->r && !scaled) continue;
-        idist__copy(to, idist__share_give_at(t, d) + at * o->size, k * o->size);
+        idist__share_put(to, idist__share_give_at(t, d) + at * o->size, k * o->size);
         idist__share_scale(t, to, k);
     }
 }
@@ -2338,7 +2436,7 @@ static bool idist__share_expose(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     idist__pace *pace = idist__share_pace(s, o->r);
-    bool copies = idist__share_gives(o, t->call.kind, o->r) && !o->in_window;
+    bool copies = idist__share_gives(o, t->call.kind, o->r) && !o->stays;
     while (o->i < o->chunks && o->i < o->j + 2) {
         uint64_t use = o->use + o->i;
         if (copies && use >= IDIST__BUFFERS && !IDIST__ALL_HAVE(t, freed, use - IDIST__BUFFERS + 1)) break;
@@ -2369,16 +2467,23 @@ static void idist__share_chunked(idist__task *t) {
     IDIST__CO_BEGIN(o)
     IDIST__CO_AWAIT(o, idist__share_may_enter(t));
     idist__share_enter(t);
-    IDIST__CO_AWAIT(o, idist__share_entered(t, idist__kind_is_v(t->call.kind)));
-    idist__share_plan(t);
+    if (idist__kind_is_v(t->call.kind)) {
+        IDIST__CO_AWAIT(o, idist__share_entered(t, true));
+        idist__share_plan(t);
+    } else {
+        idist__share_plan(t);
+        idist__share_expose(t);
+        o->who = 0;
+        IDIST__CO_AWAIT(o, idist__share_entered(t, false));
+    }
     for (o->j = 0; o->j < o->chunks; o->j++) {
         IDIST__CO_AWAIT(o, idist__share_expose(t));
         o->who = 0;
         IDIST__CO_AWAIT(o, IDIST__SOURCES_HAVE(t, exposed, o->use + o->j + 1));
-        idist__share_take(t, o->j * o->chunk);
+        if (!idist__share_take(t, o->j * o->chunk)) return;
         idist__share_publish(t, &pace->freed, o->use + o->j + 1);
     }
-    if (o->in_window) // the caller may change it when we return
+    if (o->stays) // the caller may change it when we return
         IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + o->chunks));
     s->uses = o->use + o->chunks;
     idist__share_done(t);
@@ -2387,19 +2492,18 @@ static void idist__share_chunked(idist__task *t) {
 
 // ---- all_reduce and reduce: each rank adds up one block of every chunk ----
 
-static void idist__share_add_block(idist__task *t) {
+static bool idist__share_add_block(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
-    bool wanted = t->call.kind == IDIST__ALL_REDUCE || o->r == o->root;
     size_t at = o->j * o->chunk, k = idist__share_part(o, o->count, at), from = idist__share_block_at(o, k, o->r);
     size_t count = idist__share_block_at(o, k, o->r + 1) - from;
     char *sum = idist__share_buffer(s, o->r, o->use + o->j) + from * o->size, *out = o->out + (at + from) * o->size;
-    int i;
-    if (!count) return;
-    for (i = 0; i < o->n; i++) s->from[i] = idist__share_source(t, i, 0, at) + from * o->size;
-    if (t->call.kind == IDIST__REDUCE && o->r == o->root) sum = out; // nobody else wants it
-    idist__share_reduce(t, sum, s->from, o->n, count);
-    if (wanted && sum != out) idist__copy(out, sum, count * o->size);
+    if (!count) return true;
+    if (t->call.kind == IDIST__REDUCE) // only the root wants it
+        return idist__share_add(t, o->r == o->root ? out : sum, o->n, 0, at + from, count);
+    if (!idist__share_add(t, out, o->n, 0, at + from, count)) return false;
+    idist__share_put(sum, out, count * o->size);
+    return true;
 }
 
 static void idist__share_take_blocks(idist__task *t) {
@@ -2416,17 +2520,18 @@ static void idist__share_take_blocks(idist__task *t) {
     }
 }
 
-// When all buffers are in windows: our block of all of them, straight.
-static bool idist__share_is_whole(const idist__task *t) {
+// Whether all buffers are in windows, or all can be read where they are.
+static bool idist__share_all_near(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     const idist__share *s = idist__share_of(t);
     int i;
     for (i = 0; i < o->n; i++)
-        if (!s->sends[i] || !s->recvs[i]) return false;
+        if (!s->spots[i].send || !s->spots[i].recv) return false;
     return true;
 }
 
-static void idist__share_add_whole(idist__task *t) {
+// WHOLE: our block of all contributions, into all results.
+static bool idist__share_add_whole(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     size_t at = idist__share_block_at(o, o->count, o->r), end = idist__share_block_at(o, o->count, o->r + 1), k;
@@ -2434,11 +2539,31 @@ static void idist__share_add_whole(idist__task *t) {
     for (; at < end; at += k) {
         char *out = o->out + at * o->size;
         k = idist__share_least(end - at, 16384 / o->size); // stays in the nearest cache
-        for (i = 0; i < o->n; i++) s->from[i] = s->sends[i] + at * o->size;
-        idist__share_reduce(t, out, s->from, o->n, k);
+        if (!idist__share_add(t, out, o->n, 0, at, k)) return false;
         for (i = 0; i < o->n; i++)
-            if (i != o->r) memcpy(s->recvs[i] + at * o->size, out, k * o->size);
+            if (i != o->r) memcpy(s->spots[i].recv + at * o->size, out, k * o->size);
     }
+    return true;
+}
+
+// FAR: our block of all contributions, into our own result; then the blocks of the others, out of theirs.
+static bool idist__share_add_far(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    size_t at = idist__share_block_at(o, o->count, o->r), end = idist__share_block_at(o, o->count, o->r + 1);
+    return idist__share_add(t, o->out + at * o->size, o->n, 0, at, end - at);
+}
+
+static bool idist__share_take_far(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__share *s = idist__share_of(t);
+    int i;
+    for (i = 1; i < o->n; i++) {
+        int from = idist__wrap(o->r + i, o->n);
+        size_t at = idist__share_block_at(o, o->count, from) * o->size;
+        size_t end = idist__share_block_at(o, o->count, from + 1) * o->size;
+        if (end > at && !idist__share_pull(t, from, s->spots[from].far_recv + at, o->out + at, end - at)) return false;
+    }
+    return true;
 }
 
 static void idist__share_blocks(idist__task *t) {
@@ -2448,27 +2573,32 @@ static void idist__share_blocks(idist__task *t) {
     IDIST__CO_BEGIN(o)
     IDIST__CO_AWAIT(o, idist__share_may_enter(t));
     idist__share_enter(t);
-    IDIST__CO_AWAIT(o, idist__share_entered(t, o->out_window));
     idist__share_plan(t);
-    if (o->out_window && idist__share_is_whole(t)) {
-        idist__share_add_whole(t);
+    if (!o->stays) idist__share_expose(t); // whoever the others are, it is our buffer
+    o->who = 0;
+    IDIST__CO_AWAIT(o, idist__share_entered(t, false));
+    if (t->call.kind == IDIST__ALL_REDUCE && (o->far || idist__share_all_near(t))) {
+        o->far = o->far && !idist__share_all_near(t);
+        if (o->far ? !idist__share_add_far(t) : !idist__share_add_whole(t)) return;
+        o->chunks = 1;
         idist__share_publish(t, &pace->reduced, o->use + 1);
         IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + 1));
-        o->chunks = 1;
+        if (o->far && !idist__share_take_far(t)) return;
         idist__share_publish(t, &pace->freed, o->use + 1);
+        if (o->far) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + 1));
     } else {
         for (o->j = 0; o->j < o->chunks; o->j++) {
             IDIST__CO_AWAIT(o, idist__share_expose(t));
             o->who = 0;
             IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, exposed, o->use + o->j + 1));
-            idist__share_add_block(t);
+            if (!idist__share_add_block(t)) return;
             idist__share_publish(t, &pace->reduced, o->use + o->j + 1);
             if (t->call.kind == IDIST__ALL_REDUCE || o->r == o->root)
                 IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->j + 1));
             idist__share_take_blocks(t);
             idist__share_publish(t, &pace->freed, o->use + o->j + 1);
         }
-        if (o->in_window) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->chunks));
+        if (o->stays) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->chunks));
     }
     s->uses = o->use + o->chunks;
     idist__share_done(t);
@@ -2516,9 +2646,9 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
 static void idist__share_start(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
-    o->run = o->algorithm == IDIST__FLAT              ? idist__share_flat
-             : idist__share_adds_blocks(t->call.kind) ? idist__share_blocks
-                                                      : idist__share_chunked;
+    o->run = o->algorithm == IDIST__FLAT                 ? idist__share_flat
+             : idist__share_adds_blocks(o, t->call.kind) ? idist__share_blocks
+                                                         : idist__share_chunked;
     if (s->early) { // the quick way wrote the notice
         o->nth = s->nth;
         o->entered = true;
@@ -2543,7 +2673,7 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
     idist__share_prepare(t, IDIST__FLAT);
     if (!idist__share_may_enter(t)) return false;
     idist__share_enter(t);
-    most = g->w->spin_ns ? (int)(g->w->patience_ns / 64) : IDIST__YIELDS / 2;
+    most = g->w->spin_ns ? (int)(g->w->patience_ns / 64) : IDIST__QUICK_YIELDS;
     for (i = 0; !idist__share_entered(t, false); i++) {
         if (ring->failed || i >= most) {
             s->early = true;
@@ -2653,8 +2783,7 @@ static void idist__share_discard(const idist_allocator *mem, idist__share *s) {
     idist__mem_free(mem, s->places);
     idist__mem_free(mem, s->entered);
     idist__mem_free(mem, s->from);
-    idist__mem_free(mem, s->sends);
-    idist__mem_free(mem, s->recvs);
+    idist__mem_free(mem, s->spots);
     idist__mem_free(mem, s);
 }
 
@@ -2687,10 +2816,9 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
     s->places = (char **)idist__mem_alloc(mem, sizeof *s->places * (size_t)g->size);
     s->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *s->entered * (size_t)g->size);
     s->from = (const void **)idist__mem_alloc(mem, sizeof *s->from * (size_t)g->size);
-    s->sends = (char **)idist__mem_alloc(mem, sizeof *s->sends * (size_t)g->size);
-    s->recvs = (char **)idist__mem_alloc(mem, sizeof *s->recvs * (size_t)g->size);
+    s->spots = (idist__spot *)idist__mem_alloc(mem, sizeof *s->spots * (size_t)g->size);
     s->quick = (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
-    if (!s->places || !s->entered || !s->from || !s->sends || !s->recvs || !s->quick) {
+    if (!s->places || !s->entered || !s->from || !s->spots || !s->quick) {
         idist__share_discard(mem, s);
         return IDIST_ERR_NO_MEMORY;
     }
@@ -3882,7 +4010,23 @@ static int idist__shm_map(idist__shm *m, int fd) {
         idist__window_open(fd, idist__shm_nbytes(m), m->window_at + (size_t)m->me * m->window_nbytes, m->window_nbytes);
     if (!m->window) return ENOMEM;
     m->base = m->window->map;
+    idist__os_random(&m->proof, sizeof m->proof);
+    idist__shm_bell(m, m->me)->pid = getpid();
+    idist__shm_bell(m, m->me)->proof = m->proof;
+    idist__shm_bell(m, m->me)->proof_at = (uint64_t)(uintptr_t)&m->proof;
     return 0;
+}
+
+// Whether we can read the memory of all others, and they are who we think.
+static bool idist__shm_sees_all(idist__shm *m) {
+    int i;
+    for (i = 0; i < m->n; i++) {
+        const idist__bell *b = idist__shm_bell(m, i);
+        uint64_t proof = 0, at = b->proof_at;
+        m->pids[i] = (pid_t)b->pid;
+        if (m->pids[i] <= 0 || idist__shm_pull(m, i, at, &proof, sizeof proof) != 0 || proof != b->proof) return false;
+    }
+    return true;
 }
 
 // Sends a message with a descriptor, which may be -1.
@@ -3975,6 +4119,19 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
         if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
             return idist__join_broken(j, ranks[i]);
     }
+    if (!*all) return IDIST_OK;
+    m->far = idist__shm_sees_all(m); // the answers have come: everybody has mapped it and left its proof
+    for (i = 1; i < m->n; i++) {
+        char ok = 0;
+        if (!idist__sock_read_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
+            return idist__join_broken(j, ranks[i]);
+        m->far = m->far && ok;
+    }
+    for (i = 1; i < m->n; i++) {
+        char ok = (char)m->far;
+        if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
+            return idist__join_broken(j, ranks[i]);
+    }
     return IDIST_OK;
 }
 
@@ -3992,7 +4149,12 @@ static idist_status idist__shm_follow(idist__join *j, idist__shm *m, int leader,
     if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
         return idist__join_broken(j, leader);
     *all = ok != 0;
-    if (*all) m->fenced = idist__shm_head_of(m)->fenced != 0;
+    if (!*all) return IDIST_OK;
+    m->fenced = idist__shm_head_of(m)->fenced != 0;
+    ok = (char)idist__shm_sees_all(m);
+    if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
+        return idist__join_broken(j, leader);
+    m->far = ok != 0;
     return IDIST_OK;
 }
 
@@ -4000,6 +4162,8 @@ static void idist__shm_free(const idist_allocator *mem, idist__shm *m) {
     if (!m) return;
     if (m->window) idist__window_close(m->window);
     idist__mem_free(mem, m->local);
+    idist__mem_free(mem, m->pids);
+    idist__mem_free(mem, m->pieces);
     idist__mem_free(mem, m->ports);
     idist__mem_free(mem, m);
 }
@@ -4037,7 +4201,9 @@ static idist_status idist__join_share(idist__join *j, const idist__record *recor
     if (!m) return IDIST_ERR_NO_MEMORY;
     m->local = ranks = (int *)idist__mem_alloc(mem, sizeof(int) * 2 * (size_t)j->w->group.size);
     m->ports = (idist__shm_port *)idist__mem_alloc(mem, sizeof *m->ports * (size_t)j->w->group.size);
-    if (!m->local || !m->ports) {
+    m->pids = (pid_t *)idist__mem_alloc(mem, sizeof *m->pids * (size_t)j->w->group.size);
+    m->pieces = (char *)idist__mem_raw(mem, IDIST__FAR_PIECE * (size_t)j->w->group.size);
+    if (!m->local || !m->ports || !m->pids || !m->pieces) {
         idist__shm_free(mem, m);
         return IDIST_ERR_NO_MEMORY;
     }
