@@ -97,10 +97,10 @@ static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The first failure comes out of idist_group_end, and the others complete.
+// The first failure by order of the calls, not in time, comes out of idist_group_end, and the others complete.
 static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
-    int32_t x = 0, y = 0, z = 5;
+    int32_t x = 0, y = 0, z = 5, pair[2] = {1, 2};
     (void)arg;
     (void)n;
     brief.timeout_ms = 80;
@@ -108,10 +108,14 @@ static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_group_begin());
         rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 1, NULL, &brief)); // never sent
         rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &o));
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 3, NULL, &o)); // too short
         rank_is(rank, idist_group_end(), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"", idist_last_error());
         rank_check(y == 5, "got %d expected 5", y);
+        rank_ok(rank, idist_recv(pair, 2, IDIST_I32, 1, 3, NULL, &o));
     } else if (rank == 1) {
         rank_ok(rank, idist_send(&z, 1, IDIST_I32, 0, 2, &o));
+        rank_ok(rank, idist_send(pair, 2, IDIST_I32, 0, 3, &o));
     }
     rank_ok(rank, idist_barrier(&o));
 }
