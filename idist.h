@@ -5745,7 +5745,7 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
 
 idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount, int src,
                             int recvtag, idist_dtype dtype, idist_recv_info *info, const idist_opts *opts) {
-    idist_request both[2];
+    idist__thread *self = &idist__me;
     struct {
         idist__call send, recv;
     } pair;
@@ -5753,12 +5753,11 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *a = (const char *)send, *b = (const char *)recv;
-    idist_status s = idist__check_blocking("sendrecv", opts);
+    idist_status ended, s = idist__check_blocking("sendrecv", opts);
     if (s != IDIST_OK) return s;
     if (size && sendcount && recvcount && a && b && a < b + recvcount * size && b < a + sendcount * size)
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
     memset(&o, 0, sizeof o);
-    memset(both, 0, sizeof both);
     if (opts) o = *opts;
     if ((s = idist__call_enter("sendrecv", o.group, &g)) != IDIST_OK) return s;
     idist__call_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype);
@@ -5769,14 +5768,13 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     pair.send.root = dst;
     pair.send.tag = sendtag;
     s = idist__call_check(g, &pair.send); // both are looked at before either begins
-    o.request = &both[0];
+    self->group_depth = 1;
+    self->group_status = IDIST_OK;
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
-    o.request = &both[1];
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.send, &o);
     pthread_mutex_unlock(&g->w->lock);
-    if (s == IDIST_OK) return idist_wait_all(both, 2);
-    if (both[0].impl) idist_wait_all(both, 1); // out of memory for the second: the group is as good as lost
-    return s;
+    ended = idist_group_end();
+    return s == IDIST_OK ? ended : s;
 }
 
 idist_status idist_group_begin(void) {

@@ -81,9 +81,11 @@ extern "C" {
 //
 //   type   what follows                  fields used besides ctx
 //   EAGER  a whole message               print, tag, nbytes
-//   RTS    nothing: a message is ready   print, tag, id (the sender's name for it), nbytes (its size)
+//   RTS    nothing: a message is ready   print, tag, id (the sender's name for it), nbytes (its size), aux (its address),
+//                                        flags (low bits of how many sends that rank has withdrawn)
 //   CTS    nothing: send it              id (as in RTS), aux (the receiver's name for it)
 //   DATA   a piece of it                 id (the receiver's name), nbytes (of the piece)
+//   PULLED nothing: I read it myself     id (as in RTS)
 //   CREDIT nothing                       nbytes of eager messages were consumed
 //   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id (of an RTS)
 //   HERE   nothing: I entered it too     print
@@ -105,6 +107,7 @@ enum {
     IDIST__RTS,
     IDIST__CTS,
     IDIST__DATA,
+    IDIST__PULLED,
     IDIST__CREDIT,
     IDIST__WAITS,
     IDIST__HERE,
@@ -119,6 +122,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
+#define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
 // One send or one receive under way: what the algorithms are made of. It is in one list at a time: a link's out,
 // waiting, posted or receiving, a group's recvs, or the ring's idle ones; or in none, while it is a link's in_verb or
@@ -284,13 +288,15 @@ typedef struct idist__bell {
     char pad[60];
     int64_t pid; // whose memory this is, and a number there by which that can be proved
     uint64_t proof, proof_at;
-    char pad2[40];
+    uint64_t withdrawn; // sends that ended before their time: what was read at their addresses is worth nothing
+    char pad2[32];
 } idist__bell;
 
 typedef struct idist__shm_head {
     uint32_t nasleep; // ranks about to sleep; spares everybody else a look at each bell
     char pad[60];
-    uint32_t fenced; // set once: see idist__shm_any_asleep
+    uint32_t fenced;  // set once, by the lowest rank, for all: see idist__shm_any_asleep
+    uint32_t crowded; // more ranks than cores
 } idist__shm_head;
 
 // Bytes from one rank to another. The counters never go back; each is written by one side only.
@@ -314,6 +320,7 @@ typedef struct idist__shm {
     idist__window *window; // the mapping
     char *base;
     int n, me;
+    bool crowded; // more ranks than cores
     bool fenced;
     bool far;       // each can read the memory of all others
     uint64_t proof; // at this address
@@ -889,9 +896,30 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
     return v;
 }
 
+// Reads an announced message in the memory of its sender. False when that cannot be, or the sender may have given up
+// meanwhile and used the memory for something else.
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__verb *v, const idist__frame *f) {
+    const idist__shm *m = ring->shm;
+    idist__frame pulled;
+    int rank;
+    if (!f->aux || !l->transport->polled || !m->far) return false;
+    rank = m->local[peer];
+    if (idist__shm_pull(m, rank, f->aux, v->data, (size_t)f->nbytes) != 0) return false;
+    if ((uint8_t)__atomic_load_n(&idist__shm_bell(m, rank)->withdrawn, __ATOMIC_ACQUIRE) != f->flags) return false;
+    memset(&pulled, 0, sizeof pulled);
+    pulled.type = IDIST__PULLED;
+    pulled.ctx = f->ctx;
+    pulled.id = f->id;
+    v->frame = *f;
+    idist__link_control(ring, l, &pulled, NULL);
+    idist__verb_received(ring, v, peer);
+    return true;
+}
+
 // A large message was announced and somebody wants it.
-static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, idist__verb *v, const idist__frame *f) {
+static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer, idist__verb *v, const idist__frame *f) {
     idist__frame cts;
+    if (idist__link_pull(ring, l, peer, v, f)) return;
     memset(&cts, 0, sizeof cts);
     v->id = ++ring->next_id;
     v->nbytes = (size_t)f->nbytes;
@@ -919,7 +947,7 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
     } else if (m->frame.type == IDIST__RTS) {
         idist__frame f = m->frame;
         idist__message_free(ring, l, m);
-        idist__link_clear_to_send(ring, l, v, &f);
+        idist__link_clear_to_send(ring, l, peer, v, &f);
     } else if (m->moved < m->frame.nbytes) {
         m->claim = v;
     } else {
@@ -954,13 +982,18 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->frame.print = *print;
     v->frame.nbytes = nbytes;
     if (print->kind == IDIST__SEND) l->p2p_sent++;
-    if (nbytes <= IDIST__EAGER_BYTES && l->window >= nbytes + IDIST__FRAME_BYTES) {
+    if (nbytes <= (l->transport->polled && ring->shm->far ? IDIST__EAGER_NEAR_BYTES : IDIST__EAGER_BYTES) &&
+        l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
         l->window -= nbytes + IDIST__FRAME_BYTES;
     } else {
         v->frame.type = IDIST__RTS;
         v->id = v->frame.id = ++ring->next_id;
+        if (l->transport->polled && ring->shm->far) {
+            v->frame.aux = (uint64_t)(uintptr_t)data;
+            v->frame.flags = (uint8_t)idist__shm_bell(ring->shm, ring->shm->me)->withdrawn;
+        }
     }
     if (!l->open || l->write_dead) {
         idist__verb_free(ring, v); // its task ends when the loss of that rank is carried out
@@ -1888,12 +1921,14 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__NOTICES 8
 #define IDIST__AHEAD 4 // half of them
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
+#define IDIST__CHUNK_CROWDED ((size_t)128 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__QUICK_YIELDS 64
 #define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__ALONE_BYTES ((size_t)128 * 1024)
-#define IDIST__NOTICE_BYTES (IDIST__LINE + IDIST__FLAT_BYTES)
+#define IDIST__NOTICE_BYTES \
+    (2 * IDIST__LINE + IDIST__FLAT_BYTES) // lines are fetched in pairs: the first two belong together
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
 
@@ -2111,9 +2146,10 @@ static char *idist__share_pointer(const idist__share *s, uint64_t at, size_t nby
 
 // From how many bytes on a contribution is read in the other process, instead of copied into a buffer: system calls are
 // dear, but lines that both have used are dear as well, and it copies once only.
-static size_t idist__share_far_bytes(const idist__op *o, idist__kind kind) {
-    (void)o;
-    return kind == IDIST__ALL_REDUCE ? (size_t)2 << 20 : ((size_t)1 << 20);
+static size_t idist__share_far_bytes(const idist__shm *m, idist__kind kind) {
+    if (kind == IDIST__ALL_REDUCE) return m->crowded ? SIZE_MAX : (size_t)2 << 20;
+    if (idist__kind_reduces(kind)) return (size_t)2 << 20;
+    return m->crowded ? (size_t)64 * 1024 : (size_t)8 * 1024;
 }
 
 static size_t idist__share_given_nbytes(const idist__task *t) {
@@ -2155,7 +2191,7 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
         c->send == c->recv && (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN);
     memset(&e->u, 0, sizeof e->u);
     memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
-    o->far = s->shm->far && !scaled && idist__share_given_nbytes(t) >= idist__share_far_bytes(o, c->kind) &&
+    o->far = s->shm->far && !scaled && idist__share_given_nbytes(t) >= idist__share_far_bytes(s->shm, c->kind) &&
              t->group->w->cfg.algorithm != 3;
     if (!idist__share_gives(o, c->kind, o->r) || scaled || overwrites) return;
     e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
@@ -2451,9 +2487,10 @@ static void idist__share_plan(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     size_t blocks = idist__share_many(t->call.kind) ? (size_t)o->n : 1;
-    size_t count = idist__kind_is_v(t->call.kind) ? o->most : o->count;
+    size_t count = idist__kind_is_v(t->call.kind) ? o->most : o->count, nbytes = s->chunk_nbytes;
     size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
-    o->chunk = s->chunk_nbytes / blocks / o->size;
+    if (s->shm->crowded && nbytes > IDIST__CHUNK_CROWDED) nbytes = IDIST__CHUNK_CROWDED; // all ranks share the caches
+    o->chunk = nbytes / blocks / o->size;
     if (o->chunk > line) o->chunk -= o->chunk % line;
     o->chunks = count ? (count - 1) / o->chunk + 1 : 1;
     o->use = s->uses;
@@ -2971,7 +3008,7 @@ static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     if (l->in.type == IDIST__RTS) {
         idist__verb *v = l->in_verb;
         l->in_verb = NULL;
-        if (v) idist__link_clear_to_send(ring, l, v, &l->in);
+        if (v) idist__link_clear_to_send(ring, l, peer, v, &l->in);
         else if (!idist__message_new(ring, l, &l->in, 0))
             idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         l->left = 0;
@@ -3004,6 +3041,16 @@ static bool idist__link_cts(idist__ring *ring, idist__link *l) {
     return true;
 }
 
+static void idist__link_pulled(idist__ring *ring, idist__link *l) {
+    idist__verb **at;
+    for (at = &l->waiting; *at && (*at)->id != l->in.id; at = &(*at)->next) continue;
+    if (*at) { // otherwise the send was cancelled meanwhile
+        idist__verb *v = *at;
+        *at = v->next;
+        idist__verb_done(ring, v);
+    }
+}
+
 static bool idist__link_data(idist__link *l) {
     idist__verb *v;
     for (v = l->receiving; v && v->id != l->in.id; v = v->next) continue;
@@ -3025,6 +3072,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
     case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
     case IDIST__CTS: ok = idist__link_cts(ring, l); break;
     case IDIST__DATA: ok = idist__link_data(l); break;
+    case IDIST__PULLED: idist__link_pulled(ring, l); break;
     case IDIST__CREDIT:
         if (l->in.nbytes > IDIST__WINDOW_BYTES) return false;
         l->window += (size_t)l->in.nbytes;
@@ -3412,6 +3460,8 @@ static bool idist__ring_cancel(idist__task *t) {
             }
         }
         heard = idist__link_purge_out(ring, l, t) || heard;
+        if (ring->shm && idist__verb_in(l->waiting, t))
+            __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
         heard = idist__verbs_purge(ring, &l->waiting, t) || heard;
         heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
         idist__verbs_purge(ring, &l->posted, t);
@@ -4104,7 +4154,8 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
             return idist__join_broken(j, ranks[i]);
         }
     *all = fd >= 0 && (err = idist__shm_map(m, fd)) == 0;
-    m->fenced = m->n > idist__os_ncores() || !idist__os_fence_others(true);
+    m->crowded = m->n > idist__os_ncores();
+    m->fenced = m->crowded || !idist__os_fence_others(true);
     if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(fd < 0 ? errno : err));
     for (i = 1; i < m->n; i++) {
         char ok = 0;
@@ -4114,6 +4165,7 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
         if (ok == IDIST__SHM_OK_FENCED) m->fenced = true;
     }
     if (*all) idist__shm_head_of(m)->fenced = m->fenced;
+    if (*all) idist__shm_head_of(m)->crowded = m->crowded;
     for (i = 1; i < m->n; i++) {
         char ok = (char)*all;
         if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
@@ -4151,6 +4203,7 @@ static idist_status idist__shm_follow(idist__join *j, idist__shm *m, int leader,
     *all = ok != 0;
     if (!*all) return IDIST_OK;
     m->fenced = idist__shm_head_of(m)->fenced != 0;
+    m->crowded = idist__shm_head_of(m)->crowded != 0;
     ok = (char)idist__shm_sees_all(m);
     if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
         return idist__join_broken(j, leader);
