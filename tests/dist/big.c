@@ -1,11 +1,12 @@
-// big: more than 4 GiB of U8 in one call between two ranks, so that no size anywhere is 32 bits wide
+// big: more than 4 GiB of U8 in one call between two ranks, so that no size anywhere is 32 bits wide, also not that of what
+// is left after the first piece of 1 MiB
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"
 
 #define GIB ((size_t)1 << 30)
-#define BIG_COUNT (4 * GIB + 4099) // not a multiple of anything useful
+#define BIG_COUNT (4 * GIB + (2 << 20) + 4099) // not a multiple of anything useful
 
 static size_t mem_available(void) {
     char line[200];

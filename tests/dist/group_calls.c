@@ -64,24 +64,43 @@ static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&g[1]));
 }
 
+// What the inner pair receives is sent after it.
+static void inner_end_does_not_wait(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t out = rank + 5, in = -1;
+    (void)arg;
+    o.timeout_ms = 3000 * test_slow_factor();
+    rank_ok(rank, idist_group_begin());
+    rank_ok(rank, idist_group_begin());
+    rank_ok(rank, idist_recv(&in, 1, IDIST_I32, (rank + n - 1) % n, 0, NULL, &o));
+    rank_ok(rank, idist_group_end());
+    rank_ok(rank, idist_send(&out, 1, IDIST_I32, (rank + 1) % n, 0, &o));
+    rank_ok(rank, idist_group_end());
+    rank_check(in == (rank + n - 1) % n + 5, "rank %d: got %d", rank, in);
+}
+
 static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
-    int32_t x = 0;
+    int32_t x = 1, y = 0;
     (void)arg;
-    (void)n;
     rank_is(rank, idist_group_end(), IDIST_ERR_STATE); // without a begin
     rank_ok(rank, idist_group_begin());
     rank_ok(rank, idist_group_end()); // empty
     rank_ok(rank, idist_group_begin());
     rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused there and then
-    idist_group_end();
+    rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // and once more at the end; the rest completes
+    rank_check(strstr(idist_last_error(), "99") != NULL, "rank %d: got \"%s\"", rank, idist_last_error());
+    rank_check(y == n, "rank %d: the call beside it: got %d expected %d", rank, y, n);
+    rank_ok(rank, idist_group_begin());
+    rank_ok(rank, idist_group_end()); // the next pair knows nothing of it
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The first failure comes out of idist_group_end, and the others complete.
+// The first failure by order of the calls, not in time, comes out of idist_group_end, and the others complete.
 static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
-    int32_t x = 0, y = 0, z = 5;
+    int32_t x = 0, y = 0, z = 5, pair[2] = {1, 2};
     (void)arg;
     (void)n;
     brief.timeout_ms = 80;
@@ -89,10 +108,14 @@ static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_group_begin());
         rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 1, NULL, &brief)); // never sent
         rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &o));
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 3, NULL, &o)); // too short
         rank_is(rank, idist_group_end(), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"", idist_last_error());
         rank_check(y == 5, "got %d expected 5", y);
+        rank_ok(rank, idist_recv(pair, 2, IDIST_I32, 1, 3, NULL, &o));
     } else if (rank == 1) {
         rank_ok(rank, idist_send(&z, 1, IDIST_I32, 0, 2, &o));
+        rank_ok(rank, idist_send(pair, 2, IDIST_I32, 0, 3, &o));
     }
     rank_ok(rank, idist_barrier(&o));
 }
@@ -110,6 +133,7 @@ int main(void) {
             ranks_case(n, &d, nested, NULL, "collectives and messages, nested n=%d, %s", n, d.transport);
         }
         ranks_case(n, NULL, odd_uses, NULL, "odd uses n=%d", n);
+        ranks_case(n, NULL, inner_end_does_not_wait, NULL, "the inner end does not wait n=%d", n);
     }
     ranks_case(2, NULL, opposite_orders, NULL, "two groups in opposite orders n=2");
     ranks_case(4, NULL, opposite_orders, NULL, "two groups in opposite orders n=4");

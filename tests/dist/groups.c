@@ -175,6 +175,31 @@ static void free_with_open_request(idist_group *world, int rank, int n, void *ar
     rank_ok(rank, idist_free_group(&g));
 }
 
+// What was sent into a group and never received gives its room back when the group is freed.
+static void freed_with_messages(idist_group *world, int rank, int n, void *arg) {
+    enum { NBYTES = 60000 };
+    unsigned char *x = (unsigned char *)calloc(NBYTES, 1);
+    idist_opts o = opts_of(world), brief = opts_of(world);
+    TAP_REQUIRE(x);
+    (void)n;
+    (void)arg;
+    brief.timeout_ms = 2000 * test_slow_factor();
+    for (int i = 0; i < 30; i++) {
+        idist_group *g = NULL;
+        if (!rank_ok(rank, idist_split(world, 0, rank, &g))) break;
+        idist_opts og = opts_of(g);
+        og.timeout_ms = brief.timeout_ms;
+        if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 0, &og));
+        rank_ok(rank, idist_barrier(&og)); // it is there now
+        rank_ok(rank, idist_free_group(&g));
+        rank_ok(rank, idist_barrier(&o));
+    }
+    if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 0, &brief));
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 1) rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 0, NULL, &brief));
+    free(x);
+}
+
 // idist_new_group works on the default world: in processes of their own.
 static int new_group_worker(int local_rank, void *arg) {
     static const int list[3] = {3, 0, 1};
@@ -219,6 +244,10 @@ int main(void) {
     ranks_case(4, NULL, messages_stay_inside, NULL, "messages stay inside their group");
     ranks_case(4, NULL, made_and_freed, NULL, "300 groups made and freed");
     ranks_case(2, NULL, free_with_open_request, NULL, "free with an open request is refused");
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(2, &d, freed_with_messages, NULL, "freed with messages inside, %s", d.transport);
+    }
     tap_running("idist_new_group in 4 processes");
     ranks_reset();
     spawn.timeout_ms = RANKS_TIMEOUT_MS;

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tap.h"
+#include "ranks.h"
 
 typedef struct placement {
     int n;
@@ -57,6 +57,62 @@ static bool run_all(const idist_desc *base, int n, const placement *p) {
     return good;
 }
 
+// Hosts told apart by the environment.
+static int of_host_id(int rank, void *arg) {
+    static const placement p = {3, {NULL}, {0, 1, 0}, {2, 2, 1}, {0, 0, 1}, 2};
+    idist_desc d = desc_with("auto", "auto");
+    setenv("IDIST_HOSTID", rank < 2 ? "a" : "b", 1);
+    d.init_method = (const char *)arg;
+    d.rank = rank;
+    d.world_size = 3;
+    d.timeout_ms = d.init_timeout_ms = 20000;
+    return run_rank(d, &p);
+}
+
+// Processes 1 and 2 are both rank 1: at least one of them is told so, and nobody joins.
+typedef struct takers {
+    const char *url;
+    int n_told; // atomic
+} takers;
+
+static int takes_rank(int number, void *arg) {
+    takers *t = (takers *)arg;
+    idist_desc d = desc_with("auto", "auto");
+    d.init_method = t->url;
+    d.rank = number ? 1 : 0;
+    d.world_size = 3;
+    d.init_timeout_ms = 1000 * test_slow_factor();
+    idist_status status = idist_initialize(&d);
+    if (status == IDIST_ERR_RANK_TAKEN && number) __atomic_add_fetch(&t->n_told, 1, __ATOMIC_ACQ_REL);
+    return status == IDIST_OK;
+}
+
+static void rank_taken(const char *url) {
+    takers *t = (takers *)shared_alloc(sizeof *t);
+    tap_running("two processes that are rank 1");
+    ranks_reset();
+    t->url = url;
+    procs_run(3, 10000, takes_rank, t);
+    rank_check(t->n_told >= 1, "nobody got IDIST_ERR_RANK_TAKEN");
+    ranks_report("two processes that are rank 1");
+    munmap(t, sizeof *t);
+}
+
+// What rank 0 of another version would have put there.
+static void other_version(void) {
+    idist_store *store = NULL;
+    idist_group *world = NULL;
+    idist_desc d = desc_with("auto", "auto");
+    if (idist_store_open("mem://", NULL, &store) || idist_store_set(store, "idist/1/job", "12345678", 8)) tap_bail("store");
+    d.store = store;
+    d.rank = 1;
+    d.world_size = 2;
+    d.init_timeout_ms = 5000;
+    tap_is(idist_open(&d, &world), IDIST_ERR_UNSUPPORTED, "a record of another size");
+    tap_like(idist_last_error(), "another version", "is one of another version");
+    idist_store_close(&store);
+}
+
 int main(void) {
     static const char *const transports[] = {"auto", "tcp"};
     static const placement placements[] = {
@@ -66,7 +122,7 @@ int main(void) {
     char file[64], url[96];
     int port = 20000 + (int)(getpid() % 20000);
     tap_deadline(100);
-    snprintf(file, sizeof file, "/tmp/idist-init-test-%d", (int)getpid());
+    snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
     for (int t = 0; t < 2; t++) {
         for (int n = 1; n <= 4; n++) {
             idist_desc d;
@@ -92,5 +148,12 @@ int main(void) {
         d.master_port = port;
         tap_ok(run_all(&d, placements[i].n, &placements[i]), "hosts and local ranks of placement %d", (int)i);
     }
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
+    tap_running("IDIST_HOSTID");
+    ranks_reset();
+    procs_run(3, 20000, of_host_id, url);
+    ranks_report("IDIST_HOSTID tells hosts apart");
+    rank_taken(url);
+    other_version();
     return tap_done();
 }

@@ -10,6 +10,10 @@ static void a_little_work(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(x == n, "rank %d: got %d expected %d", rank, x, n);
+    idist_request request = {NULL}; // which makes the thread that moves requests on
+    idist_opts a = opts_async(world, &request);
+    rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_MAX, &a));
+    rank_ok(rank, idist_wait(&request));
 }
 
 static void one_after_another(const char *transport, int n) {
@@ -145,6 +149,113 @@ static void allocator_is_used(void) {
     tap_is(t.n_live, 0, "blocks not given back");
 }
 
+// Memory for buffers: aligned and zeroed, also when it was used before.
+static void buffers(void) {
+    static const size_t sizes[6] = {0, 1, 63, 64, 65, 100000};
+    int wrong = 0;
+    for (int i = 0; i < 120; i++) {
+        size_t nbytes = sizes[i % 6];
+        unsigned char *p = (unsigned char *)idist_alloc(nbytes, NULL);
+        wrong += !p || (uintptr_t)p % 64;
+        for (size_t k = 0; p && k < nbytes; k++) wrong += p[k] != 0;
+        if (p) memset(p, 0xEE, nbytes);
+        idist_free(p);
+    }
+    tap_is(wrong, 0, "idist_alloc: aligned to 64 bytes, and zeros");
+    tap_ok(idist_alloc(SIZE_MAX, NULL) == NULL && idist_last_error()[0], "idist_alloc: too much");
+    idist_free(NULL);
+}
+
+typedef struct lines {
+    int n, last_level;
+    char last[600];
+} lines;
+
+static void keep_line(idist_log_level level, const char *line, void *user) {
+    lines *l = (lines *)user;
+    l->n++;
+    l->last_level = (int)level;
+    copy_text(l->last, sizeof l->last, line);
+}
+
+static void logger(void) {
+    lines l;
+    idist_desc d = desc_with(NULL, NULL);
+    const char *old = getenv("IDIST_LOG");
+    char saved[32];
+    copy_text(saved, sizeof saved, old ? old : "");
+    memset(&l, 0, sizeof l);
+    d.logger.log_fn = keep_line;
+    d.logger.user = &l;
+    setenv("IDIST_LOG", "info", 1);
+    tap_is(idist_initialize(&d), IDIST_OK, "initialize with a logger");
+    tap_ok(l.n == 1 && l.last_level == IDIST_LOG_INFO && strstr(l.last, "joined a world of 1"), "it got \"%s\"", l.last);
+    idist_abort(NULL);
+    tap_ok(l.last_level == IDIST_LOG_WARN && strstr(l.last, "idist_abort"), "it got \"%s\"", l.last);
+    idist_finalize();
+    setenv("IDIST_LOG", "error", 1);
+    l.n = 0;
+    tap_is(idist_initialize(&d), IDIST_OK, "and with IDIST_LOG=error");
+    idist_finalize();
+    tap_is(l.n, 0, "nothing below the level");
+    if (old) setenv("IDIST_LOG", saved, 1);
+    else unsetenv("IDIST_LOG");
+}
+
+// A child of fork has none of its parent's worlds, is told so, and can have one of its own.
+static int child_of_fork(int number, void *arg) {
+    idist_opts o = opts_of(*(idist_group **)arg);
+    int32_t x = 3;
+    (void)number;
+    rank_check(!idist_is_initialized(), "the child is initialized");
+    rank_is(0, idist_barrier(NULL), IDIST_ERR_STATE);
+    rank_is(0, idist_barrier(&o), IDIST_ERR_STATE);
+    rank_check(strstr(idist_last_error(), "fork"), "got \"%s\"", idist_last_error());
+    rank_is(0, idist_finalize(), IDIST_ERR_STATE);
+    rank_ok(0, idist_initialize(NULL));
+    rank_ok(0, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL));
+    rank_ok(0, idist_finalize());
+    return 0;
+}
+
+static void forked(void) {
+    idist_group *g = NULL;
+    tap_running("fork");
+    ranks_reset();
+    rank_ok(0, idist_initialize(NULL));
+    rank_ok(0, idist_split(NULL, 0, 0, &g));
+    procs_run(1, 5000, child_of_fork, &g);
+    rank_ok(0, idist_barrier(NULL)); // the parent's lives on
+    rank_ok(0, idist_free_group(&g));
+    rank_ok(0, idist_finalize());
+    ranks_report("a child of fork has no world, and can have one");
+}
+
+static void backends(void) {
+    idist_backend_api odd = *idist_ring_backend();
+    idist_group *w = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    odd.abi++;
+    tap_is(idist_open_with(NULL, &w, idist_backend_list_of(&odd, NULL, NULL)), IDIST_ERR_NO_BACKEND,
+           "a backend of another abi");
+    odd = *idist_ring_backend();
+    odd.size--;
+    tap_is(idist_open_with(NULL, &w, idist_backend_list_of(&odd, NULL, NULL)), IDIST_ERR_NO_BACKEND, "of another size");
+    const char *names = idist_available_backends_of(idist_backend_list_of(NULL, idist_ring_backend(), NULL));
+    tap_ok(strcmp(names, "ring,self") == 0, "names of the backends: got %s", names);
+    d.backend = "self,ring"; // self refuses a world of two, ring is the next and waits for rank 1
+    d.world_size = 2;
+    d.init_method = "tcp://127.0.0.1:1";
+    d.init_timeout_ms = 50;
+    tap_is(idist_open(&d, &w), IDIST_ERR_TIMEOUT, "the second of the list is tried");
+    d.backend = "self";
+    tap_is(idist_open(&d, &w), IDIST_ERR_NO_BACKEND, "self alone refuses");
+    d.backend = "ring";
+    d.world_size = 1;
+    tap_is(idist_open(&d, &w), IDIST_OK, "ring serves one rank when asked for");
+    if (w) idist_close(&w);
+}
+
 static int init_worker(int local_rank, void *arg) {
     int expected = *(const int *)arg;
     rank_check(idist_is_initialized() && idist_get_rank() == local_rank && idist_get_local_rank() == local_rank,
@@ -176,9 +287,14 @@ int main(void) {
     (void)ranks__log();
     default_world_of_one();
     for (int i = 0; i < 4; i++) one_after_another("auto", sizes[i]);
+    one_after_another("socket", 3);
     one_after_another("tcp", 3);
     two_at_once();
     allocator_is_used();
+    buffers();
+    logger();
+    forked();
+    backends();
     spawned();
     return tap_done();
 }

@@ -215,6 +215,65 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_op_free(op, world));
 }
 
+// A user function must not call back into the library.
+typedef struct inside {
+    idist_group *world;
+    idist_status status;
+} inside;
+
+static void calls_back(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    inside *i = (inside *)arg;
+    idist_opts o = opts_of(i->world);
+    int32_t x = 0;
+    (void)in;
+    (void)inout;
+    (void)count;
+    (void)dtype;
+    o.timeout_ms = 1000;
+    i->status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
+}
+
+static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    inside i = {world, IDIST_OK};
+    idist_op op;
+    int32_t x = rank;
+    (void)n;
+    (void)arg;
+    o.timeout_ms = 3000 * test_slow_factor();
+    rank_ok(rank, idist_op_create(calls_back, &i, true, world, &op));
+    rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, op, &o));
+    rank_is(rank, i.status, IDIST_ERR_STATE);
+    rank_ok(rank, idist_op_free(op, world));
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A call keeps the function it was made with, although the op is freed and its number used again while it runs.
+static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
+    enum { MANY = 5000 };
+    uint32_t all = UINT32_MAX, tiny = 1; // modulo 1 everything is 0
+    uint32_t *x = (uint32_t *)malloc(MANY * sizeof *x);
+    idist_op op, other;
+    idist_request r = {NULL};
+    idist_opts a = opts_async(world, &r), o = opts_of(world);
+    TAP_REQUIRE(x);
+    (void)arg;
+    for (uint32_t k = 0; k < MANY; k++) x[k] = k + 1;
+    rank_ok(rank, idist_op_create(add_mod, &all, true, world, &op));
+    if (rank == 0) tap_sleep_ms(50); // the others are in the call, with the op already gone; right without it as well
+    rank_ok(rank, idist_all_reduce(x, x, MANY, IDIST_U32, op, &a));
+    rank_ok(rank, idist_op_free(op, world));
+    rank_ok(rank, idist_op_create(add_mod, &tiny, true, world, &other));
+    rank_check(op == other, "rank %d: the number is used again: got %d and %d", rank, (int)op, (int)other);
+    rank_ok(rank, idist_wait(&r));
+    size_t i = 0;
+    while (i < MANY && x[i] == (i + 1) * (uint32_t)n) i++;
+    rank_check(i == MANY, "rank %d: element %zu: got %u expected %zu", rank, i, x[i % MANY], (i + 1) * (size_t)n);
+    rank_ok(rank, idist_op_free(other, world));
+    rank_ok(rank, idist_barrier(&o));
+    free(x);
+}
+
 int main(void) {
     static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
@@ -232,5 +291,11 @@ int main(void) {
         }
     }
     ranks_case(2, NULL, many_user_ops, NULL, "224 user ops, and no more");
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(2, &d, call_from_an_op, NULL, "a call from a user function is refused, %s", d.transport);
+        for (int n = 2; n <= 3; n++)
+            ranks_case(n, &d, freed_while_used, NULL, "an op freed while a call runs n=%d, %s", n, d.transport);
+    }
     return tap_done();
 }

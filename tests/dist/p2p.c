@@ -345,12 +345,65 @@ static void request_times_out(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
+// A send to oneself that timed out is gone: the next receive gets the next message.
+static void cancelled_to_self(idist_group *world, int rank, int n, void *arg) {
+    const size_t count = 200000;
+    idist_opts o = opts_of(world), brief = opts_of(world);
+    int32_t *x = (int32_t *)calloc(count, sizeof *x), y = 7, z = -1;
+    idist_recv_info info = {-1, -1, 0};
+    TAP_REQUIRE(x);
+    (void)n;
+    (void)arg;
+    brief.timeout_ms = 60;
+    rank_is(rank, idist_send(x, count, IDIST_I32, rank, 4, &brief), IDIST_ERR_TIMEOUT);
+    rank_is(rank, idist_recv(x, count, IDIST_I32, rank, 4, NULL, &brief), IDIST_ERR_TIMEOUT);
+    rank_ok(rank, idist_send(&y, 1, IDIST_I32, rank, 4, &o));
+    rank_ok(rank, idist_recv(&z, 1, IDIST_I32, rank, IDIST_ANY_TAG, &info, &o));
+    rank_check(z == 7 && info.count == 1, "rank %d: got %d, %zu elements", rank, z, info.count);
+    rank_ok(rank, idist_barrier(&o));
+    free(x);
+}
+
+static void own_tags(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    for (int32_t tag = 0; tag < 5; tag++) rank_ok(rank, idist_send(&tag, 1, IDIST_I32, rank, tag, &o));
+    for (int tag = 4; tag >= 0; tag--) {
+        int32_t x = -1;
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, rank, tag, NULL, &o));
+        rank_check(x == tag, "rank %d: tag %d: got %d", rank, tag, x);
+    }
+}
+
+// After megabytes of small messages that were received, a small blocking send returns by itself: what a sender may have
+// on the way without being asked for it was given back.
+static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
+    enum { EACH = 3000, NBYTES = 1000 };
+    idist_opts o = opts_of(world), brief = opts_of(world);
+    unsigned char x[NBYTES] = {0};
+    (void)n;
+    (void)arg;
+    brief.timeout_ms = 3000 * test_slow_factor();
+    for (int i = 0; i < EACH; i++) {
+        if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 0, &o));
+        else rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 0, NULL, &o));
+    }
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 1, &brief)); // received after the barrier only
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 1) rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 1, NULL, &o));
+}
+
 int main(void) {
-    static const char *transports[2] = {"auto", "tcp"};
     tap_deadline(60);
-    for (int t = 0; t < 2; t++) {
-        const char *name = transports[t];
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        const char *name = transport_names[t];
         idist_desc d = desc_with(name, "auto");
+        for (int n = 1; n <= 2; n++) {
+            ranks_case(n, &d, cancelled_to_self, NULL, "a send to oneself that timed out n=%d, %s", n, name);
+            ranks_case(n, &d, own_tags, NULL, "tags of messages to oneself n=%d, %s", n, name);
+        }
         for (int n = 1; n <= 5; n += n == 3 ? 2 : 1) {
             ranks_case(n, &d, ring_sendrecv, NULL, "sendrecv around n=%d, %s", n, name);
             ranks_case(n, &d, to_self, NULL, "to oneself n=%d, %s", n, name);
@@ -367,6 +420,7 @@ int main(void) {
         ranks_case(3, &d, nothing_sent, NULL, "messages of nothing, %s", name);
         ranks_case(2, &d, recv_times_out, NULL, "recv time-out cancels, %s", name);
         ranks_case(2, &d, request_times_out, NULL, "recv time-out of a request cancels, %s", name);
+        ranks_case(2, &d, window_opens_again, NULL, "a sender of small messages gets its room back, %s", name);
     }
     return tap_done();
 }

@@ -220,6 +220,88 @@ static void first_failure(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&b));
 }
 
+// Two requests fail differently: the first by index counts, not the first in time.
+static void first_of_two_failures(idist_group *world, int rank, int n, void *arg) {
+    idist_request r[2] = {{NULL}, {NULL}};
+    idist_opts a = opts_async(world, &r[0]), b = opts_async(world, &r[1]), o = opts_of(world);
+    int32_t x[2] = {0, 0};
+    (void)n;
+    (void)arg;
+    if (rank == 1) rank_ok(rank, idist_send(x, 2, IDIST_I32, 0, 2, &o));
+    if (rank == 0) {
+        a.timeout_ms = 50;
+        rank_ok(rank, idist_recv(x, 1, IDIST_I32, 1, 1, NULL, &a)); // never sent
+        rank_ok(rank, idist_recv(x, 1, IDIST_I32, 1, 2, NULL, &b)); // too short
+        rank_is(rank, idist_wait_all(r, 2), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"", idist_last_error());
+        rank_ok(rank, idist_recv(x, 2, IDIST_I32, 1, 2, NULL, &o));
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A program that only ever tests sees the time-out as well.
+static void test_has_deadlines(idist_group *world, int rank, int n, void *arg) {
+    idist_request r = {NULL};
+    idist_opts a = opts_async(world, &r), o = opts_of(world);
+    int32_t x;
+    bool done = false;
+    idist_status s = IDIST_OK;
+    (void)arg;
+    a.timeout_ms = 60;
+    rank_ok(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 1, NULL, &a));
+    int64_t end_ms = tap_now_ms() + 60 + 500 * test_slow_factor();
+    while (!done && s == IDIST_OK && tap_now_ms() < end_ms) s = idist_test(&r, &done);
+    rank_check(done && s == IDIST_ERR_TIMEOUT, "rank %d: got %s", rank, idist_status_name(s));
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A thread sleeps in a call of long patience; the call of another has a nearer deadline, which holds.
+static void *receive(void *arg) {
+    idist_group *world = (idist_group *)arg;
+    idist_opts o = opts_of(world);
+    int rank = idist_group_rank(world), n = idist_group_size(world);
+    int32_t x;
+    rank_ok(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 1, NULL, &o));
+    return NULL;
+}
+
+static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world), brief = opts_of(world);
+    pthread_t thread;
+    int32_t x;
+    (void)arg;
+    brief.timeout_ms = 80;
+    TAP_REQUIRE(pthread_create(&thread, NULL, receive, world) == 0);
+    tap_sleep_ms(150); // it sleeps, and has announced that; right without it as well
+    int64_t start_ms = tap_now_ms();
+    rank_is(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 2, NULL, &brief), IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start_ms < 80 + 400 * test_slow_factor(), "rank %d: after %d ms", rank,
+               (int)(tap_now_ms() - start_ms));
+    rank_ok(rank, idist_send(&rank, 1, IDIST_I32, (rank + n - 1) % n, 1, &o));
+    TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+}
+
+static void two_worlds(void) {
+    idist_group *w[2] = {NULL, NULL};
+    idist_request r[2] = {{NULL}, {NULL}};
+    int32_t x[2], one = 1;
+    size_t index = 9;
+    tap_running("requests of two worlds");
+    ranks_reset();
+    for (int i = 0; i < 2; i++) {
+        rank_ok(0, idist_open(NULL, &w[i]));
+        idist_opts a = opts_async(w[i], &r[i]), o = opts_of(w[i]);
+        rank_ok(0, idist_recv(&x[i], 1, IDIST_I32, 0, 0, NULL, &a));
+        rank_ok(0, idist_send(&one, 1, IDIST_I32, 0, 0, &o));
+    }
+    rank_is(0, idist_wait_any(r, 2, &index), IDIST_ERR_ARG);
+    rank_check(index == 2, "index: got %zu expected 2", index);
+    rank_check(idist_group_translate(w[0], 0, w[1]) == -1, "ranks of one world are none of another's");
+    rank_ok(0, idist_wait_all(r, 2));
+    for (int i = 0; i < 2; i++) rank_ok(0, idist_close(&w[i]));
+    ranks_report("requests of two worlds: wait_any refuses, wait_all does not");
+}
+
 int main(void) {
     static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
     static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
@@ -249,5 +331,14 @@ int main(void) {
     ranks_case(2, NULL, p2p_without_calls, &shared, "a large send progresses while the sender computes");
     ranks_case(2, &tcp, p2p_without_calls, &again, "a large send progresses while the sender computes, tcp");
     ranks_case(2, NULL, first_failure, NULL, "wait_all returns the first failure and completes the rest");
+    ranks_case(2, NULL, first_of_two_failures, NULL, "wait_all returns the first of two failures");
+    two_worlds();
+    ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");
+    ranks_case(1, NULL, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=1");
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s", d.transport);
+        ranks_case(2, &d, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=2, %s", d.transport);
+    }
     return tap_done();
 }

@@ -12,6 +12,7 @@ typedef struct experiment {
     int place;
     int aborter;        // the rank whose second thread calls idist_abort
     int64_t aborted_ms; // atomic
+    int woken;          // atomic
 } experiment;
 
 typedef struct second_thread {
@@ -108,6 +109,42 @@ static void group_only(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&h));
 }
 
+// Rank 0 is in a call that nobody answers, and the others are in none: nothing but idist_abort can wake it.
+static void wakes_the_sleeper(idist_group *world, int rank, int n, void *arg) {
+    experiment *e = (experiment *)arg;
+    idist_opts o = opts_of(world);
+    pthread_t thread;
+    second_thread second = {world, e};
+    int32_t x = 0;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) {
+        TAP_REQUIRE(pthread_create(&thread, NULL, abort_soon, &second) == 0);
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, n - 1, 0, NULL, &o), IDIST_ERR_ABORTED);
+        int64_t after_ms = tap_now_ms() - __atomic_load_n(&e->aborted_ms, __ATOMIC_ACQUIRE);
+        rank_check(after_ms <= 400 * test_slow_factor(), "%lld ms after the abort", (long long)after_ms);
+        TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+        __atomic_store_n(&e->woken, 1, __ATOMIC_RELEASE);
+    } else { // in no call until rank 0 is through
+        int64_t end_ms = tap_now_ms() + 2000 * test_slow_factor();
+        while (!__atomic_load_n(&e->woken, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) tap_sleep_ms(1);
+    }
+}
+
+// Rank 0 aborts groups that the others may not have made yet.
+static void abort_at_once(idist_group *world, int rank, int n, void *arg) {
+    (void)n;
+    (void)arg;
+    for (int i = 0; i < 200; i++) {
+        idist_group *g = NULL;
+        if (!rank_ok(rank, idist_split(world, 0, rank, &g))) return;
+        idist_opts o = opts_of(g);
+        o.timeout_ms = 3000 * test_slow_factor();
+        if (rank == 0) rank_ok(rank, idist_abort(g));
+        if (!rank_is(rank, idist_barrier(&o), IDIST_ERR_ABORTED)) return;
+        rank_ok(rank, idist_free_group(&g));
+    }
+}
+
 // Between processes: one calls idist_abort and goes on living.
 static int abort_process(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
@@ -152,7 +189,7 @@ int main(void) {
     tap_deadline(60);
     for (int place = 0; place < N_PLACES; place++) {
         for (int n = 2; n <= 5; n += n == 2 ? 1 : 2) {
-            experiment e = {0, 0, 0};
+            experiment e = {0, 0, 0, 0};
             idist_desc d = desc_with(n == 3 ? "tcp" : "auto", "auto");
             e.place = place;
             e.aborter = (int)(tap_rand(&random_state) % (uint64_t)n);
@@ -160,10 +197,18 @@ int main(void) {
                              d.transport);
         }
     }
-    experiment e = {0, 0, 0};
+    experiment e = {0, 0, 0, 0};
     ranks_case(4, NULL, group_only, &e, "abort of a group leaves the world alone");
-    between_processes("auto");
-    between_processes("tcp");
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        for (int n = t == 0 ? 1 : 2; n <= 2; n++) {
+            experiment alone = {0, 0, 0, 0};
+            ranks_case_fault(n, &d, wakes_the_sleeper, &alone, "abort wakes who sleeps alone n=%d, %s", n, d.transport);
+        }
+        for (int n = 2; n <= 3; n++)
+            ranks_case(n, &d, abort_at_once, NULL, "abort of a group that others do not have yet n=%d, %s", n, d.transport);
+        between_processes(d.transport);
+    }
     tap_is(idist_abort(NULL), IDIST_ERR_STATE, "abort without a world");
     return tap_done();
 }

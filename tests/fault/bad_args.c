@@ -169,6 +169,10 @@ static void v_forms(int r, int n, const idist_opts *o) {
     bad(r, idist_all_to_allv(x, counts, NULL, y, NULL, NULL, IDIST_F32, o));
     bad(r, idist_all_to_allv(NULL, counts, NULL, y, counts, NULL, IDIST_F32, o));
     bad(r, idist_all_to_allv(x, counts, NULL, x, counts, NULL, IDIST_F32, o)); // not in place
+    size_t own[RANKS_MAX];
+    memcpy(own, counts, sizeof own);
+    own[r]++; // what it receives from itself is not what it sends
+    bad(r, idist_all_to_allv(x, counts, NULL, y, own, NULL, IDIST_F32, o));
     counts[r]++;
     bad(r, idist_all_to_allv(x, counts, NULL, y, huge, NULL, IDIST_F32, o));
     (void)n;
@@ -452,6 +456,39 @@ static void bad_desc(void) {
     bad(-1, idist_spawn(nothing, NULL, -1, NULL));
 }
 
+static void parallel_run(void) {
+    idist_desc d = desc_with(NULL, NULL);
+    d.nproc_per_node = 2;
+    d.nnodes = 2;
+    bad(-1, idist_parallel_run(&d, nothing, NULL));
+    rank_check(strstr(idist_last_error(), "master_addr and master_port"), "two nodes without a master: got \"%s\"",
+               idist_last_error());
+    d.master_addr = "127.0.0.1";
+    d.master_port = 1;
+    d.node_rank = 2;
+    bad(-1, idist_parallel_run(&d, nothing, NULL));
+    d = desc_with(NULL, NULL);
+    d.nproc_per_node = -1;
+    bad(-1, idist_parallel_run(&d, nothing, NULL));
+}
+
+// Closing is refused as long as a request is open, also on a group of the world.
+static void close_with_a_request(void) {
+    idist_group *w = NULL, *g = NULL;
+    idist_request r = {NULL};
+    int32_t x = 1, y = 0;
+    rank_ok(-1, idist_open(NULL, &w));
+    rank_ok(-1, idist_split(w, 0, 0, &g));
+    idist_opts a = opts_async(g, &r), o = opts_of(g);
+    rank_ok(-1, idist_recv(&y, 1, IDIST_I32, 0, 0, NULL, &a));
+    rank_is(-1, idist_close(&w), IDIST_ERR_STATE);
+    rank_check(w != NULL, "a refused close leaves the world");
+    if (!w) return;
+    rank_ok(-1, idist_send(&x, 1, IDIST_I32, 0, 0, &o));
+    rank_ok(-1, idist_wait(&r));
+    rank_ok(-1, idist_close(&w));
+}
+
 static void stores(void) {
     static char long_key[1100];
     idist_store *s = NULL, *view = NULL;
@@ -503,6 +540,8 @@ int main(void) {
     in_main(names_and_sizes, "names of what does not exist");
     in_main(default_world, "the default world of 1");
     in_main(bad_desc, "descriptions that make no sense");
+    in_main(parallel_run, "idist_parallel_run of what makes no sense");
+    in_main(close_with_a_request, "close with a request open on a group");
     in_main(stores, "stores");
     in_child(1);
     in_child(2);

@@ -55,9 +55,9 @@ static const env_case cases[] = {
 
 // Everything by which a launcher, or the shell that runs the tests, might reach in.
 static void clean_environment(void) {
-    static const char *const prefixes[] = {"RANK=",  "WORLD_SIZE=", "LOCAL_", "MASTER_",       "GROUP_",
-                                           "IDIST_", "HOROVOD_",    "OMPI_",  "PMI_",          "PMIX_",
-                                           "SLURM_", "MPI_",        "MV2_",   "TORCHELASTIC_", "NODE_RANK="};
+    static const char *const prefixes[] = {"RANK=",    "WORLD_SIZE=",   "LOCAL_",     "MASTER_", "GROUP_", "IDIST_",
+                                           "HOROVOD_", "OMPI_",         "PMI_",       "PMIX_",   "SLURM_", "MPI_",
+                                           "MV2_",     "TORCHELASTIC_", "NODE_RANK=", "FLUX_"};
     extern char **environ;
     for (char **e = environ; *e;) {
         bool hit = false;
@@ -105,12 +105,7 @@ static void child(const char *vars, env_result *r) {
     _exit(status == IDIST_OK || !idist_is_initialized() ? 0 : 84);
 }
 
-static env_result *make_results(size_t n) {
-    void *p = mmap(NULL, n * sizeof(env_result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TAP_REQUIRE(p != MAP_FAILED);
-    memset(p, 0, n * sizeof(env_result));
-    return (env_result *)p;
-}
+static env_result *make_results(size_t n) { return (env_result *)shared_alloc(n * sizeof(env_result)); }
 
 static pid_t start(const char *vars, env_result *r) {
     pid_t pid = fork();
@@ -173,9 +168,91 @@ static void real_world(const char *format, int n, const char *name) {
     munmap(r, (size_t)n * sizeof *r);
 }
 
+// Every launcher by a pair of its own.
+typedef struct launched {
+    const char *rank, *size, *launcher, *more;
+} launched;
+
+static const launched pairs[] = {{"IDIST_RANK", "IDIST_WORLD_SIZE", "idist", ""},
+                                 {"RANK", "WORLD_SIZE", "env", ""},
+                                 {"RANK", "WORLD_SIZE", "torchrun", "TORCHELASTIC_RUN_ID=x"},
+                                 {"HOROVOD_RANK", "HOROVOD_SIZE", "horovodrun", ""},
+                                 {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "openmpi", ""},
+                                 {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "mvapich2", ""},
+                                 {"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "flux", ""},
+                                 {"PMI_RANK", "PMI_SIZE", "hydra", ""}};
+
+static int launch(int number, void *arg) {
+    const launched *l = &pairs[number];
+    char line[100];
+    (void)arg;
+    clean_environment();
+    set_variables(l->more);
+    setenv(l->rank, "0", 1);
+    rank_is(0, idist_initialize(NULL), IDIST_ERR_ENV); // half a pair
+    rank_check(strstr(idist_last_error(), l->size), "the text must name %s: got \"%s\"", l->size, idist_last_error());
+    setenv(l->size, "1", 1);
+    if (!rank_ok(0, idist_initialize(NULL))) return 1;
+    snprintf(line, sizeof line, "launcher: %s by %s\n", l->launcher, l->rank);
+    rank_check(strcmp(idist_launcher(), l->launcher) == 0, "launcher: got %s expected %s", idist_launcher(), l->launcher);
+    rank_check(strstr(idist_show_config(), line), "show_config must say \"%s\": got %s", line, idist_show_config());
+    rank_check(strstr(idist_show_config(), "world size: 1\nrank: 0\nlocal rank: 0\n"), "show_config: got %s",
+               idist_show_config());
+    return idist_finalize() == IDIST_OK ? 0 : 1;
+}
+
+// What the variables choose is chosen, and fields win.
+static int choices(int number, void *arg) {
+    idist__config c;
+    idist_desc d;
+    (void)number;
+    (void)arg;
+    clean_environment();
+    set_variables("IDIST_ALGO=bandwidth IDIST_TRANSPORT=tcp IDIST_TIMEOUT_MS=1234 IDIST_INIT_TIMEOUT_MS=567");
+    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_check(c.algorithm == 2 && c.transport == 2 && c.timeout_ms == 1234 && c.init_timeout_ms == 567,
+               "got %d %d %d %d expected 2 2 1234 567", c.algorithm, c.transport, c.timeout_ms, c.init_timeout_ms);
+    d = desc_with("socket", "latency");
+    d.timeout_ms = 5;
+    d.init_timeout_ms = -1;
+    rank_ok(0, idist__launch_config(&c, &d));
+    rank_check(c.algorithm == 1 && c.transport == 1 && c.timeout_ms == 5 && c.init_timeout_ms == -1,
+               "got %d %d %d %d expected 1 1 5 -1", c.algorithm, c.transport, c.timeout_ms, c.init_timeout_ms);
+    return 0;
+}
+
+// Where ranks meet: a restart of torchrun meets elsewhere, and an IPv6 address gets its brackets.
+static int meeting_place(int number, void *arg) {
+    idist__config c;
+    char first[200];
+    (void)number;
+    (void)arg;
+    clean_environment();
+    set_variables("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
+    rank_ok(0, idist__launch_config(&c, NULL));
+    copy_text(first, sizeof first, c.where);
+    set_variables("TORCHELASTIC_RESTART_COUNT=1");
+    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_check(strcmp(first, c.where) != 0, "a restart meets at the same place: %s", c.where);
+    set_variables("MASTER_ADDR=fd00::1");
+    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_check(strcmp(c.where, "tcp:[fd00::1]:29500") == 0, "got %s expected tcp:[fd00::1]:29500", c.where);
+    return 0;
+}
+
+static void in_children(int n, int (*fn)(int, void *), const char *name) {
+    tap_running("%s", name);
+    ranks_reset();
+    procs_run(n, 10000, fn, NULL);
+    ranks_report("%s", name);
+}
+
 int main(void) {
     tap_deadline(60);
     (void)ranks__log();
+    in_children((int)(sizeof pairs / sizeof pairs[0]), launch, "every launcher is named, and half of its pair refused");
+    in_children(1, choices, "what the variables choose is chosen");
+    in_children(1, meeting_place, "where the ranks meet");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) one_case(&cases[i]);
     real_world("RANK=%R WORLD_SIZE=3 LOCAL_RANK=%R MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 3, "the five variables of torch");
     real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 2, "without LOCAL_RANK, as PyTorchJob");

@@ -1,4 +1,5 @@
-// kill: SIGKILL of a random rank at a random moment in a stream of all_reduces
+// kill: SIGKILL of a random rank at a random moment in a stream of all_reduces, or while the others wait for its message;
+// and of one that waits itself
 //
 // Every survivor must get IDIST_ERR_PEER_LOST naming the dead rank, and nobody else, within 500 ms of the kill, and must be
 // able to close its world. IDIST_TEST_TRIALS sets the number of trials per transport; without it as many as fit into
@@ -12,8 +13,11 @@ enum { LIMIT_MS = 500, N_MAX_BYTES = 4 << 20 };
 
 typedef struct trial {
     uint64_t seed;
-    int mode; // 0: blocking, 1: requests, 2: all ranks wait in a receive from the victim or a neighbour
+    int mode; // 0: blocking, 1: requests, 2: all others wait in a receive from the victim
+    int victim;
 } trial;
+
+static const char *const mode_names[3] = {"", " requests", " receive"};
 
 static size_t stream_count(uint64_t seed, int i) {
     unsigned shift = (unsigned)(tap_mix(seed + (uint64_t)i) % 20); // 8 bytes .. 4 MiB
@@ -23,6 +27,7 @@ static size_t stream_count(uint64_t seed, int i) {
 static idist_status stream_step(idist_group *world, float *x, const trial *t, int i) {
     idist_request request[3] = {{NULL}, {NULL}, {NULL}};
     idist_opts plain = opts_of(world);
+    if (t->mode == 2) return idist_recv(x, 1, IDIST_F32, t->victim, 0, NULL, &plain);
     if (t->mode == 0) return idist_all_reduce(x, x, stream_count(t->seed, i), IDIST_F32, IDIST_MAX, &plain);
     size_t third = N_MAX_BYTES / 4 / 3;
     for (int k = 0; k < 3; k++) {
@@ -43,10 +48,10 @@ static int stream(idist_group *world, int rank, int n, proc_slot *slot, void *ar
     const trial *t = (const trial *)arg;
     float *x = (float *)calloc(N_MAX_BYTES, 1);
     idist_status status = IDIST_OK;
-    (void)rank;
     (void)n;
     if (!x) _exit(91);
     proc_phase(slot, 1);
+    while (t->mode == 2 && rank == t->victim) pause();
     for (int i = 0; status == IDIST_OK; i++) {
         status = stream_step(world, x, t, i);
         __atomic_store_n(&slot->iterations, i, __ATOMIC_RELAXED);
@@ -89,9 +94,10 @@ static int64_t one_trial(const char *transport, int number, uint64_t *random_sta
     int delay_us = (int)(tap_rand(random_state) % 40000);
     int64_t worst_ns = 0;
     t.seed = tap_rand(random_state);
-    t.mode = number % 4 == 3;
+    t.mode = number % 4 == 3 ? 1 : number % 4 == 1 ? 2 : 0;
+    t.victim = victim;
     snprintf(what, sizeof what, "trial %d: n=%d victim %d after %d us, %s %s%s", number, n, victim, delay_us, transport,
-             d.algorithm, t.mode ? " requests" : "");
+             d.algorithm, mode_names[t.mode]);
     tap_running("%s", what);
     procs_start(&p, n, &d, stream, &t);
     if (!procs_await_phase(&p, 1, 10000)) rank_fail("%s: the ranks did not start", what);
@@ -108,23 +114,52 @@ static int64_t one_trial(const char *transport, int number, uint64_t *random_sta
     return worst_ns;
 }
 
+// Rank 1 has waited in a barrier for long, and has said so, when it is killed. The last rank comes only after that.
+static int waits_long(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    proc_phase(slot, 1);
+    if (rank == n - 1) tap_sleep_ms(350);
+    proc_result(slot, idist_barrier(&o));
+    idist_status closed = idist_close(&world);
+    return closed != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void killed_while_waiting(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("SIGKILL of a rank that waits, %s", transport);
+    ranks_reset();
+    d.timeout_ms = 3000 * test_slow_factor();
+    procs_start(&p, 4, &d, waits_long, NULL);
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    tap_sleep_ms(200);
+    int64_t killed_ns = tap_now_ns();
+    kill(p.pid[1], SIGKILL);
+    procs_wait(&p, 5000);
+    judge(&p, 1, killed_ns, transport);
+    ranks_report("SIGKILL of a rank that has waited for 200 ms, %s", transport);
+    procs_free(&p);
+}
+
 int main(void) {
-    static const char *transports[2] = {"auto", "tcp"};
     const char *text = getenv("IDIST_TEST_TRIALS");
     int wanted = text ? atoi(text) : 0;
     uint64_t random_state = tap_seed();
     tap_deadline(wanted > 100 ? wanted * 2 : 90);
-    for (int t = 0; t < 2; t++) {
-        int64_t end_ms = tap_now_ms() + 6000, worst_ns = 0;
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        const char *name = transport_names[t];
+        int64_t end_ms = tap_now_ms() + 4000, worst_ns = 0;
         int trials = 0;
         ranks_reset();
         while (wanted > 0 ? trials < wanted : trials < 40 && (tap_now_ms() < end_ms || trials < 6)) {
-            int64_t ns = one_trial(transports[t], trials++, &random_state);
+            int64_t ns = one_trial(name, trials++, &random_state);
             if (ns > worst_ns) worst_ns = ns;
         }
-        ranks_report("SIGKILL of a random rank, %s: all survivors name it within %d ms", transports[t], LIMIT_MS);
-        tap_diag("%s: %d trials, slowest survivor after %.1f ms, seed %llu", transports[t], trials, (double)worst_ns / 1e6,
+        ranks_report("SIGKILL of a random rank, %s: all survivors name it within %d ms", name, LIMIT_MS);
+        tap_diag("%s: %d trials, slowest survivor after %.1f ms, seed %llu", name, trials, (double)worst_ns / 1e6,
                  (unsigned long long)tap_seed());
+        killed_while_waiting(name);
     }
     return tap_done();
 }

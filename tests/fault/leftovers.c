@@ -81,6 +81,27 @@ static int look_around_process(idist_group *world, int rank, int n, proc_slot *s
     return 0;
 }
 
+// Rank 0 at a loopback address, while it waits for a rank that does not come.
+static void *joins_alone(void *arg) {
+    idist_desc d = desc_with("auto", "auto");
+    idist_group *w = NULL;
+    d.init_method = "tcp://127.0.0.1:29511";
+    d.world_size = 2;
+    d.init_timeout_ms = 200;
+    rank_is(0, idist_open(&d, &w), IDIST_ERR_TIMEOUT);
+    __atomic_store_n((int *)arg, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void look_around_while_joining(void) {
+    pthread_t thread;
+    int is_over = 0;
+    TAP_REQUIRE(pthread_create(&thread, NULL, joins_alone, &is_over) == 0);
+    for (; !__atomic_load_n(&is_over, __ATOMIC_ACQUIRE); tap_sleep_ms(5))
+        check_listeners(0, false, "rank 0 waits for rank 1");
+    TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+}
+
 static void in_namespace(void) {
     static char spawned[] = "idist_spawn", threads[] = "mem://", processes[] = "tcp://127.0.0.1";
     idist_desc d = desc_with("auto", "auto"), tcp = desc_with("tcp", "auto");
@@ -96,6 +117,7 @@ static void in_namespace(void) {
         rank_check(n_hung == 0, "%d ranks hang", n_hung);
         procs_free(&p);
     }
+    look_around_while_joining();
 }
 
 static void listeners(void) {
@@ -164,6 +186,68 @@ static void massacre(uint64_t *random_state) {
 }
 
 //------------------------------------------------------------------------------
+// what the programs that ranks start, and their signal handlers, would notice
+//------------------------------------------------------------------------------
+
+enum { MOST_FDS = 1024 };
+
+static int fds_are_closed_on_exec(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const bool *was_open = (const bool *)arg;
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)slot;
+    rank_ok(rank, idist_barrier(&o));
+    for (int fd = 3; fd < MOST_FDS; fd++) {
+        int flags = fcntl(fd, F_GETFD);
+        rank_check(flags < 0 || was_open[fd] || (flags & FD_CLOEXEC), "rank %d: descriptor %d would survive exec", rank, fd);
+    }
+    return idist_close(&world) == IDIST_OK ? 0 : 1;
+}
+
+static void closed_on_exec(const char *transport) {
+    static bool was_open[MOST_FDS];
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("descriptors and exec, %s", transport);
+    ranks_reset();
+    for (int fd = 3; fd < MOST_FDS; fd++) was_open[fd] = fcntl(fd, F_GETFD) >= 0;
+    procs_start(&p, 3, &d, fds_are_closed_on_exec, was_open);
+    int n_hung = procs_wait(&p, 10000);
+    rank_check(n_hung == 0, "%d ranks hang", n_hung);
+    ranks_report("all descriptors are closed on exec, %s", transport);
+    procs_free(&p);
+}
+
+// A signal that the program blocks, after the library has made its thread, stays pending: no thread of it takes it.
+static int blocks_a_signal(int local_rank, void *arg) {
+    sigset_t set, pending;
+    idist_request r = {NULL};
+    idist_opts o = opts_async(NULL, &r);
+    int32_t x = 1, y;
+    (void)arg;
+    rank_ok(local_rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(local_rank, idist_wait(&r));
+    rank_check(count_threads() > 1, "rank %d: there is no thread of the library", local_rank);
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    kill(getpid(), SIGUSR1); // ends the process if a thread takes it
+    tap_sleep_ms(50);
+    sigpending(&pending);
+    rank_check(sigismember(&pending, SIGUSR1) == 1, "rank %d: the signal is gone", local_rank);
+    signal(SIGUSR1, SIG_IGN);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    return 0;
+}
+
+static void threads_take_no_signals(void) {
+    tap_running("signals and threads of the library");
+    ranks_reset();
+    rank_ok(-1, idist_spawn(blocks_a_signal, NULL, 2, NULL));
+    ranks_report("threads of the library take no signals");
+}
+
+//------------------------------------------------------------------------------
 // EINTR
 //------------------------------------------------------------------------------
 
@@ -224,24 +308,52 @@ static int quiet_worker(int local_rank, void *arg) {
     return 0;
 }
 
+// Rank 0, which has the store, comes last: the others wait for it under fire.
+typedef struct stormy {
+    const char *transport;
+    int port;
+} stormy;
+
+static int joins_under_fire(int number, void *arg) {
+    const stormy *s = (const stormy *)arg;
+    idist_desc d = desc_with(s->transport, "auto");
+    d.rank = 2 - number;
+    d.world_size = 3;
+    d.master_addr = "127.0.0.1";
+    d.master_port = s->port;
+    d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+    if (d.rank == 0) tap_sleep_ms(150);
+    storm(100);
+    if (!rank_ok(d.rank, idist_initialize(&d))) return 1;
+    for (int i = 0; i < 20; i++) rank_ok(d.rank, idist_barrier(NULL));
+    rank_ok(d.rank, idist_finalize());
+    storm(0);
+    return 0;
+}
+
 static void storms(void) {
     int total = test_quick() ? 400 : 2000;
-    static const char *transports[2] = {"auto", "tcp"};
-    for (int t = 0; t < 2; t++) {
-        idist_desc d = desc_with(transports[t], "auto");
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        const char *name = transport_names[t];
+        idist_desc d = desc_with(name, "auto");
+        stormy s = {name, free_port()};
         d.timeout_ms = RANKS_TIMEOUT_MS;
-        tap_running("signals every 100 us, threads, %s", transports[t]);
+        tap_running("signals every 100 us, joining, %s", name);
+        ranks_reset();
+        procs_run(3, 15000, joins_under_fire, &s);
+        ranks_report("a signal every 100 us while 3 processes join, %s", name);
+        tap_running("signals every 100 us, threads, %s", name);
         ranks_reset();
         n_signals = 0;
         storm(100);
         ranks_threads(3, &d, storm_threads, &total); // joining and leaving the world is under fire, too
         storm(0);
         rank_check(n_signals > 50, "only %d signals came: the test tests nothing", n_signals);
-        ranks_report("a signal every 100 us during %d all_reduces of 3 threads, %s", total, transports[t]);
-        tap_running("signals every 100 us, processes, %s", transports[t]);
+        ranks_report("a signal every 100 us during %d all_reduces of 3 threads, %s", total, name);
+        tap_running("signals every 100 us, processes, %s", name);
         ranks_reset();
         rank_ok(-1, idist_spawn(storm_worker, &total, 3, &d));
-        ranks_report("a signal every 100 us during %d all_reduces of 3 processes, %s", total, transports[t]);
+        ranks_report("a signal every 100 us during %d all_reduces of 3 processes, %s", total, name);
     }
     tap_running("idist_spawn under signals");
     ranks_reset();
@@ -255,10 +367,13 @@ static void storms(void) {
 
 int main(void) {
     uint64_t random_state = tap_seed();
+    private_folders();
     tap_deadline(90);
     (void)ranks__log();
     listeners();
     massacre(&random_state);
+    for (int t = 0; t < N_TRANSPORTS; t++) closed_on_exec(transport_names[t]);
+    threads_take_no_signals();
     storms();
     return tap_done();
 }

@@ -309,6 +309,48 @@ static void another_group(idist_group *world, int rank, int n, void *arg) {
     idist_free_group(&g);
 }
 
+// Rank 0 closes the world, the others are in a barrier.
+static int closes_early(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    proc_result(slot, rank ? idist_barrier(&o) : idist_close(&world));
+    tap_sleep_ms(100); // leaving at once could be noticed first, as a loss
+    return 0;
+}
+
+static void close_against_barrier(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("close against a barrier, %s", transport);
+    ranks_reset();
+    procs_start(&p, 2, &d, closes_early, NULL);
+    int n_hung = procs_wait(&p, 8000);
+    rank_check(n_hung == 0, "%d ranks hang", n_hung);
+    for (int k = 0; k < 2; k++)
+        rank_check(p.slot[k].status == IDIST_ERR_MISMATCH && text_has_word(p.slot[k].text, "finalize"),
+                   "rank %d: got %s: %s", k, idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
+    ranks_report("one rank closes the world, the other is in a barrier: a mismatch on both, %s", transport);
+    procs_free(&p);
+}
+
+// idist_new_group with another list on rank 1.
+static int other_lists(int local_rank, void *arg) {
+    static const int lists[2][2] = {{0, 1}, {0, 2}};
+    idist_group *g = NULL;
+    (void)arg;
+    rank_is(local_rank, idist_new_group(lists[local_rank == 1], 2, &g), IDIST_ERR_MISMATCH);
+    rank_check(text_has_word(idist_last_error(), "group differs"), "rank %d: got \"%s\"", local_rank, idist_last_error());
+    return 0;
+}
+
+static void new_group_lists(void) {
+    tap_running("idist_new_group with other lists");
+    ranks_reset();
+    (void)idist_spawn(other_lists, NULL, 3, NULL); // the world has failed, and its end says so
+    ranks_report("idist_new_group with another list on one rank");
+}
+
 // A mismatch inside of a group leaves the world alone.
 static void only_the_group(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
@@ -348,6 +390,8 @@ int main(void) {
         crossing_calls(n, RECV_AGAINST_BARRIER, "operation", "one rank receives, the others are in a barrier");
     }
     crossing_calls(2, RECV_AGAINST_RECV, "deadlock", "both ranks receive from each other");
+    for (int t = 0; t < N_TRANSPORTS; t++) close_against_barrier(transport_names[t]);
+    new_group_lists();
     ranks_case_fault(4, NULL, only_the_group, NULL, "a mismatch in a group leaves the world usable");
     return tap_done();
 }

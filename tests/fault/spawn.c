@@ -16,11 +16,7 @@ typedef struct board {
     int go;
 } board;
 
-static board *make_board(void) {
-    void *p = mmap(NULL, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TAP_REQUIRE(p != MAP_FAILED);
-    return (board *)p;
-}
+static board *make_board(void) { return (board *)shared_alloc(sizeof(board)); }
 
 static void sign_in(board *b, int rank) { __atomic_store_n(&b->pid[rank], getpid(), __ATOMIC_RELEASE); }
 
@@ -194,6 +190,107 @@ static void grace(void) {
     munmap(f.b, sizeof *f.b);
 }
 
+// A worker that is stopped hears SIGTERM before SIGKILL comes.
+static board *stopped_board;
+
+static void hears(int number) {
+    (void)number;
+    stopped_board->reached[1] = 1;
+    _exit(5);
+}
+
+static int stops(int local_rank, void *arg) {
+    board *b = (board *)arg;
+    if (local_rank == 1) {
+        signal(SIGTERM, hears);
+        sign_in(b, 1);
+        raise(SIGSTOP);
+        for (;;) pause();
+    }
+    sign_in(b, 0);
+    meet(b, 2);
+    tap_sleep_ms(30); // so that it has stopped; right without it as well
+    return 3;
+}
+
+static void stopped(void) {
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    board *b = stopped_board = make_board();
+    d.grace_ms = 50;
+    tap_running("a worker that is stopped");
+    ranks_reset();
+    expect_failure(idist_spawn(stops, b, 2, &d), &report, 0, 3, 0);
+    rank_check(b->reached[1], "it did not hear SIGTERM");
+    check_gone(b, 2);
+    ranks_report("a worker that is stopped hears SIGTERM");
+    munmap(b, sizeof *b);
+}
+
+static int returns_4(int local_rank, void *arg) {
+    sign_in((board *)arg, local_rank);
+    return local_rank == 1 ? 4 : 0;
+}
+
+static int returns_256(int local_rank, void *arg) {
+    sign_in((board *)arg, local_rank);
+    return local_rank == 1 ? 256 : 0;
+}
+
+// Where SIGCHLD is ignored the kernel reaps the workers, and their wait status is lost.
+static void exit_codes(void) {
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    board *b = make_board();
+    tap_running("exit codes");
+    ranks_reset();
+    expect_failure(idist_spawn(returns_256, b, 2, &d), &report, 1, 1, 0);
+    ranks_report("a worker that returns 256 has failed");
+    ranks_reset();
+    signal(SIGCHLD, SIG_IGN);
+    rank_ok(-1, idist_spawn(works, b, 3, &d));
+    expect_failure(idist_spawn(returns_4, b, 3, &d), &report, 1, 4, 0);
+    signal(SIGCHLD, SIG_DFL);
+    ranks_report("exit codes with SIGCHLD ignored");
+    munmap(b, sizeof *b);
+}
+
+static int counts(int local_rank, void *arg) {
+    (void)local_rank;
+    __atomic_add_fetch(&((board *)arg)->go, 1, __ATOMIC_ACQ_REL);
+    return 0;
+}
+
+// Leaves the calling process at most n of its cores, the first ones of the mask; the result is how many those are.
+static int use_cores(const unsigned long *mask, int n) {
+    unsigned long some[64] = {0};
+    int got = 0;
+    for (int i = 0; i < 64 * 64 && got < n; i++) {
+        if (!(mask[i / 64] >> (i % 64) & 1)) continue;
+        some[i / 64] |= 1ul << (i % 64);
+        got++;
+    }
+    TAP_REQUIRE(syscall(SYS_sched_setaffinity, 0, sizeof some, some) == 0);
+    return got;
+}
+
+static void one_per_core(void) {
+    unsigned long mask[64] = {0};
+    board *b = make_board();
+    tap_running("a worker per core");
+    ranks_reset();
+    TAP_REQUIRE(syscall(SYS_sched_getaffinity, 0, sizeof mask, mask) > 0);
+    for (int n = 1; n <= 3; n++) {
+        int n_cores = use_cores(mask, n);
+        b->go = 0;
+        rank_ok(-1, idist_spawn(counts, b, 0, NULL));
+        rank_check(b->go == n_cores, "got %d workers on %d cores", b->go, n_cores);
+    }
+    use_cores(mask, 64 * 64);
+    ranks_report("spawn of 0 starts one worker per core that this process may use");
+    munmap(b, sizeof *b);
+}
+
 static int survivor(int local_rank, void *arg) {
     failing *f = (failing *)arg;
     sign_in(f->b, local_rank);
@@ -218,6 +315,92 @@ static void keep_going(void) {
     check_gone(f.b, 3);
     ranks_report("keep_going leaves the survivors alone");
     munmap(f.b, sizeof *f.b);
+}
+
+//------------------------------------------------------------------------------
+// idist_parallel_run
+//------------------------------------------------------------------------------
+
+typedef struct nodes {
+    int port;
+    board b;
+} nodes;
+
+// Rank r of 4 is local rank r % 2 of node r / 2.
+static int node_worker(int local_rank, void *arg) {
+    nodes *s = (nodes *)arg;
+    int32_t x = 1, y = 0;
+    int rank = idist_get_rank();
+    rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL));
+    rank_check(y == 4 && rank % 2 == local_rank, "rank %d: sum %d, local rank %d", rank, y, local_rank);
+    __atomic_add_fetch(&s->b.reached[rank], 1, __ATOMIC_ACQ_REL);
+    return 0;
+}
+
+static int node(int number, void *arg) {
+    nodes *s = (nodes *)arg;
+    idist_desc d = desc_with("auto", "auto");
+    d.nnodes = 2;
+    d.node_rank = number;
+    d.nproc_per_node = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = s->port;
+    d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+    return rank_ok(-1, idist_parallel_run(&d, node_worker, s)) ? 0 : 1;
+}
+
+static int rank_1_fails(int local_rank, void *arg) {
+    (void)local_rank;
+    (void)arg;
+    if (idist_get_rank() == 1) return 3;
+    rank_is(0, idist_barrier(NULL), IDIST_ERR_PEER_LOST);
+    return 0;
+}
+
+// Joins the world of a launcher, whose rank 1 fails while rank 0 waits for it.
+static int under_a_launcher(int rank, void *arg) {
+    nodes *s = (nodes *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    char port[20];
+    snprintf(port, sizeof port, "%d", s->port);
+    setenv("RANK", rank ? "1" : "0", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", port, 1);
+    d.timeout_ms = 5000 * test_slow_factor();
+    int64_t start = tap_now_ms();
+    rank_is(rank, idist_parallel_run(&d, rank_1_fails, NULL), rank ? IDIST_ERR_WORKER_FAILED : IDIST_ERR_PEER_LOST);
+    rank_check(tap_now_ms() - start < 2000 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+    return 0;
+}
+
+static int signs_in(int local_rank, void *arg) {
+    sign_in((board *)arg, local_rank);
+    return 0;
+}
+
+static void parallel_run(void) {
+    nodes *s = (nodes *)shared_alloc(sizeof *s);
+    idist_desc d = desc_with(NULL, NULL);
+    tap_running("parallel_run");
+    ranks_reset();
+    d.nproc_per_node = 1;
+    rank_ok(-1, idist_parallel_run(&d, signs_in, &s->b));
+    rank_check(s->b.pid[0] != 0 && s->b.pid[0] != getpid(), "one worker is a process of its own");
+    rank_ok(-1, idist_parallel_run(NULL, signs_in, &s->b));
+    rank_check(s->b.pid[0] == getpid() && !idist_is_initialized(), "without a number it runs here, and leaves no world");
+    ranks_report("idist_parallel_run here, and in one worker");
+    s->port = free_port();
+    tap_running("parallel_run on two nodes");
+    ranks_reset();
+    procs_run(2, 15000, node, s);
+    for (int k = 0; k < 4; k++) rank_check(s->b.reached[k] == 1, "rank %d ran %d times", k, s->b.reached[k]);
+    ranks_report("idist_parallel_run on two nodes of two workers");
+    tap_running("parallel_run under a launcher");
+    ranks_reset();
+    procs_run(2, 15000, under_a_launcher, s);
+    ranks_report("idist_parallel_run under a launcher: a rank that fails does not hold up the others");
+    munmap(s, sizeof *s);
 }
 
 //------------------------------------------------------------------------------
@@ -437,12 +620,17 @@ static void parent_dies(uint64_t *random_state) {
 
 int main(void) {
     uint64_t random_state = tap_seed();
+    private_folders();
     tap_deadline(90);
     (void)ranks__log();
     all_well();
     failures(&random_state);
     grace();
+    stopped();
+    exit_codes();
+    one_per_core();
     keep_going();
+    parallel_run();
     parent_unchanged();
     buffered_output();
     parent_dies(&random_state);

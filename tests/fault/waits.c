@@ -29,8 +29,40 @@ static void deadline_beside(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait(&pending));
 }
 
+// The same with the older of the two having the nearer deadline.
+static void older_deadline(idist_group *world, int rank, int n, void *arg) {
+    idist_request r[2] = {{NULL}, {NULL}};
+    idist_opts a = opts_async(world, &r[0]), b = opts_async(world, &r[1]), o = opts_of(world);
+    int32_t x, y;
+    (void)arg;
+    a.timeout_ms = 80;
+    rank_ok(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 1, NULL, &a)); // never sent
+    rank_ok(rank, idist_recv(&y, 1, IDIST_I32, (rank + 1) % n, 2, NULL, &b));
+    int64_t start = tap_now_ms();
+    rank_is(rank, idist_wait(&r[0]), IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start < 80 + 400 * test_slow_factor(), "rank %d: after %d ms", rank,
+               (int)(tap_now_ms() - start));
+    rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_send(&rank, 1, IDIST_I32, (rank + n - 1) % n, 2, &o));
+    rank_ok(rank, idist_wait(&r[1]));
+}
+
 // Legal programs in which ranks of one thread wait long, for each other, in different calls.
-typedef enum { ISEND_THEN_RECV, ISEND_THEN_BARRIER, ROOT_GOES_ON, TWO_GROUPS } legal;
+typedef enum {
+    ISEND_THEN_RECV,
+    ISEND_THEN_BARRIER,
+    ROOT_GOES_ON,
+    TWO_GROUPS,
+    ANSWERS_LATE,
+    IRECV_THEN_COMPUTE,
+    N_LEGAL
+} legal;
+static const char *const legal_names[N_LEGAL] = {"a large immediate send, then a receive",
+                                                 "a large immediate send, then a barrier",
+                                                 "a root that left its group",
+                                                 "an immediate call on the world beside a barrier of a part",
+                                                 "an answer that takes its time",
+                                                 "a request open while the program computes"};
 
 static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     legal what = *(legal *)arg;
@@ -57,6 +89,20 @@ static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void
         if (rank == 0 && s == IDIST_OK) s = idist_free_group(&g);
         if (rank == 1) tap_sleep_ms(200);
         if (s == IDIST_OK) s = idist_barrier(&o);
+    } else if (what == ANSWERS_LATE) { // rank 1 has announced that it waits for rank 0, gets its message, answers later
+        if (rank == 0) tap_sleep_ms(120);
+        if (rank == 0) s = idist_send(&x, 1, IDIST_I32, 1, 5, &o);
+        if (rank == 0 && s == IDIST_OK) s = idist_recv(&x, 1, IDIST_I32, 1, 6, NULL, &o);
+        if (rank == 1) s = idist_recv(&x, 1, IDIST_I32, 0, 5, NULL, &o);
+        if (rank == 1) tap_sleep_ms(200);
+        if (rank == 1 && s == IDIST_OK) s = idist_send(&x, 1, IDIST_I32, 0, 6, &o);
+    } else if (what == IRECV_THEN_COMPUTE) { // rank 1 waits for what rank 0 sends when it has computed
+        if (rank == 0) s = idist_recv(&x, 1, IDIST_I32, 1, 5, NULL, &a);
+        if (rank == 0) tap_sleep_ms(200);
+        if (rank == 0 && s == IDIST_OK) s = idist_send(&rank, 1, IDIST_I32, 1, 6, &o);
+        if (rank == 0 && s == IDIST_OK) s = idist_wait(&r);
+        if (rank == 1) s = idist_recv(&x, 1, IDIST_I32, 0, 6, NULL, &o);
+        if (rank == 1 && s == IDIST_OK) s = idist_send(&x, 1, IDIST_I32, 0, 5, &o);
     } else { // a request on the world and a barrier of a part of it, while the last rank is late
         if (rank == 2) tap_sleep_ms(200);
         s = idist_all_reduce(&x, big, 1, IDIST_I32, IDIST_SUM, &a);
@@ -67,17 +113,17 @@ static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void
     return s == IDIST_OK && idist_close(&world) == IDIST_OK ? 0 : 1;
 }
 
-static void legal_calls(legal what, const char *name) {
+static void legal_calls(legal what, const char *transport) {
     procs p;
-    idist_desc d = desc_with("auto", "auto");
-    tap_running("%s", name);
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("%s, %s", legal_names[what], transport);
     ranks_reset();
     procs_start(&p, 3, &d, legal_body, &what);
     rank_check(procs_wait(&p, 15000) == 0, "ranks hang");
     for (int k = 0; k < 3; k++)
-        rank_check(p.slot[k].status == IDIST_OK, "rank %d: %s: %s", k, idist_status_name((idist_status)p.slot[k].status),
-                   p.slot[k].text);
-    ranks_report("legal: %s", name);
+        rank_check(p.slot[k].has_result && p.slot[k].status == IDIST_OK, "rank %d: %s: %s", k,
+                   idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
+    ranks_report("legal: %s, %s", legal_names[what], transport);
     procs_free(&p);
 }
 
@@ -106,11 +152,10 @@ static void start_rank(start *all, int rank, int world_size, const char *secret,
 }
 
 static void cannot_join(int odd_size, const char *odd_secret, const char *name) {
-    start *all = (start *)mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    start *all = (start *)shared_alloc(sizeof *all);
     int port = 20000 + (int)(getpid() % 20000);
     pid_t pid[3];
     tap_running("%s", name);
-    if ((void *)all == MAP_FAILED) tap_bail("mmap");
     ranks_reset();
     for (int r = 0; r < 3; r++) {
         pid[r] = fork();
@@ -195,11 +240,12 @@ static void few_descriptors(void) {
 int main(void) {
     tap_deadline(100);
     few_descriptors();
-    for (int n = 1; n <= 3; n++) ranks_case(n, NULL, deadline_beside, NULL, "a deadline beside a pending call, %d ranks", n);
-    legal_calls(ISEND_THEN_RECV, "a large immediate send, then a receive");
-    legal_calls(ISEND_THEN_BARRIER, "a large immediate send, then a barrier");
-    legal_calls(ROOT_GOES_ON, "a root that left its group");
-    legal_calls(TWO_GROUPS, "an immediate call on the world beside a barrier of a part");
+    for (int n = 1; n <= 3; n++) {
+        ranks_case(n, NULL, deadline_beside, NULL, "a deadline beside a pending call, %d ranks", n);
+        ranks_case(n, NULL, older_deadline, NULL, "a deadline of an older call, %d ranks", n);
+    }
+    for (int t = 0; t < N_TRANSPORTS; t++)
+        for (int what = 0; what < N_LEGAL; what++) legal_calls((legal)what, transport_names[t]);
     cannot_join(4, "the secret of the job", "a rank that expects another number of ranks");
     cannot_join(3, "another secret of the job", "a rank with another secret");
     for (int way = 0; way < 3; way++) first_failure(way);

@@ -15,7 +15,9 @@
 #include <dirent.h>
 #include <netinet/in.h>
 #include <strings.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #define RANKS_MAX 16
 #define RANKS_MESSAGES 10
@@ -29,13 +31,16 @@ typedef struct ranks_log {
     char message[RANKS_MESSAGES][600];
 } ranks_log;
 
+// Zeroed memory that forked processes share; given back by munmap.
+static inline void *shared_alloc(size_t nbytes) {
+    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TAP_REQUIRE(p != MAP_FAILED);
+    return p;
+}
+
 static inline ranks_log *ranks__log(void) {
     static ranks_log *log_area = NULL;
-    if (!log_area) { // first called by main, before there are threads
-        void *p = mmap(NULL, sizeof(ranks_log), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        TAP_REQUIRE(p != MAP_FAILED);
-        log_area = (ranks_log *)p;
-    }
+    if (!log_area) log_area = (ranks_log *)shared_alloc(sizeof(ranks_log)); // by main, before there are threads
     return log_area;
 }
 
@@ -231,6 +236,10 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
     return ranks_report("%s", name);
 }
 
+// What the ranks of one host can talk through: shared memory, local sockets, TCP.
+enum { N_TRANSPORTS = 3 };
+static const char *const transport_names[N_TRANSPORTS] = {"auto", "socket", "tcp"};
+
 static inline idist_desc desc_with(const char *transport, const char *algorithm) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -242,6 +251,12 @@ static inline idist_desc desc_with(const char *transport, const char *algorithm)
 // Sanitizer runs set it: fewer combinations, the same code paths.
 static inline bool test_quick(void) {
     const char *text = getenv("IDIST_TEST_QUICK");
+    return text && *text && strcmp(text, "0") != 0;
+}
+
+// Cases that take seconds because they wait for a limit of the library to pass.
+static inline bool test_long(void) {
+    const char *text = getenv("IDIST_TEST_LONG");
     return text && *text && strcmp(text, "0") != 0;
 }
 
@@ -325,10 +340,8 @@ static inline void proc__child(procs *p, int rank, int port, const idist_desc *b
 static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
     memset(p, 0, sizeof *p);
     TAP_REQUIRE(n <= RANKS_MAX);
-    void *area = mmap(NULL, sizeof(proc_slot) * RANKS_MAX, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TAP_REQUIRE(area != MAP_FAILED);
     p->n = n;
-    p->slot = (proc_slot *)area;
+    p->slot = (proc_slot *)shared_alloc(sizeof(proc_slot) * RANKS_MAX);
     int port = free_port();
     (void)ranks__log();
     for (int k = 0; k < n; k++) {
@@ -381,6 +394,29 @@ static inline void procs_free(procs *p) {
     p->slot = NULL;
 }
 
+// Forks n processes that start their worlds themselves, and reports those that do not end in time with 0, fn's result.
+static inline void procs_run(int n, int timeout_ms, int (*fn)(int number, void *arg), void *arg) {
+    procs p;
+    memset(&p, 0, sizeof p);
+    TAP_REQUIRE(n <= RANKS_MAX);
+    p.n = n;
+    (void)ranks__log();
+    fflush(NULL);
+    for (int k = 0; k < n; k++) {
+        p.pid[k] = fork();
+        TAP_REQUIRE(p.pid[k] >= 0);
+        if (p.pid[k] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            _exit(fn(k, arg));
+        }
+        tap_register_child(p.pid[k]);
+    }
+    int n_hung = procs_wait(&p, timeout_ms);
+    rank_check(n_hung == 0, "%d processes hang", n_hung);
+    for (int k = 0; k < n; k++)
+        rank_check(p.wait_status[k] == 0, "process %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+}
+
 //------------------------------------------------------------------------------
 // what a process holds
 //------------------------------------------------------------------------------
@@ -394,6 +430,18 @@ static inline int count_entries(const char *folder, const char *part) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && strstr(e->d_name, part)) n++;
     closedir(dir);
     return n;
+}
+
+// Gives this process and its children a /tmp and a /dev/shm of their own, so that all they find there is theirs. Where that
+// is not allowed, or would hide the test itself, they count what they find, and another program that writes there can
+// disturb them.
+static inline void private_folders(void) {
+    const long new_mounts = 0x00020000; // CLONE_NEWNS
+    char here[512];
+    if (!getcwd(here, sizeof here) || strncmp(here, "/tmp/", 5) == 0) return;
+    if (syscall(SYS_unshare, new_mounts) != 0) return;
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return;
+    if (mount("none", "/tmp", "tmpfs", 0, NULL) == 0) mount("none", "/dev/shm", "tmpfs", 0, NULL);
 }
 
 static inline int count_fds(void) {

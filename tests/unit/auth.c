@@ -1,4 +1,5 @@
-// [impl:sha] and [impl:auth]: published vectors, and a handshake whose every bit is changed on the way.
+// [impl:sha] and [impl:auth]: published vectors, a handshake whose every bit is changed on the way, and who may wait, and
+// for how long, until his is through.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -102,6 +103,57 @@ static void key_of(const char *text, uint8_t key[32]) {
     idist__auth_key(&secret, key);
 }
 
+static int64_t in_ms(int64_t ms) { return idist__os_now_ns() + ms * 1000000; }
+
+// The porch gives places to newcomers, first those of strangers whose time is over, then those of who has been there for
+// a second, but no other.
+static void porch(void) {
+    idist__porch p;
+    idist__porch_init(&p);
+    for (int i = 0; i < IDIST__PORCH; i++) {
+        p.place[i].fd = dup(STDOUT_FILENO);
+        p.place[i].deadline_ns = in_ms(IDIST__PORCH_MS);
+    }
+    int fd = p.place[7].fd;
+    tap_ok(idist__porch_room(&p) == NULL, "a porch full of newcomers has no room");
+    p.place[7].deadline_ns = in_ms(IDIST__PORCH_MS - 2000);
+    p.place[9].deadline_ns = in_ms(IDIST__PORCH_MS - 1500);
+    tap_ok(idist__porch_room(&p) == &p.place[7], "the oldest has to go after a second when all places are taken");
+    tap_ok(p.place[7].fd == -1 && fcntl(fd, F_GETFD) < 0, "his connection is closed");
+    p.place[5].deadline_ns = in_ms(-1);
+    tap_ok(idist__porch_room(&p) == &p.place[5] && p.place[5].fd == -1, "whose time is over has to go");
+    tap_ok(p.place[9].fd >= 0, "the others stay");
+    idist__porch_close(&p);
+}
+
+// Abstract sockets have no permissions: the other end has to belong to the same user.
+static void other_users(void) {
+    char name[64];
+    idist__addr a;
+    int listener = -1, wait_status = 0, fd = -1;
+    if (geteuid() != 0) {
+        tap_skip("local sockets of other users", "needs root, to be somebody else");
+        return;
+    }
+    snprintf(name, sizeof name, "unix:idist-auth-test-%d", (int)getpid());
+    if (idist__addr_parse(&a, name) != IDIST_OK || idist__sock_listen(&a, name, &listener) != IDIST_OK) tap_bail("listen");
+    for (int same = 0; same < 2; same++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (!same && setuid(65534) != 0) _exit(3);
+            int peer = idist__sock_connect(&a, in_ms(5000));
+            if (peer < 0) _exit(errno == EPERM ? 1 : 2);
+            _exit(0);
+        }
+        waitpid(pid, &wait_status, 0);
+        tap_is(WEXITSTATUS(wait_status), same ? 0 : 1, "a listener of %s", same ? "the same user" : "another user");
+        fd = idist__sock_accept(listener);
+        tap_ok((fd >= 0) == (same == 1), "a connection of %s", same ? "the same user" : "another user");
+    }
+    close(fd);
+    close(listener);
+}
+
 int main(void) {
     uint8_t key[32], other[32];
     int wrong = 0;
@@ -127,5 +179,7 @@ int main(void) {
         if (t.server_sure) wrong++;
     }
     tap_is(wrong, 0, "cut off after each byte: never accepted");
+    porch();
+    other_users();
     return tap_done();
 }

@@ -37,7 +37,7 @@ static bool is_prompt(int64_t since_ms) { return tap_now_ms() - since_ms < (int6
 static bool is_short_wait(int64_t since_ms) { return tap_now_ms() - since_ms >= SHORT_MS - 20 && is_prompt(since_ms); }
 
 static void make_folder(char folder[64]) {
-    snprintf(folder, 64, "/tmp/idist_store_XXXXXX");
+    snprintf(folder, 64, "/tmp/store_test_XXXXXX");
     TAP_REQUIRE(mkdtemp(folder) != NULL);
 }
 
@@ -230,10 +230,25 @@ static void check_bad_arguments(const kit *k, const char *name) {
     tap_ok(holds(s, "after", "1", 1), "%s: none of them broke anything", name);
 }
 
+static void check_many_keys(const kit *k, const char *name) {
+    enum { N = 9000 };
+    static char key[1000];
+    static const char *keys[N];
+    bool ready = true;
+    memset(key, 'k', sizeof key - 1);
+    for (int i = 0; i < N; i++) keys[i] = key;
+    tap_is(idist_store_check(k->handles[1], keys, N, &ready), IDIST_ERR_ARG, "%s: more than 8 MiB of keys are refused",
+           name);
+    tap_is(idist_store_check(k->handles[1], keys, 8000, &ready), IDIST_OK, "%s: fewer are not", name);
+    tap_ok(!ready, "%s: and are not there", name);
+}
+
 static void check_prefix(const kit *k, const char *name) {
     idist_store *view = NULL, *inner = NULL;
     const char *key = "key";
     bool ready = false, deleted = false;
+    int64_t sum = 0;
+    size_t n = 0, n_all = 1;
     char long_key[1025];
     tap_is(idist_store_prefix(k->handles[1], "view/", &view), IDIST_OK, "%s: prefix", name);
     tap_is(idist_store_prefix(view, "inner/", &inner), IDIST_OK, "%s: prefix of a prefix", name);
@@ -242,8 +257,11 @@ static void check_prefix(const kit *k, const char *name) {
     tap_is(idist_store_set(k->handles[0], "view/key", "flat", 4), IDIST_OK, "%s: set outside", name);
     tap_ok(holds(view, "key", "flat", 4), "%s: get inside", name);
     tap_ok(holds(inner, "key", "deep", 4), "%s: the views do not mix", name);
-    tap_is(idist_store_add(view, "n", 3, NULL), IDIST_OK, "%s: add in a view", name);
+    tap_ok(idist_store_add(view, "n", 3, &sum) == IDIST_OK && sum == 3, "%s: add in a view", name);
     tap_ok(holds(k->handles[0], "view/n", "3", 1), "%s: adds outside", name);
+    tap_ok(idist_store_num_keys(view, &n) == IDIST_OK && idist_store_num_keys(k->handles[0], &n_all) == IDIST_OK &&
+               n == n_all,
+           "%s: num_keys in a view is that of the store: got %zu expected %zu", name, n, n_all);
     tap_ok(idist_store_check(view, &key, 1, &ready) == IDIST_OK && ready, "%s: check in a view", name);
     tap_is(idist_store_wait(inner, &key, 1, SHORT_MS), IDIST_OK, "%s: wait in a view", name);
     tap_ok(idist_store_delete(view, "key", &deleted) == IDIST_OK && deleted, "%s: delete in a view", name);
@@ -335,9 +353,10 @@ static void check_threads(const kit *k, const char *name) {
 }
 
 static void test_kind(store_kind kind) {
-    static void (*const checks[])(const kit *, const char *) = {check_set_get, check_add,      check_compare_set,
-                                                                check_keys,    check_timeouts, check_bad_arguments,
-                                                                check_prefix,  check_large,    check_threads};
+    static void (*const checks[])(const kit *, const char *) = {check_set_get,  check_add,      check_compare_set,
+                                                                check_keys,     check_timeouts, check_bad_arguments,
+                                                                check_prefix,   check_large,    check_threads,
+                                                                check_many_keys};
     const char *name = kind_names[kind];
     kit k;
     tap_running("%s: open", name);
@@ -430,6 +449,41 @@ static void test_secret(void) {
     tap_is(open_status("tcp://0.0.0.0:0", true, SHORT_MS, right), IDIST_OK, "secret: with one, beyond loopback");
 }
 
+// The secret that IDIST_SECRET_FILE names, which nobody else may be able to read, and IDIST_INSECURE.
+static void test_secret_file(void) {
+    static const char secret[] = "0123456789abcdef";
+    static const int modes[4] = {0644, 0640, 0604, 0620};
+    idist_store_desc desc = store_desc(true);
+    idist_store *server = NULL;
+    char folder[64], path[128], url[64];
+    tap_running("secret file");
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/secret", folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    TAP_REQUIRE(fd >= 0 && write(fd, secret, 16) == 16);
+    setenv("IDIST_SECRET_FILE", path, 1);
+    for (int i = 0; i < 4; i++) {
+        TAP_REQUIRE(fchmod(fd, (mode_t)modes[i]) == 0);
+        tap_is(open_status("tcp://127.0.0.1:0", true, SHORT_MS, NULL), IDIST_ERR_ENV, "secret file: of mode %o",
+               (unsigned)modes[i]);
+    }
+    TAP_REQUIRE(fchmod(fd, 0600) == 0);
+    tap_is(idist_store_open("tcp://0.0.0.0:0", &desc, &server), IDIST_OK, "secret file: of mode 600, beyond loopback");
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", idist_store_port(server));
+    unsetenv("IDIST_SECRET_FILE");
+    tap_is(open_status(url, false, PATIENT_MS, NULL), IDIST_ERR_AUTH, "secret file: without it nobody gets in");
+    tap_is(open_status(url, false, PATIENT_MS, secret), IDIST_OK, "secret file: its bytes are the secret");
+    tap_is(idist_store_close(&server), IDIST_OK, "secret file: close");
+    close(fd);
+    unlink(path);
+    rmdir(folder);
+    setenv("IDIST_INSECURE", "1", 1);
+    tap_is(open_status("tcp://0.0.0.0:0", true, SHORT_MS, NULL), IDIST_OK, "IDIST_INSECURE=1: no secret beyond loopback");
+    setenv("IDIST_INSECURE", "0", 1);
+    tap_is(open_status("tcp://0.0.0.0:0", true, SHORT_MS, NULL), IDIST_ERR_NO_SECRET, "IDIST_INSECURE=0 allows nothing");
+    unsetenv("IDIST_INSECURE");
+}
+
 //------------------------------------------------------------------------------
 // what others may do to a tcp server
 //------------------------------------------------------------------------------
@@ -495,6 +549,119 @@ static void test_garbage(void) {
     kit_close(&k);
 }
 
+// Silent strangers, more than there are places on the porch. What unit/auth.c checks with times of its own choice
+// happens here for real.
+static void test_full_porch(void) {
+    enum { N_OPEN = 80 };
+    int open_fds[N_OPEN + 1];
+    char byte;
+    kit k;
+    if (!test_long()) {
+        tap_skip("porch: more silent strangers than places", "takes seven seconds; IDIST_TEST_LONG=1 runs it");
+        return;
+    }
+    tap_running("a full porch");
+    if (!kit_open(&k, TCP)) return;
+    int port = idist_store_port(k.handles[0]);
+    struct pollfd first = {connect_raw(port), POLLIN, 0};
+    tap_ok(poll(&first, 1, 8000 * test_slow_factor()) == 1 && recv(first.fd, &byte, 1, MSG_DONTWAIT) == 0,
+           "porch: who says nothing has to go after five seconds");
+    open_fds[N_OPEN] = first.fd;
+    for (int i = 0; i < N_OPEN; i++) open_fds[i] = connect_raw(port);
+    int64_t start_ms = tap_now_ms();
+    tap_is(open_status(k.url, false, PATIENT_MS, NULL), IDIST_OK, "porch: a client gets in past %d strangers", N_OPEN);
+    tap_ok(tap_now_ms() - start_ms < 3500 * test_slow_factor(), "porch: after %d ms", (int)(tap_now_ms() - start_ms));
+    for (int i = 0; i <= N_OPEN; i++) close(open_fds[i]);
+    kit_close(&k);
+}
+
+static void *set_soon(void *arg) {
+    tap_sleep_ms(5); // lets the get begin to wait; right either way
+    idist_store_set((idist_store *)arg, "wake", "v", 1);
+    return NULL;
+}
+
+// A get that waits is woken by the set, not by the client's asking again every IDIST__SLICE_MS.
+static void test_waiters_are_woken(void) {
+    enum { N = 12 };
+    int n_woken = 0;
+    kit k;
+    tap_running("waiters are woken");
+    if (!kit_open(&k, TCP)) return;
+    for (int i = 0; i < N; i++) {
+        pthread_t thread;
+        int64_t start_ms = tap_now_ms();
+        TAP_REQUIRE(pthread_create(&thread, NULL, set_soon, k.handles[0]) == 0);
+        bool there = holds(k.handles[1], "wake", "v", 1);
+        if (there && tap_now_ms() - start_ms < IDIST__SLICE_MS - 10) n_woken++;
+        TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+        idist_store_delete(k.handles[0], "wake", NULL);
+    }
+    tap_ok(n_woken > N / 2, "tcp: set wakes who waits: %d of %d gets returned at once", n_woken, N);
+    kit_close(&k);
+}
+
+// The bytes of a get, without the wait that precedes it.
+static bool raw_get(idist_store *store, const char *key, int times) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    char bytes[1024];
+    size_t n = 0;
+    idist__req r;
+    memset(&r, 0, sizeof r);
+    r.op = IDIST__REQ_GET;
+    r.key.data = key;
+    r.key.nbytes = strlen(key);
+    TAP_REQUIRE(idist__tcp_encode(store, &r) && t->nout * (size_t)times <= sizeof bytes);
+    for (int i = 0; i < times; i++, n += t->nout) memcpy(bytes + n, t->out, t->nout);
+    return idist__sock_write_all(t->fd, bytes, n, idist__os_deadline(PROMPT_MS));
+}
+
+static void test_odd_clients(void) {
+    const size_t limit = (size_t)8 << 20;
+    char *value = (char *)calloc(1, limit);
+    uint64_t answer = 0;
+    kit k;
+    tap_running("odd clients");
+    TAP_REQUIRE(value);
+    if (!kit_open(&k, TCP)) return;
+    int fds[3] = {-1, ((idist__tcp_store *)k.handles[1]->impl)->fd, ((idist__tcp_store *)k.handles[2]->impl)->fd};
+    tap_ok(raw_get(k.handles[1], "gone", 1) && idist__sock_read_all(fds[1], &answer, 8, idist__os_deadline(PROMPT_MS)) &&
+               answer == IDIST__NO_VALUE,
+           "tcp: a key that went between wait and get is answered, not waited for");
+    tap_is(idist_store_set(k.handles[1], "large", value, limit), IDIST_OK, "tcp: set 8 MiB");
+    tap_ok(raw_get(k.handles[2], "large", 9) && !idist__sock_read_all(fds[2], &answer, 8, idist__os_deadline(PROMPT_MS)) &&
+               errno != ETIMEDOUT,
+           "tcp: who asks for 72 MiB before reading any is dropped");
+    tap_is(idist_store_delete(k.handles[1], "large", NULL), IDIST_OK, "tcp: the others are served");
+    kit_close(&k);
+    free(value);
+}
+
+// Lengths beyond the limits are nonsense at once, however many bytes have come.
+static void test_lengths(void) {
+    static const struct {
+        uint8_t op;
+        uint64_t key, value;
+        bool good;
+    } cases[] = {{IDIST__REQ_SET, 1025, 8u << 20, true},      {IDIST__REQ_SET, 1026, 1, false},
+                 {IDIST__REQ_SET, 1, (8u << 20) + 1, false},  {IDIST__REQ_GET, 1026, 0, false},
+                 {IDIST__REQ_COMPARE_SET, 1, 4u << 20, true}, {IDIST__REQ_COMPARE_SET, 1, (4u << 20) + 1, false},
+                 {IDIST__REQ_ADD, UINT64_MAX, 0, false}};
+    char bytes[2048];
+    idist__blob keys[1];
+    idist__req r;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t nkey = cases[i].key < 2000 ? (size_t)cases[i].key : 2000;
+        memset(bytes, 'k', sizeof bytes);
+        bytes[0] = (char)cases[i].op;
+        memcpy(bytes + 1, &cases[i].key, 8);
+        memcpy(bytes + 9 + nkey, &cases[i].value, 8);
+        ptrdiff_t n = idist__store_parse(bytes, 9 + nkey + 8, &r, keys, 1);
+        tap_is(n, cases[i].good ? 0 : -1, "a request with a key of %llu bytes and a value of %llu",
+               (unsigned long long)cases[i].key, (unsigned long long)cases[i].value);
+    }
+}
+
 // A client whose server goes away gets an error, in time, whatever it does.
 static void test_server_gone(store_kind kind) {
     const char *name = kind_names[kind];
@@ -506,8 +673,10 @@ static void test_server_gone(store_kind kind) {
     tap_is(idist_store_set(k.handles[1], "a", "1", 1), IDIST_OK, "%s: set while the server is there", name);
     tap_is(idist_store_close(&k.handles[0]), IDIST_OK, "%s: the server closes", name);
     int64_t start_ms = tap_now_ms();
-    tap_ok(idist_store_get(k.handles[1], "b", value, sizeof value, &nbytes, SHORT_MS) < 0, "%s: get without a server", name);
+    tap_is(idist_store_get(k.handles[1], "b", value, sizeof value, &nbytes, PATIENT_MS), IDIST_ERR_PEER_LOST,
+           "%s: get without a server", name);
     tap_ok(idist_last_error()[0] != 0, "%s: the error has a text: %s", name, idist_last_error());
+    tap_is(idist_store_set(k.handles[2], "a", "2", 1), IDIST_ERR_PEER_LOST, "%s: set without a server", name);
     tap_ok(is_prompt(start_ms), "%s: in time (%lld ms)", name, (long long)(tap_now_ms() - start_ms));
     for (int i = 1; i < N_HANDLES; i++) tap_ok(idist_store_close(&k.handles[i]) <= 0, "%s: client %d closes", name, i);
     if (kind == STORE_FILE) {
@@ -594,6 +763,39 @@ static void test_stale_file(void) {
     rmdir(folder);
 }
 
+// Files that are not ours, belong to a running job, or are damaged.
+static void test_foreign_files(void) {
+    static const char letter[] = "Dear diary, this is no store";
+    static const uint32_t beyond[2] = {0x7fffffff, 0x7fffffff};
+    idist_store_desc desc = store_desc(true), client_desc = store_desc(false);
+    idist_store *server = NULL, *client = NULL;
+    char folder[64], path[128], url[200], text[64] = "";
+    tap_running("foreign files");
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/store", folder);
+    snprintf(url, sizeof url, "file://%s", path);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    TAP_REQUIRE(fd >= 0 && write(fd, letter, sizeof letter) == (ssize_t)sizeof letter);
+    tap_is(open_status(url, true, SHORT_MS, NULL), IDIST_ERR_ARG, "file: one that is no store is refused");
+    tap_ok(pread(fd, text, sizeof text, 0) == (ssize_t)sizeof letter && strcmp(text, letter) == 0, "file: and left alone");
+    close(fd);
+    unlink(path);
+    tap_is(idist_store_open(url, &desc, &server), IDIST_OK, "file: a server");
+    tap_is(idist_store_set(server, "k", "v", 1), IDIST_OK, "file: its key");
+    tap_is(open_status(url, true, SHORT_MS, NULL), IDIST_ERR_ADDR_IN_USE, "file: a second server of a running job");
+    tap_ok(holds(server, "k", "v", 1), "file: takes nothing away");
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    TAP_REQUIRE(fd >= 0 && pwrite(fd, beyond, sizeof beyond, 16) == (ssize_t)sizeof beyond); // the first record's sizes
+    close(fd);
+    tap_is(idist_store_open(url, &client_desc, &client), IDIST_OK, "file: a client");
+    tap_is(idist_store_set(client, "x", "1", 1), IDIST_ERR_ARG, "file: damage is noticed");
+    tap_like(idist_last_error(), "damaged", "file: and named");
+    tap_is(idist_store_close(&client), IDIST_OK, "file: the client closes");
+    tap_is(idist_store_close(&server), IDIST_OK, "file: the server closes");
+    tap_is(count_entries(folder, ""), 0, "file: nothing is left");
+    rmdir(folder);
+}
+
 int main(void) {
     int n_fds, n_threads;
     tap_deadline(90);
@@ -604,9 +806,15 @@ int main(void) {
     test_open();
     test_port_taken();
     test_secret();
+    test_secret_file();
     test_garbage();
+    test_full_porch();
+    test_waiters_are_woken();
+    test_odd_clients();
+    test_lengths();
     test_server_gone(TCP);
     test_server_gone(STORE_FILE);
+    test_foreign_files();
     tap_is(count_fds(), n_fds, "no descriptor is left open");
     tap_is(count_threads(), n_threads, "no thread is left");
     return tap_done();

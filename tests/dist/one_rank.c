@@ -1,0 +1,95 @@
+// one_rank_first, one_rank_only: who runs the function, when, and who learns that it failed; on one host and on two
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+// Of one call, shared by its ranks; all atomic.
+typedef struct tally {
+    int n_runs[RANKS_MAX];
+    int n_early; // ran before the first one had
+    int fails_on;
+} tally;
+
+typedef struct job {
+    tally *all;
+    int rank, first;
+} job;
+
+static int task(void *arg) {
+    job *j = (job *)arg;
+    if (j->rank == j->first) tap_sleep_ms(30); // so that others who do not wait come first
+    else if (!__atomic_load_n(&j->all->n_runs[j->first], __ATOMIC_ACQUIRE))
+        __atomic_add_fetch(&j->all->n_early, 1, __ATOMIC_ACQ_REL);
+    __atomic_add_fetch(&j->all->n_runs[j->rank], 1, __ATOMIC_ACQ_REL);
+    return j->rank == j->all->fails_on ? 7 : 0;
+}
+
+static void on_one_host(idist_group *world, int rank, int n, void *arg) {
+    tally *all = (tally *)arg; // four, one per call; in the last two rank n - 1, the first, fails
+    int first = n - 1;
+    idist_opts o = opts_of(world);
+    job j = {&all[0], rank, first};
+    rank_ok(rank, idist_one_rank_first(task, &j, first, false, &o));
+    rank_check(all[0].n_runs[rank] == 1 && all[0].n_early == 0, "first: rank %d ran %d times, %d too early", rank,
+               all[0].n_runs[rank], all[0].n_early);
+    j.all = &all[1];
+    rank_ok(rank, idist_one_rank_only(task, &j, first, true, &o));
+    rank_check(all[1].n_runs[rank] == (rank == first), "only: rank %d ran %d times", rank, all[1].n_runs[rank]);
+    rank_check(all[1].n_runs[first] == 1, "only: rank %d goes on before rank %d was through", rank, first);
+    j.all = &all[2];
+    rank_is(rank, idist_one_rank_first(task, &j, first, false, &o), IDIST_ERR_CALLBACK);
+    rank_check(text_names_rank(idist_last_error(), first), "rank %d: got \"%s\"", rank, idist_last_error());
+    rank_check(all[2].n_runs[rank] == (rank == first), "rank %d runs although the first failed", rank);
+    j.all = &all[3];
+    rank_is(rank, idist_one_rank_only(task, &j, first, true, &o), IDIST_ERR_CALLBACK);
+    rank_ok(rank, idist_barrier(&o));
+}
+
+typedef struct hosts {
+    int port;
+    tally calls[2];
+} hosts;
+
+// Ranks 0 and 2 on host a, 1 and 3 on host b; local: rank 0 of each host is the first.
+static int on_two_hosts(int rank, void *arg) {
+    hosts *h = (hosts *)arg;
+    tally *all = h->calls;
+    idist_desc d = desc_with("auto", "auto");
+    d.master_addr = "127.0.0.1";
+    d.master_port = h->port;
+    d.rank = rank;
+    d.world_size = 4;
+    d.host_id = rank % 2 ? "b" : "a";
+    d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+    if (!rank_ok(rank, idist_initialize(&d))) return 1;
+    job j = {&all[0], rank, rank % 2};
+    for (int i = 0; i < 2; i++) rank_ok(rank, idist_one_rank_first(task, &j, 0, true, NULL));
+    rank_check(all[0].n_runs[rank] == 2 && all[0].n_early == 0, "rank %d ran %d times", rank, all[0].n_runs[rank]);
+    j.all = &all[1]; // rank 1 fails: rank 3 learns of it, host a does not
+    rank_is(rank, idist_one_rank_first(task, &j, 0, true, NULL), rank % 2 ? IDIST_ERR_CALLBACK : IDIST_OK);
+    rank_ok(rank, idist_finalize());
+    return 0;
+}
+
+int main(void) {
+    static const int sizes[3] = {1, 2, 4};
+    tap_deadline(60);
+    (void)ranks__log();
+    hosts *h = (hosts *)shared_alloc(sizeof *h);
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
+    h->port = free_port();
+    h->calls[0].fails_on = -1;
+    h->calls[1].fails_on = 1;
+    tap_running("two hosts");
+    ranks_reset();
+    procs_run(4, 20000, on_two_hosts, h);
+    ranks_report("one rank of each host first");
+    for (int i = 0; i < 3; i++) {
+        tally calls[4];
+        memset(calls, 0, sizeof calls);
+        for (int k = 0; k < 4; k++) calls[k].fails_on = k < 2 ? -1 : sizes[i] - 1;
+        ranks_case(sizes[i], NULL, on_one_host, calls, "one rank first, one rank only n=%d", sizes[i]);
+    }
+    return tap_done();
+}
