@@ -612,7 +612,7 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 // [api:p2p]  from one rank to another
 //
 // Messages from one rank to another with the same tag arrive in the order they were sent. A send may return before the
-// receiver asked for the message (up to 64 KiB), or only then: never rely on either. Tags are 0 .. 2^31 - 1.
+// receiver asked for the message (up to some KiB), or only then: never rely on either. Tags are 0 .. 2^31 - 1.
 // A receive that runs into its time-out before a message came is cancelled: IDIST_ERR_TIMEOUT, nothing lost or broken.
 //------------------------------------------------------------------------------
 
@@ -866,6 +866,7 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -1059,7 +1060,13 @@ IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
 
 // A file in memory without a name, of a size that can never change again; -1 and errno.
 IDIST__UNUSED static int idist__os_memfd(size_t nbytes) {
-    int err, fd = (int)syscall(SYS_memfd_create, "idist", 3 /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
+    struct rlimit limit;
+    int err, fd;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < nbytes) {
+        errno = EFBIG; // found out by trying, it would be a signal
+        return -1;
+    }
+    fd = (int)syscall(SYS_memfd_create, "idist", 3 /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
     if (fd < 0) return -1;
     if (ftruncate(fd, (off_t)nbytes) == 0 && fcntl(fd, 1033 /* F_ADD_SEALS */, 7 /* SEAL | SHRINK | GROW */) == 0) return fd;
     err = errno;
@@ -2092,6 +2099,15 @@ static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts
         if (errno == EINTR) continue;
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? 0 : -1;
     }
+}
+
+// Whether the other side has ended, and everything that it wrote was read.
+IDIST__UNUSED static bool idist__sock_at_end(int fd) {
+    char c;
+    ssize_t n;
+    do n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
 static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
@@ -5868,7 +5884,8 @@ static idist_status idist__group_make(idist_group *parent, uint64_t color, const
     return IDIST_OK;
 }
 
-// The members of a new group exchange what its backend wants to know. A group that cannot do that is freed.
+// The members of a new group exchange what its backend wants to know. If the group fails meanwhile, because a member has
+// aborted it or died, it exists all the same, as it does for those who had come further.
 static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
@@ -5892,6 +5909,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
         pthread_mutex_unlock(&w->lock);
     }
     idist__mem_free(&w->cfg.mem, offers);
+    if (s != IDIST_OK && g->status != IDIST_OK) s = IDIST_OK;
     if (s != IDIST_OK) {
         pthread_mutex_lock(&w->lock);
         idist__group_free(g);
@@ -5999,6 +6017,7 @@ idist_status idist_free_group(idist_group **group) {
     if (s == IDIST_OK) {
         idist__world *w = g->w;
         idist_group *node = g->node;
+        w->backend->progress(w); // messages for it that lie there: once it is gone nobody knows where they belong
         idist__group_free(g);
         if (node) idist__group_free(node);
         *group = NULL;

@@ -4385,6 +4385,27 @@ static idist_status idist__ring_open(idist__world *w) {
     return s;
 }
 
+// A connection that is closed with bytes in it that we have not read takes with it what the other side has not read. So
+// we say that nothing more comes, and throw away what still does until the other side ends too, or for a moment.
+static void idist__ring_linger(idist__ring *ring, int64_t until_ns) {
+    char waste[4096];
+    int i, left;
+    do {
+        struct pollfd *p = ring->polls;
+        for (i = left = 0; i < ring->w->group.size; i++) {
+            idist__link *l = &ring->links[i];
+            if (!l->open || !l->transport->lossy_close) continue;
+            shutdown(l->fd, SHUT_WR);
+            while (l->transport->read(l->port, waste, sizeof waste) > 0) continue;
+            p[left].fd = l->fd;
+            p[left].events = POLLIN;
+            if (idist__sock_at_end(l->fd)) continue;
+            left++;
+        }
+        if (left) poll(p, (nfds_t)left, idist__os_ms_until(until_ns));
+    } while (left && idist__os_ms_until(until_ns) != 0);
+}
+
 // After the last barrier everybody says BYE. Where closing a connection with unread bytes in it could destroy the other
 // side's, we wait for its BYE. A rank that leaves otherwise only lets its last words (ABORT) go out.
 static void idist__ring_close(idist__world *w, bool clean) {
@@ -4398,6 +4419,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
     w->group.rank = -1; // frames that still come concern nobody
     for (i = 0; i < w->group.size && clean; i++) idist__link_control(ring, &ring->links[i], &f, NULL);
     idist__ring_drain(ring, clean, deadline_ns);
+    if (!clean) idist__ring_linger(ring, deadline_ns);
     idist__share_free(&w->group);
     pthread_mutex_unlock(&w->lock);
     idist__ring_free(ring);
