@@ -4199,6 +4199,7 @@ struct idist_backend_api {
 };
 
 #define IDIST__BACKEND_ABI 2
+#define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000 // half a millisecond of the waiting rank's own time
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
@@ -4441,7 +4442,7 @@ static void idist__waiter_learns(const idist__waiter *p, idist__world *w, bool s
     if (p->turns < 16 || !w->spin_ns) return;
     w->patience_ns = slept ? w->patience_ns / 2 : w->patience_ns * 2;
     if (w->patience_ns > w->spin_ns) w->patience_ns = w->spin_ns;
-    if (w->patience_ns < w->spin_ns / 16) w->patience_ns = w->spin_ns / 16;
+    if (w->patience_ns < w->spin_ns / 32) w->patience_ns = w->spin_ns / 32;
 }
 
 // Waits until ready(arg): polls for a short while, then drives or follows. The lock is held, and given up while
@@ -5266,7 +5267,7 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
         idist__world_count_nodes(w);
         // Polling costs the power of a core, so it is bounded; with more ranks than cores it would take the core from
         // the rank that everybody waits for.
-        w->spin_ns = w->patience_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? 100000 : 0;
+        w->spin_ns = w->patience_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? IDIST__SPIN_NS : 0;
         s = w->backend->group_open(&w->group);
         if (s != IDIST_OK) w->backend->close(w, false);
     }

@@ -214,7 +214,7 @@ typedef struct idist__ring { // the backend's part of a world
 } idist__ring;
 
 #define IDIST__HISTORY 64
-#define IDIST__LOOK_NS (20 * IDIST__MS) // a rank that sleeps on shared memory looks at its sockets this often
+#define IDIST__LOOK_NS (10 * IDIST__MS) // a rank that sleeps on shared memory looks at its sockets this often
 
 typedef struct idist__seen { // what is known of a member's progress in a group
     uint32_t seq;            // it entered this call
@@ -1979,6 +1979,7 @@ typedef struct idist__share {
     uint32_t sure;                       // the notices of all ranks up to this call are known and compared
     bool early;                          // the quick way has entered the call that comes next
     uint64_t uses;                       // chunks so far
+    size_t recent[2];                    // what the last two calls gave in their notices, in bytes
     size_t chunk_nbytes;
     idist__task *head, *last; // shared calls under way; only the first one runs
     idist__task *quick;       // serves the quick way
@@ -2197,6 +2198,16 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
     memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
     o->far = s->shm->far && !scaled && idist__share_given_nbytes(t) >= idist__share_far_bytes(s->shm, c->kind) &&
              t->group->w->cfg.algorithm != 3;
+    if (o->far && overwrites && c->kind == IDIST__ALL_TO_ALL) { // all go the same way, so this one gives a copy
+        o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, idist__share_given_nbytes(t));
+        if (!o->memory) {
+            idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+            return;
+        }
+        memcpy(o->memory, o->in, idist__share_given_nbytes(t));
+        o->in = o->memory;
+        overwrites = false;
+    }
     if (!idist__share_gives(o, c->kind, o->r) || scaled || overwrites) return;
     e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
     if (all) e->u.where.recv_at = idist__share_offset(s, o->out, o->nbytes);
@@ -2224,11 +2235,14 @@ static void idist__share_offer_parts(idist__task *t, idist__notice *e) {
 }
 
 // Takes the lines of the next notice away from those who have read it, while there is nothing to do but wait: likely
-// it will be as long as this one.
+// it will be as long as one of the last two.
 static void idist__share_claim_next(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     char *next = (char *)idist__share_notice(idist__share_of(t), o->r, o->nth + 1);
-    size_t nbytes = o->algorithm == IDIST__FLAT ? idist__share_given_nbytes(t) : 0, at;
+    idist__share *s = idist__share_of(t);
+    size_t nbytes, at;
+    s->recent[o->nth % 2] = o->algorithm == IDIST__FLAT ? idist__share_given_nbytes(t) : 0;
+    nbytes = s->recent[0] > s->recent[1] ? s->recent[0] : s->recent[1];
     if (nbytes <= sizeof(idist__notice) - offsetof(idist__notice, u)) nbytes = 0;
     nbytes = idist__share_least(nbytes, IDIST__CLAIM_BYTES) + IDIST__LINE;
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
@@ -2496,6 +2510,7 @@ static void idist__share_plan(idist__task *t) {
     if (s->shm->crowded && nbytes > IDIST__CHUNK_CROWDED) nbytes = IDIST__CHUNK_CROWDED; // all ranks share the caches
     o->chunk = nbytes / blocks / o->size;
     if (o->chunk > line) o->chunk -= o->chunk % line;
+    if (o->far && !idist__kind_reduces(t->call.kind)) o->chunk = count; // no buffer is used
     o->chunks = count ? (count - 1) / o->chunk + 1 : 1;
     o->use = s->uses;
     o->who = 0;
