@@ -1929,6 +1929,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__QUICK_YIELDS 64
+#define IDIST__INLINE_BYTES ((size_t)32)
 #define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__ALONE_BYTES ((size_t)128 * 1024)
 #define IDIST__NOTICE_BYTES \
@@ -1941,7 +1942,7 @@ typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
     uint32_t zero;
     idist__print print;
     union {
-        char bytes[32];                  // FLAT: a contribution of at most this size
+        char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
         struct {                         // CHUNKED
             uint64_t send_at, recv_at;   // where the buffers lie in the file; 0: not in a window
             uint64_t far_send, far_recv; // their addresses, to be read through the kernel; 0: not that way
@@ -2391,6 +2392,19 @@ static bool idist__share_add(idist__task *t, char *out, int n, int d, size_t at,
     return true;
 }
 
+// FLAT: the sum of what lies in the notices.
+static void idist__share_add_flat(const idist__task *t, int n) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *s = idist__share_of(t);
+    size_t given = idist__share_given_nbytes(t),
+           at = given <= IDIST__INLINE_BYTES ? offsetof(idist__notice, u) : IDIST__LINE;
+    int i;
+    if (given > o->nbytes) at += (size_t)o->r * o->nbytes; // our block of theirs
+    for (i = 0; i < n; i++) s->from[i] = (const char *)idist__share_notice(s, i, o->nth) + at;
+    if (o->r < n && !(o->user && !o->user->fn)) s->from[o->r] = idist__share_give_at(t, o->r);
+    idist__share_reduce(t, o->out, s->from, n, o->count);
+}
+
 // Everything this rank takes of one chunk, where no blocks are added up by others. FLAT: of the whole call.
 static bool idist__share_take(idist__task *t, size_t at) {
     idist__op *o = idist__op_of(t);
@@ -2401,7 +2415,9 @@ static bool idist__share_take(idist__task *t, size_t at) {
     if (idist__kind_reduces(kind)) {
         size_t k = idist__share_part(o, o->count, at);
         if ((kind == IDIST__REDUCE && o->r != o->root) || !n || !k) return true;
-        return idist__share_add(t, o->out + at * o->size, n, o->r, at, k);
+        if (o->algorithm != IDIST__FLAT) return idist__share_add(t, o->out + at * o->size, n, o->r, at, k);
+        idist__share_add_flat(t, n);
+        return true;
     }
     for (i = 0; i < o->n; i++) {
         int from = idist__wrap(o->r + i, o->n); // not all from the same one at the same time
