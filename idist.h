@@ -80,14 +80,14 @@ CONTENTS
       [impl:spawn]     worker processes, and Ignite's Parallel
 
     The text below: WHAT IT IS, BUILD AND LINK, OPTIONS, CONCEPTS, BACKENDS, LAUNCHING, BUFFERS, ERRORS, TIME-OUTS AND
-    ABORT, THREADS, MEMORY, LOGGING, SECURITY, WRITING A BACKEND, LIMITS, HISTORY.
+    ABORT, THREADS, MEMORY, WAITING, LOGGING, SECURITY, WRITING A BACKEND, LIMITS, HISTORY.
 
 WHAT IT IS
 
     Ranks, collectives, send and receive, barriers, groups, worker processes, rendezvous and data-parallel helpers,
     as a header: what ignite.distributed, torch.distributed and Horovod give a Python program. The same source runs
-    alone, spawned by itself, or under a launcher that sets RANK and WORLD_SIZE. Ranks of one host talk over local
-    sockets, ranks of several hosts over TCP.
+    alone, spawned by itself, or under a launcher that sets RANK and WORLD_SIZE. Ranks of one host talk through shared
+    memory, ranks of several hosts over TCP.
 
     It is not a task scheduler, a parameter server or a serialisation format; it moves arrays of numbers and bytes.
     It is not for the open internet: connections are authenticated, but nothing is encrypted. All ranks run the same
@@ -153,10 +153,11 @@ LAUNCHING
             RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./app &
         done; wait
 
-    More variables: IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS, IDIST_TRANSPORT=auto|tcp,
-    IDIST_ALGO=auto|latency|bandwidth, IDIST_HOSTID (ranks with equal values share a host), IDIST_ADDR (the address
-    other hosts reach this one at), IDIST_LOG, and those of SECURITY. A time-out of 0 means the default, -1 none.
-    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The environment is read, never changed.
+    More variables: IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS, IDIST_TRANSPORT=auto|socket|tcp,
+    IDIST_ALGO=auto|latency|bandwidth|chunked, IDIST_SHM_MIB (shared memory per rank, in MiB), IDIST_HOSTID (ranks with
+    equal values share a host), IDIST_ADDR (the address other hosts reach this one at), IDIST_LOG, and those of
+    SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The
+    environment is read, never changed. IDIST_BIND=core keeps each rank on one processor.
 
     idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or use a launcher.
 
@@ -209,8 +210,19 @@ THREADS
 
 MEMORY
 
-    desc.allocator serves everything but idist_alloc and a few short-lived buffers. Per connection: 32 KiB, and up
-    to 1 MiB of messages that came early, if there are any. Large reductions use scratch of up to twice their size.
+    desc.allocator serves everything but idist_alloc, shared memory and a few short-lived buffers. Per connection:
+    32 KiB, and up to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch
+    of up to twice their size.
+
+    Ranks of one host share a file in memory that has no name: 4 MiB per rank (desc.shm_nbytes), reserved when they
+    join, gone with the last of them. Where it cannot be had (no memfd, a limit on memory, addresses or file sizes)
+    they talk over local sockets, and a line at info level says why. Large buffers are read straight from the memory
+    of the other process where the kernel allows that. idist_alloc gives memory that all of them have mapped.
+
+WAITING
+
+    A rank that waits polls for half a millisecond at most, when there is a core for each rank of the host; with more
+    ranks than cores it yields the core to the others. Then it sleeps and uses no CPU to speak of.
 
 LOGGING
 
@@ -221,7 +233,7 @@ SECURITY
     Every connection begins with a handshake that proves, both ways, the knowledge of a secret (HMAC-SHA256).
     idist_spawn makes one by itself. Otherwise it comes from desc.secret, the file IDIST_SECRET_FILE (mode 600), or
     IDIST_SECRET. Local sockets also check the user. A listener beyond loopback without a secret is refused
-    (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1. The data itself is neither encrypted nor signed: on a network you
+    (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1. Shared memory is handed over through these local sockets. The data itself is neither encrypted nor signed: on a network you
     do not trust, use a tunnel.
 
 WRITING A BACKEND
@@ -463,6 +475,7 @@ typedef struct idist_desc {
                              // host) or "tcp"; IDIST_TRANSPORT
     const char *algorithm;   // "auto"; for tests "latency" or "bandwidth" (messages) or "chunked" (shared memory, never
                              // the short way); IDIST_ALGO
+    const char *bind;        // "none", or "core": each rank stays on one of the processors it may use; IDIST_BIND
     size_t shm_nbytes;       // shared memory each rank reserves; IDIST_SHM_MIB (in MiB); 0: 4 MiB
     const char *host_id;     // ranks with equal ids share a host; IDIST_HOSTID. NULL: boot id, user, network namespace
     idist_allocator allocator;
@@ -949,14 +962,43 @@ static const char *idist__os_env(const char *name) {
     return v && v[0] ? v : NULL;
 }
 
+// The processors a thread may run on, a bit for each.
+#define IDIST__CPU_WORDS 128
+typedef struct idist__cpus {
+    unsigned long bits[IDIST__CPU_WORDS]; // 8192 processors
+} idist__cpus;
+
+static void idist__os_cpus(idist__cpus *cpus) {
+    memset(cpus, 0, sizeof *cpus);
+    if (syscall(SYS_sched_getaffinity, 0, sizeof *cpus, cpus) <= 0) cpus->bits[0] = 1;
+}
+
+static int idist__cpus_count(const idist__cpus *cpus) {
+    int i, n = 0;
+    for (i = 0; i < IDIST__CPU_WORDS; i++) n += __builtin_popcountl(cpus->bits[i]);
+    return n;
+}
+
 static int idist__os_ncores(void) {
-    unsigned long mask[128]; // 8192 processors
-    long n = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
-    int cores = 0;
-    long i;
-    if (n <= 0) return (int)sysconf(_SC_NPROCESSORS_ONLN) > 0 ? (int)sysconf(_SC_NPROCESSORS_ONLN) : 1;
-    for (i = 0; i < n / (long)sizeof mask[0]; i++) cores += __builtin_popcountl(mask[i]);
-    return cores > 0 ? cores : 1;
+    idist__cpus cpus;
+    idist__os_cpus(&cpus);
+    return idist__cpus_count(&cpus);
+}
+
+// Keeps the calling thread on the k-th of the processors it may use.
+static bool idist__os_bind(int k) {
+    idist__cpus cpus, one;
+    int i, bit, width = 8 * (int)sizeof cpus.bits[0];
+    idist__os_cpus(&cpus);
+    memset(&one, 0, sizeof one);
+    for (i = 0; i < IDIST__CPU_WORDS * width; i++) {
+        bit = (int)(cpus.bits[i / width] >> (i % width) & 1);
+        if (bit && k-- == 0) {
+            one.bits[i / width] = 1ul << (i % width);
+            return syscall(SYS_sched_setaffinity, 0, sizeof one, &one) == 0;
+        }
+    }
+    return false;
 }
 
 // Threads of this process; a large number when that cannot be told.
@@ -3831,6 +3873,7 @@ typedef struct idist__config {
     idist__secret secret;
     int transport;     // 0 shared memory inside a host, 1 local sockets there, 2 TCP everywhere
     int algorithm;     // 0 auto, 1 latency, 2 bandwidth, 3 chunked
+    int bind;          // 1: each rank to a processor of its own, if there are enough
     size_t shm_nbytes; // of shared memory per rank
     char host_id[128];
     char backends[128]; // names asked for, or ""
@@ -3999,6 +4042,7 @@ static idist_status idist__launch_timeout(int field, const char *var, int fallba
 static idist_status idist__launch_config(idist__config *c, const idist_desc *desc) {
     static const char *const algorithms[] = {"auto", "latency", "bandwidth", "chunked"};
     static const char *const transports[] = {"auto", "socket", "tcp"};
+    static const char *const bindings[] = {"none", "core"};
     idist_desc d;
     idist_status s;
     const char *text;
@@ -4013,6 +4057,7 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
         return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
     if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 3, &c->transport)) != IDIST_OK) return s;
     if ((s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) != IDIST_OK) return s;
+    if ((s = idist__launch_choice(d.bind, "IDIST_BIND", bindings, 2, &c->bind)) != IDIST_OK) return s;
     c->shm_nbytes = d.shm_nbytes ? d.shm_nbytes : (size_t)(mib ? mib : IDIST__SHM_MIB) << 20;
     if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 4, &c->algorithm)) != IDIST_OK) return s;
     if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
@@ -4231,6 +4276,7 @@ struct idist__world {
     idist__driver driver;    // who sleeps in the backend
     int64_t spin_ns;         // how long a caller polls before it sleeps; 0: it yields the core instead, a few times
     int64_t patience_ns;     // the same, as it has proved worth it lately
+    int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
     pthread_t thread;
 };
@@ -5259,6 +5305,16 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     return IDIST_OK;
 }
 
+// Where this rank runs, and how it waits. Polling costs the power of a core, so it is bounded; with more ranks than cores
+// it would take the core from the rank that everybody waits for.
+static void idist__world_settle_in(idist__world *w) {
+    const idist__node *me = &w->nodes[w->group.rank];
+    int own = idist__os_ncores(), ncores = w->ncores ? w->ncores : own;
+    w->spin_ns = w->patience_ns = me->local_size <= ncores ? IDIST__SPIN_NS : 0;
+    if (w->cfg.bind && own > 1 && !idist__os_bind(me->local_rank % own))
+        idist__log_print(&w->log, IDIST_LOG_WARN, "could not bind to a processor: %s", strerror(errno));
+}
+
 static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list, idist__world **out) {
     idist__world *w = NULL;
     idist_status s = idist__world_new(cfg, &list, &w);
@@ -5266,9 +5322,7 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     if (s == IDIST_OK) s = w->backend->open(w);
     if (s == IDIST_OK) {
         idist__world_count_nodes(w);
-        // Polling costs the power of a core, so it is bounded; with more ranks than cores it would take the core from
-        // the rank that everybody waits for.
-        w->spin_ns = w->patience_ns = w->nodes[cfg->rank].local_size <= idist__os_ncores() ? IDIST__SPIN_NS : 0;
+        idist__world_settle_in(w);
         s = w->backend->group_open(&w->group);
         if (s != IDIST_OK) w->backend->close(w, false);
     }

@@ -1,4 +1,4 @@
-/* idist_ring.h - v0.1.0 - the ring backend of idist: ranks over sockets, on one host or many - MIT licence
+/* idist_ring.h - v0.1.0 - the ring backend of idist: ranks on one host or many - MIT licence
 
 DO THIS
 
@@ -6,12 +6,15 @@ DO THIS
 
 WHAT IT IS
 
-    Every rank has one stream to every other: a local socket inside a host, TCP between hosts. Messages up to 64 KiB
-    go out at once (eager) within a window of 1 MiB that the receiver has to keep; larger ones are announced and
-    sent when the receiver has named a place for them (rendezvous), so nothing is ever buffered without bound. A
-    collective is an algorithm over non-blocking sends and receives of the group's ranks; it never sees a socket,
-    and it is called again whenever one of them is through. Every message carries the fingerprint of the call it
-    belongs to.
+    Every rank has one stream to every other: a pipe in shared memory inside a host (or a local socket), TCP between
+    hosts. Messages up to 64 KiB (8 KiB through shared memory) go out at once (eager) within a window of 1 MiB that the
+    receiver has to keep; larger ones are announced and sent when the receiver has named a place for them, or read by it
+    in the sender's memory (rendezvous), so nothing is ever buffered without bound. Every message carries the
+    fingerprint of the call it belongs to.
+
+    A collective of ranks that share memory goes through places where all can read ([ring:share]). Otherwise it is an
+    algorithm over non-blocking sends and receives of the group's ranks ([ring:algo]); it never sees a socket, and it
+    is called again whenever one of them is through.
 
 CONTENTS
 
@@ -33,7 +36,9 @@ CONTENTS
 
 LIMITS
 
-    n ranks need n - 1 descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
+    n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only. In a
+    world of several hosts, messages inside a host go through shared memory, but collectives do not add up inside
+    each host first.
 
     Licence: MIT, as idist.h.
 */
@@ -296,7 +301,8 @@ typedef struct idist__shm_head {
     uint32_t nasleep; // ranks about to sleep; spares everybody else a look at each bell
     char pad[60];
     uint32_t fenced;  // set once, by the lowest rank, for all: see idist__shm_any_asleep
-    uint32_t crowded; // more ranks than cores
+    uint32_t ncores;  // that all ranks together may use
+    idist__cpus cpus; // which
 } idist__shm_head;
 
 // Bytes from one rank to another. The counters never go back; each is written by one side only.
@@ -4085,7 +4091,8 @@ static size_t idist__shm_window_nbytes(int n) {
 // Maps the file and reserves our share. Takes fd. 0, or an errno.
 static int idist__shm_map(idist__shm *m, int fd) {
     struct stat st;
-    int err = 0;
+    idist__cpus cpus;
+    int i, err = 0;
     if (fstat(fd, &st) != 0 || (uint64_t)st.st_size < idist__shm_nbytes(m)) err = EINVAL;
     if (!err) err = idist__os_reserve(fd, IDIST__PAGE + (size_t)m->me * m->share_nbytes, m->share_nbytes);
     if (!err && m->me == 0) err = idist__os_reserve(fd, 0, IDIST__PAGE);
@@ -4097,6 +4104,9 @@ static int idist__shm_map(idist__shm *m, int fd) {
         idist__window_open(fd, idist__shm_nbytes(m), m->window_at + (size_t)m->me * m->window_nbytes, m->window_nbytes);
     if (!m->window) return ENOMEM;
     m->base = m->window->map;
+    idist__os_cpus(&cpus);
+    for (i = 0; i < IDIST__CPU_WORDS; i++)
+        __atomic_fetch_or(&idist__shm_head_of(m)->cpus.bits[i], cpus.bits[i], __ATOMIC_RELAXED);
     idist__os_random(&m->proof, sizeof m->proof);
     idist__shm_bell(m, m->me)->pid = getpid();
     idist__shm_bell(m, m->me)->proof = m->proof;
@@ -4191,8 +4201,7 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
             return idist__join_broken(j, ranks[i]);
         }
     *all = fd >= 0 && (err = idist__shm_map(m, fd)) == 0;
-    m->crowded = m->n > idist__os_ncores();
-    m->fenced = m->crowded || !idist__os_fence_others(true);
+    m->fenced = !idist__os_fence_others(true);
     if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(fd < 0 ? errno : err));
     for (i = 1; i < m->n; i++) {
         char ok = 0;
@@ -4201,8 +4210,11 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
         *all = *all && ok;
         if (ok == IDIST__SHM_OK_FENCED) m->fenced = true;
     }
-    if (*all) idist__shm_head_of(m)->fenced = m->fenced;
-    if (*all) idist__shm_head_of(m)->crowded = m->crowded;
+    if (*all) {
+        idist__shm_head *head = idist__shm_head_of(m);
+        head->ncores = (uint32_t)idist__cpus_count(&head->cpus);
+        head->fenced = m->fenced || m->n > (int)head->ncores;
+    }
     for (i = 1; i < m->n; i++) {
         char ok = (char)*all;
         if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
@@ -4239,8 +4251,6 @@ static idist_status idist__shm_follow(idist__join *j, idist__shm *m, int leader,
         return idist__join_broken(j, leader);
     *all = ok != 0;
     if (!*all) return IDIST_OK;
-    m->fenced = idist__shm_head_of(m)->fenced != 0;
-    m->crowded = idist__shm_head_of(m)->crowded != 0;
     ok = (char)idist__shm_sees_all(m);
     if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
         return idist__join_broken(j, leader);
@@ -4260,7 +4270,11 @@ static void idist__shm_free(const idist_allocator *mem, idist__shm *m) {
 
 // From here on the links inside this host go through pipes.
 static void idist__shm_take_over(idist__join *j, idist__shm *m, const int *ranks) {
+    const idist__shm_head *head = idist__shm_head_of(m);
     int i;
+    m->fenced = head->fenced != 0;
+    m->crowded = m->n > (int)head->ncores;
+    j->w->ncores = (int)head->ncores;
     for (i = 0; i < m->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];
         idist__shm_port *p = &m->ports[i];
