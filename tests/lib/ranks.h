@@ -240,6 +240,10 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
 enum { N_TRANSPORTS = 3 };
 static const char *const transport_names[N_TRANSPORTS] = {"auto", "socket", "tcp"};
 
+// What a collective can be made of: what suits it; shared memory, without its short cuts; messages, in two ways.
+enum { N_ALGORITHMS = 4 };
+static const char *const algorithm_names[N_ALGORITHMS] = {"auto", "chunked", "latency", "bandwidth"};
+
 static inline idist_desc desc_with(const char *transport, const char *algorithm) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -392,6 +396,43 @@ static inline int procs_wait(procs *p, int timeout_ms) {
 static inline void procs_free(procs *p) {
     munmap(p->slot, sizeof(proc_slot) * RANKS_MAX);
     p->slot = NULL;
+}
+
+typedef struct procs__body {
+    ranks_fn fn;
+    void *arg;
+} procs__body;
+
+static inline int procs__run_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const procs__body *body = (const procs__body *)arg;
+    (void)slot;
+    body->fn(world, rank, n, body->arg);
+    return rank_ok(rank, idist_close(&world)) ? 0 : 1;
+}
+
+// ranks_threads with processes; what is to come back must lie in shared memory.
+static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, void *arg, int timeout_ms) {
+    procs p;
+    procs__body body = {fn, arg};
+    procs_start(&p, n, base, procs__run_body, &body);
+    int n_hung = procs_wait(&p, timeout_ms);
+    rank_check(n_hung == 0, "%d ranks hang", n_hung);
+    for (int k = 0; k < n; k++)
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+    procs_free(&p);
+}
+
+static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) {
+    char name[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(name, sizeof name, fmt, args);
+    va_end(args);
+    tap_running("%s", name);
+    ranks_reset();
+    ranks_processes(n, base, fn, arg, RANKS_TIMEOUT_MS + 5000);
+    return ranks_report("%s", name);
 }
 
 // Forks n processes that start their worlds themselves, and reports those that do not end in time with 0, fn's result.
