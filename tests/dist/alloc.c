@@ -1,0 +1,444 @@
+// alloc: memory that the ranks of a host share. Its contents and alignment, its life, and that collectives use it in place
+//
+// That nothing is copied on the way is seen in the buffers that the copies would go through: they are painted before a call
+// and must still be so after it.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "grid.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+static bool all_are(const unsigned char *p, size_t nbytes, unsigned char value) {
+    return nbytes == 0 || (p[0] == value && memcmp(p, p + 1, nbytes - 1) == 0);
+}
+
+// Processes and threads; large blocks and small ones, several at a time, freed in another order, taken again.
+static void blocks(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 12 };
+    static const size_t sizes[K] = {0, 1, 63, 64, 65, 4095, 4096, 4097, 100000, 1 << 20, (3 << 20) + 5, 7};
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    for (int round = 0; round < 4; round++) {
+        unsigned char *p[K];
+        for (int i = 0; i < K; i++) {
+            p[i] = (unsigned char *)idist_alloc(sizes[i], &o);
+            if (!p[i]) {
+                rank_fail("rank %d: %zu bytes: %s", rank, sizes[i], idist_last_error());
+                return;
+            }
+            rank_check((uintptr_t)p[i] % 64 == 0, "rank %d: %zu bytes at %p", rank, sizes[i], (void *)p[i]);
+            rank_check(all_are(p[i], sizes[i], 0), "rank %d round %d: %zu bytes are not zero", rank, round, sizes[i]);
+            memset(p[i], 16 * rank + i, sizes[i]);
+        }
+        rank_ok(rank, idist_barrier(&o));
+        for (int i = 0; i < K; i++)
+            rank_check(all_are(p[i], sizes[i], (unsigned char)(16 * rank + i)), "rank %d: block %d was written by another",
+                       rank, i);
+        for (int i = 0; i < K; i++) idist_free(p[(i * 5 + round) % K]);
+    }
+}
+
+//------------------------------------------------------------------------------
+// shared
+//------------------------------------------------------------------------------
+
+static idist__shm *shm_of(idist_group *world) { return idist__ring_of(world->w)->shm; }
+
+// Where p is in the file; 0: not there.
+static uint64_t place_of(idist_group *world, const void *p) {
+    return idist__share_offset(idist__ring_group_of(world)->share, p, 1);
+}
+
+// The others see what one writes, and it sees what they write.
+static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
+    enum { NBYTES = 70000 };
+    idist_opts o = opts_of(world);
+    uint64_t at[RANKS_MAX], mine;
+    unsigned char *p = (unsigned char *)idist_alloc(NBYTES, &o);
+    (void)arg;
+    if (!p || !shm_of(world) || (mine = place_of(world, p)) == 0) {
+        rank_fail("rank %d: %p is not shared", rank, (void *)p);
+        return;
+    }
+    memset(p, rank + 1, NBYTES / 2);
+    rank_ok(rank, idist_all_gather(&mine, at, 1, IDIST_U64, &o));
+    for (int k = 0; k < n; k++) {
+        unsigned char *theirs = (unsigned char *)shm_of(world)->base + at[k];
+        rank_check(all_are(theirs, NBYTES / 2, (unsigned char)(k + 1)), "rank %d does not see what rank %d wrote", rank, k);
+        if ((k + 1) % n == rank) memset(theirs + NBYTES / 2, rank + 100, NBYTES / 2);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    rank_check(all_are(p + NBYTES / 2, NBYTES / 2, (unsigned char)((rank + 1) % n + 100)), "rank %d sees nothing", rank);
+    idist_free(p);
+}
+
+// The buffers of this rank through which copies go.
+static unsigned char *buffers_of(idist_group *world, size_t *nbytes) {
+    const idist__share *s = idist__ring_group_of(world)->share;
+    *nbytes = IDIST__BUFFERS * s->chunk_nbytes;
+    return (unsigned char *)idist__share_buffer(s, idist_group_rank(world), 0);
+}
+
+enum { KINDS = 8, BLOCK = 30000 };
+static const char *const kind_names[KINDS] = {"all_reduce", "broadcast",      "all_gather", "gather",
+                                              "scatter",    "reduce_scatter", "all_to_all", "scan"};
+
+static idist_status one_kind(int kind, const int32_t *send, int32_t *recv, const idist_opts *o) {
+    switch (kind) {
+    case 0: return idist_all_reduce(send, recv, BLOCK, IDIST_I32, IDIST_SUM, o);
+    case 1: return idist_broadcast(recv, BLOCK, IDIST_I32, 0, o);
+    case 2: return idist_all_gather(send, recv, BLOCK, IDIST_I32, o);
+    case 3: return idist_gather(send, recv, BLOCK, IDIST_I32, 0, o);
+    case 4: return idist_scatter(send, recv, BLOCK, IDIST_I32, 0, o);
+    case 5: return idist_reduce_scatter(send, recv, BLOCK, IDIST_I32, IDIST_SUM, o);
+    case 6: return idist_all_to_all(send, recv, BLOCK, IDIST_I32, o);
+    default: return idist_scan(send, recv, BLOCK, IDIST_I32, IDIST_SUM, o);
+    }
+}
+
+// Element i of block b that rank k sends; of what arrives in block b of rank r.
+static int32_t gives(int k, int b, int i) { return k * 1000 + b * 100 + i % 97; }
+
+static int32_t arrives(int kind, int n, int r, int b, int i) {
+    int32_t sum = 0;
+    if (kind == 1) return gives(0, 7, i);
+    if (kind == 2 || kind == 3) return gives(b, 0, i);
+    if (kind == 4) return gives(0, r, i);
+    if (kind == 6) return gives(b, r, i);
+    for (int k = 0; k < (kind == 7 ? r + 1 : n); k++) sum += gives(k, kind == 5 ? r : 0, i);
+    return sum;
+}
+
+static void check_kind(int kind, int n, int rank, const int32_t *recv) {
+    int nblocks = kind == 2 || kind == 6 ? n : kind == 3 ? (rank == 0 ? n : 0) : 1;
+    for (int b = 0; b < nblocks; b++)
+        for (int i = 0; i < BLOCK; i++) {
+            int32_t want = arrives(kind, n, rank, b, i), got = recv[b * BLOCK + i];
+            if (got == want) continue;
+            rank_fail("rank %d %s: block %d element %d: got %d expected %d", rank, kind_names[kind], b, i, got, want);
+            return;
+        }
+}
+
+// shared: all buffers are, and the painted ones must stay as they are. Otherwise they must not: else this test sees nothing.
+static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
+    bool shared = *(const bool *)arg;
+    size_t nbytes = sizeof(int32_t) * (size_t)(n * BLOCK), npaint;
+    idist_opts o = opts_of(world);
+    int32_t *send = (int32_t *)(shared ? idist_alloc(nbytes, &o) : malloc(nbytes));
+    int32_t *recv = (int32_t *)(shared ? idist_alloc(nbytes, &o) : malloc(nbytes));
+    if (!send || !recv || !shm_of(world) || (shared && !place_of(world, send))) {
+        rank_fail("rank %d: no shared memory", rank);
+        return;
+    }
+    unsigned char *paint = buffers_of(world, &npaint);
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (int b = 0; b < n; b++)
+            for (int i = 0; i < BLOCK; i++) send[b * BLOCK + i] = gives(rank, b, i);
+        for (int i = 0; i < BLOCK && kind == 1 && rank == 0; i++) recv[i] = gives(0, 7, i);
+        memset(paint, 0xC3, npaint);
+        rank_ok(rank, idist_barrier(&o)); // everybody has painted
+        rank_ok(rank, one_kind(kind, send, recv, &o));
+        check_kind(kind, n, rank, recv);
+        rank_ok(rank, idist_barrier(&o));
+        bool untouched = all_are(paint, npaint, 0xC3), sends = rank == 0 || (kind != 1 && kind != 4);
+        if (shared) rank_check(untouched, "rank %d: %s copied something", rank, kind_names[kind]);
+        else if (sends) rank_check(!untouched, "rank %d: %s did not go through the buffers", rank, kind_names[kind]);
+    }
+    if (shared) idist_free(send);
+    else free(send);
+    if (shared) idist_free(recv);
+    else free(recv);
+}
+
+// Each send and each receive buffer of each rank in shared memory or not, in all combinations.
+static void some_of_them(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[3] = {5, 5000, 300001};
+    idist_opts o = opts_of(world);
+    grid_case c;
+    (void)arg;
+    memset(&c, 0, sizeof c);
+    c.world = world;
+    c.n = n;
+    c.rank = rank;
+    c.dtype = IDIST_I32;
+    c.op = IDIST_SUM;
+    for (unsigned mask = 0; mask < 1u << (2 * n); mask++) {
+        bool own_send = mask >> (2 * rank) & 1, own_recv = mask >> (2 * rank) & 2, small = mask % 4 != 0;
+        c.count = small ? counts[mask % 2] : counts[2];
+        c.salt = mask;
+        c.where = "some ranks";
+        size_t nbytes = c.count * 4;
+        void *send = own_send ? idist_alloc(nbytes, &o) : malloc(nbytes);
+        void *recv = own_recv ? idist_alloc(nbytes, &o) : malloc(nbytes);
+        TAP_REQUIRE(send && recv);
+        red_fill(send, c.dtype, c.op, n, 0, c.count, rank, c.salt);
+        rank_ok(rank, idist_all_reduce(send, recv, c.count, c.dtype, c.op, &o));
+        grid_check_red(&c, recv, 0, n, 0, c.count);
+        rank_ok(rank, idist_reduce(send, recv, c.count, c.dtype, c.op, (int)(mask % (unsigned)n), &o));
+        if ((int)(mask % (unsigned)n) == rank) grid_check_red(&c, recv, 0, n, 0, c.count);
+        rank_ok(rank, idist_all_reduce(send, send, c.count, c.dtype, c.op, &o));
+        grid_check_red(&c, send, 0, n, 0, c.count);
+        if (own_send) idist_free(send);
+        else free(send);
+        if (own_recv) idist_free(recv);
+        else free(recv);
+    }
+}
+
+// What is freed goes back to the system.
+static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    struct stat before, after;
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_barrier(&o));
+    TAP_REQUIRE(fstat(shm_of(world)->window->fd, &before) == 0);
+    rank_ok(rank, idist_barrier(&o));
+    for (int i = 0; i < 200; i++) {
+        unsigned char *p = (unsigned char *)idist_alloc(1 << 20, &o);
+        if (!p) {
+            rank_fail("rank %d: block %d: %s", rank, i, idist_last_error());
+            return;
+        }
+        p[i * 5000] = 1;
+        idist_free(p);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    TAP_REQUIRE(fstat(shm_of(world)->window->fd, &after) == 0);
+    rank_check(after.st_blocks <= before.st_blocks, "rank %d: %lld blocks of 512 bytes, before %lld", rank,
+               (long long)after.st_blocks, (long long)before.st_blocks);
+    rank_ok(rank, idist_barrier(&o));
+}
+
+//------------------------------------------------------------------------------
+// life
+//------------------------------------------------------------------------------
+
+static int count_mappings(void) {
+    char line[600];
+    int n = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    TAP_REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) n += strstr(line, "memfd:idist") != NULL;
+    fclose(f);
+    return n;
+}
+
+// Some blocks outlive the world; the memory goes with the last of them.
+static int outlives(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    unsigned char *p = (unsigned char *)idist_alloc(10000, &o), *q = (unsigned char *)idist_alloc(50, &o);
+    (void)n;
+    (void)slot;
+    (void)arg;
+    if (!p || !q) return 91;
+    int fds = count_fds();
+    memset(p, rank + 1, 10000);
+    rank_ok(rank, idist_close(&world));
+    rank_check(all_are(p, 10000, (unsigned char)(rank + 1)), "rank %d: the block changed", rank);
+    memset(p, 0x77, 10000);
+    idist_free(q);
+    rank_check(count_mappings() > 0 && all_are(p, 10000, 0x77), "rank %d: the other block changed", rank);
+    idist_free(p);
+    rank_check(count_mappings() == 0, "rank %d: something is still mapped", rank);
+    rank_check(count_fds() < fds, "rank %d: %d descriptors, before %d", rank, count_fds(), fds);
+    unsigned char *plain = (unsigned char *)idist_alloc(100, NULL); // without a world
+    rank_check(plain && all_are(plain, 100, 0), "rank %d: plain memory", rank);
+    idist_free(plain);
+    return 0;
+}
+
+static void after_the_end(void) {
+    for (int n = 2; n <= 4; n += 2) {
+        procs p;
+        tap_running("free after the end of the world, n=%d", n);
+        ranks_reset();
+        procs_start(&p, n, NULL, outlives, NULL);
+        rank_check(procs_wait(&p, 10000) == 0, "hang");
+        for (int k = 0; k < n; k++)
+            rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+        ranks_report("blocks outlive their world, n=%d", n);
+        procs_free(&p);
+    }
+}
+
+// A child made by fork frees its parent's blocks: they stay the parent's. What it allocates is its own.
+static int forks(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    unsigned char *p = (unsigned char *)idist_alloc(100000, &o);
+    int wait_status = 1;
+    (void)n;
+    (void)slot;
+    (void)arg;
+    if (!p) return 91;
+    memset(p, rank + 1, 100000);
+    pid_t pid = fork();
+    if (pid == 0) {
+        unsigned char *own = (unsigned char *)idist_alloc(4096, &o);
+        bool ok = own && all_are(own, 4096, 0) && all_are(p, 100000, (unsigned char)(rank + 1));
+        if (own) memset(own, 0xEE, 4096);
+        idist_free(p);
+        idist_free(own);
+        _exit(ok ? 0 : 1);
+    }
+    TAP_REQUIRE(pid > 0 && waitpid(pid, &wait_status, 0) == pid);
+    rank_check(wait_status == 0, "rank %d: the child: wait status 0x%x", rank, (unsigned)wait_status);
+    rank_check(all_are(p, 100000, (unsigned char)(rank + 1)), "rank %d: the child's free took the parent's data", rank);
+    unsigned char *q = (unsigned char *)idist_alloc(100000, &o);
+    rank_check(q && q != p && all_are(q, 100000, 0), "rank %d: the block was given away", rank);
+    rank_ok(rank, idist_all_reduce(p, p, 100000, IDIST_U8, IDIST_MAX, &o));
+    rank_check(all_are(p, 100000, (unsigned char)n), "rank %d: wrong maximum", rank);
+    idist_free(p);
+    idist_free(q);
+    return idist_close(&world) == IDIST_OK ? 0 : 1;
+}
+
+static void forked(void) {
+    procs p;
+    tap_running("free in a child made by fork");
+    ranks_reset();
+    procs_start(&p, 2, NULL, forks, NULL);
+    rank_check(procs_wait(&p, 10000) == 0, "hang");
+    for (int k = 0; k < 2; k++)
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+    ranks_report("free in a child made by fork leaves the parent's data alone");
+    procs_free(&p);
+}
+
+static void exhausted(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o), IDIST_ERR_ARG); // so that an older text is not taken for a new one
+    rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory", rank);
+    rank_check(strstr(idist_last_error(), "alloc"), "rank %d: got \"%s\"", rank, idist_last_error());
+    rank_check(idist_alloc(SIZE_MAX, &o) == NULL && strstr(idist_last_error(), "alloc"), "rank %d: got \"%s\"", rank,
+               idist_last_error());
+    void *p = idist_alloc(1000, &o);
+    rank_check(p != NULL, "rank %d: nothing is left", rank);
+    idist_free(p);
+    idist_free(NULL);
+}
+
+// Until there is no more, under a limit; then again.
+static int runs_out(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { MOST = 100 };
+    static void *p[MOST];
+    struct rlimit limit = {(rlim_t)64 << 20, (rlim_t)64 << 20};
+    (void)n;
+    (void)slot;
+    (void)arg;
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return 91; // plain memory, from here on: the world has no shared memory
+    idist_opts o = opts_of(world);
+    for (int round = 0; round < 3; round++) {
+        int k = 0;
+        while (k < MOST && (p[k] = idist_alloc(2 << 20, &o)) != NULL) k++;
+        rank_check(k > 0 && k < MOST && strstr(idist_last_error(), "alloc"), "rank %d: after %d blocks: \"%s\"", rank, k,
+                   idist_last_error());
+        while (k > 0) idist_free(p[--k]);
+    }
+    return idist_close(&world) == IDIST_OK ? 0 : 1;
+}
+
+static void at_a_limit(void) {
+    procs p;
+    idist_desc d = desc_with("socket", "auto");
+    const char *name = "at a limit idist_alloc gives NULL, and memory again after idist_free";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    tap_skip(name, "a sanitizer needs the address space");
+    return;
+#endif
+    tap_running("%s", name);
+    ranks_reset();
+    procs_start(&p, 2, &d, runs_out, NULL);
+    rank_check(procs_wait(&p, 10000) == 0, "hang");
+    for (int k = 0; k < 2; k++)
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+    ranks_report("%s", name);
+    procs_free(&p);
+}
+
+// Memory of one world in the collectives of another, in a group of it, and after one of the two is gone.
+static void two_worlds(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 50000 };
+    idist_group *w[2] = {NULL, NULL}, *half = NULL;
+    idist_opts o[2], main_o = opts_of(world);
+    int32_t *x[2];
+    for (int i = 0; i < 2; i++) {
+        idist_desc d = desc_with("auto", "auto");
+        d.store = ((idist_store **)arg)[i];
+        d.world_size = n;
+        d.rank = i ? n - 1 - rank : rank;
+        d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+        if (!rank_ok(rank, idist_open(&d, &w[i]))) return;
+        o[i] = opts_of(w[i]);
+        x[i] = (int32_t *)idist_alloc(4 * COUNT, &o[i]);
+        TAP_REQUIRE(x[i]);
+        rank_check(place_of(w[i], x[i]) && !place_of(w[1 - i] ? w[1 - i] : world, x[i]), "rank %d: block %d", rank, i);
+    }
+    for (int i = 0; i < 4; i++) {
+        int32_t *from = x[i & 1], *to = x[1 - (i & 1)];
+        for (int k = 0; k < COUNT; k++) from[k] = rank + k % 101;
+        rank_ok(rank, idist_all_reduce(from, to, COUNT, IDIST_I32, IDIST_SUM, &o[i >> 1]));
+        for (int k = 0; k < COUNT; k++) {
+            if (to[k] == n * (n - 1) / 2 + n * (k % 101)) continue;
+            rank_fail("rank %d: call %d element %d: got %d", rank, i, k, to[k]);
+            break;
+        }
+    }
+    rank_ok(rank, idist_split(w[1], rank % 2, rank, &half));
+    rank_ok(rank, idist_close(&w[0]));
+    idist_opts in_half = opts_of(half);
+    for (int k = 0; k < COUNT; k++) x[0][k] = x[1][k] = 1;
+    rank_ok(rank, idist_all_reduce(x[0], x[0], COUNT, IDIST_I32, IDIST_SUM, &in_half)); // of a world that is gone
+    rank_ok(rank, idist_all_reduce(x[1], x[1], COUNT, IDIST_I32, IDIST_SUM, &in_half));
+    rank_check(x[0][COUNT - 1] == idist_group_size(half) && x[1][0] == idist_group_size(half), "rank %d: wrong sum", rank);
+    idist_free(x[0]);
+    rank_ok(rank, idist_free_group(&half));
+    rank_ok(rank, idist_barrier(&main_o));
+    rank_ok(rank, idist_close(&w[1]));
+    idist_free(x[1]);
+}
+
+int main(void) {
+    bool yes = true, no = false;
+    idist_desc chunked = desc_with("auto", "chunked"), automatic = desc_with("auto", "auto");
+    tap_deadline(60);
+    (void)ranks__log();
+    for (int n = 1; n <= 4; n++) {
+        ranks_case(n, NULL, blocks, NULL, "blocks are aligned, zeroed, apart n=%d", n);
+        if (n > 1) procs_case(n, NULL, blocks, NULL, "blocks are aligned, zeroed, apart n=%d, processes", n);
+    }
+    for (int t = 1; t < N_TRANSPORTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(2, &d, blocks, NULL, "plain memory, %s", d.transport);
+    }
+    for (int n = 2; n <= 5; n++) {
+        ranks_case(n, NULL, seen_by_all, NULL, "all ranks see it n=%d", n);
+        procs_case(n, NULL, seen_by_all, NULL, "all ranks see it n=%d, processes", n);
+        procs_case(n, &automatic, nothing_is_copied, &yes, "collectives copy nothing n=%d", n);
+        procs_case(n, &chunked, nothing_is_copied, &yes, "collectives copy nothing n=%d, chunked", n);
+        procs_case(n, &chunked, nothing_is_copied, &no, "collectives copy private memory n=%d, chunked", n);
+    }
+    for (int n = 2; n <= 3; n++) {
+        ranks_case(n, &automatic, some_of_them, NULL, "some buffers of some ranks n=%d", n);
+        ranks_case(n, &chunked, some_of_them, NULL, "some buffers of some ranks n=%d, chunked", n);
+        procs_case(n, &automatic, some_of_them, NULL, "some buffers of some ranks n=%d, processes", n);
+    }
+    ranks_case(2, NULL, pages_go_back, NULL, "pages go back n=2");
+    procs_case(3, NULL, pages_go_back, NULL, "pages go back n=3, processes");
+    after_the_end();
+    forked();
+    ranks_case(2, NULL, exhausted, NULL, "more than there is");
+    at_a_limit();
+    for (int n = 2; n <= 4; n += 2) {
+        idist_store *store[2] = {NULL, NULL};
+        for (int i = 0; i < 2; i++) TAP_REQUIRE(idist_store_open("mem://", NULL, &store[i]) == IDIST_OK);
+        ranks_case(n, NULL, two_worlds, store, "memory of another world n=%d", n);
+        for (int i = 0; i < 2; i++) idist_store_close(&store[i]);
+    }
+    return tap_done();
+}
