@@ -128,19 +128,19 @@ static void nan_wins(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     tap_deadline(60);
     grid_run("all_reduce", one, GRID_REDUCES);
     ranks_case(3, NULL, no_buffers, NULL, "count 0 with NULL buffers");
-    for (int a = 0; a < 3; a++) {
-        idist_desc desc = desc_with("auto", algorithms[a]);
+    for (int a = 0; a < N_ALGORITHMS; a++) {
+        idist_desc desc = desc_with("auto", algorithm_names[a]);
         size_t few = 1, some = 37, many = 40000;
-        ranks_case(4, &desc, half_rounds_once, &few, "half sums are rounded once, count 1, %s", algorithms[a]);
-        ranks_case(4, &desc, half_rounds_once, &some, "half sums are rounded once, count 37, %s", algorithms[a]);
-        ranks_case(4, &desc, half_rounds_once, &many, "half sums are rounded once, count 40000, %s", algorithms[a]);
+        ranks_case(4, &desc, half_rounds_once, &few, "half sums are rounded once, count 1, %s", algorithm_names[a]);
+        ranks_case(4, &desc, half_rounds_once, &some, "half sums are rounded once, count 37, %s", algorithm_names[a]);
+        ranks_case(4, &desc, half_rounds_once, &many, "half sums are rounded once, count 40000, %s", algorithm_names[a]);
         for (int n = 2; n <= 7; n += a == 0 ? 1 : 2)
-            ranks_case(n, &desc, same_bits, NULL, "n=%d %s: same bits on all ranks and in the second run", n, algorithms[a]);
-        ranks_case(3, &desc, nan_wins, NULL, "MIN and MAX of a NaN are NaN, %s", algorithms[a]);
+            ranks_case(n, &desc, same_bits, NULL, "n=%d %s: same bits on all ranks and in the second run", n,
+                       algorithm_names[a]);
+        ranks_case(3, &desc, nan_wins, NULL, "MIN and MAX of a NaN are NaN, %s", algorithm_names[a]);
     }
     return tap_done();
 }

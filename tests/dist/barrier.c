@@ -38,15 +38,14 @@ static void async_barrier(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     static const int sizes[7] = {1, 2, 3, 4, 5, 7, 8};
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     tap_deadline(60);
     for (int i = 0; i < 7; i++) {
-        for (int a = 0; a < 4; a++) {
-            const char *transport = a == 3 ? "tcp" : "auto";
-            idist_desc desc = desc_with(transport, algorithms[a % 3]);
+        for (int a = 0; a < N_ALGORITHMS + 2; a++) {
+            const char *transport = transport_names[a < N_ALGORITHMS ? 0 : a - N_ALGORITHMS + 1];
+            idist_desc desc = desc_with(transport, algorithm_names[a % N_ALGORITHMS]);
             counters shared = {0};
             ranks_case(sizes[i], &desc, nobody_early, &shared, "barrier n=%d algorithm=%s transport=%s", sizes[i],
-                       algorithms[a % 3], transport);
+                       algorithm_names[a % N_ALGORITHMS], transport);
         }
         counters shared = {0};
         ranks_case(sizes[i], NULL, async_barrier, &shared, "barrier n=%d by idist_test", sizes[i]);

@@ -105,18 +105,18 @@ static void strings(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     static const int sizes[5] = {1, 2, 3, 5, 8};
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     tap_deadline(60);
     for (int i = 0; i < 5; i++) {
-        for (int a = 0; a < 3; a++) {
-            idist_desc desc = desc_with(i == 2 ? "tcp" : "auto", algorithms[a]);
+        for (int a = 0; a < N_ALGORITHMS; a++) {
+            idist_desc desc = desc_with(i == 2 ? "tcp" : "auto", algorithm_names[a]);
             int n = sizes[i];
-            ranks_case(n, &desc, broadcast_sizes, NULL, "broadcast_bytes n=%d %s", n, algorithms[a]);
-            ranks_case(n, &desc, gather_sizes, NULL, "all_gather_bytes n=%d %s", n, algorithms[a]);
+            ranks_case(n, &desc, broadcast_sizes, NULL, "broadcast_bytes n=%d %s", n, algorithm_names[a]);
+            ranks_case(n, &desc, gather_sizes, NULL, "all_gather_bytes n=%d %s", n, algorithm_names[a]);
             if (n == 1) continue;
             ranks_case(n, &desc, broadcast_no_room, NULL, "broadcast_bytes n=%d %s: too small on some ranks", n,
-                       algorithms[a]);
-            ranks_case(n, &desc, gather_no_room, NULL, "all_gather_bytes n=%d %s: too small on one rank", n, algorithms[a]);
+                       algorithm_names[a]);
+            ranks_case(n, &desc, gather_no_room, NULL, "all_gather_bytes n=%d %s: too small on one rank", n,
+                       algorithm_names[a]);
         }
     }
     ranks_case(4, NULL, strings, NULL, "strings");

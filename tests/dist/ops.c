@@ -275,7 +275,6 @@ static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
     tap_deadline(60);
     tap_running("reduce_local");
@@ -283,11 +282,11 @@ int main(void) {
     local_combinations();
     ranks_report("reduce_local, all ops x all dtypes");
     for (int i = 0; i < 5; i++) {
-        for (int a = 0; a < (sizes[i] == 1 ? 1 : 3); a++) {
-            idist_desc d = desc_with("auto", algorithms[a]);
-            ranks_case(sizes[i], &d, all_combinations, NULL, "all ops x all dtypes n=%d %s", sizes[i], algorithms[a]);
-            ranks_case(sizes[i], &d, user_ops, NULL, "user functions n=%d %s", sizes[i], algorithms[a]);
-            ranks_case(sizes[i], &d, premul, NULL, "premultiplied sum n=%d %s", sizes[i], algorithms[a]);
+        for (int a = 0; a < (sizes[i] == 1 ? 1 : N_ALGORITHMS); a++) {
+            idist_desc d = desc_with("auto", algorithm_names[a]);
+            ranks_case(sizes[i], &d, all_combinations, NULL, "all ops x all dtypes n=%d %s", sizes[i], algorithm_names[a]);
+            ranks_case(sizes[i], &d, user_ops, NULL, "user functions n=%d %s", sizes[i], algorithm_names[a]);
+            ranks_case(sizes[i], &d, premul, NULL, "premultiplied sum n=%d %s", sizes[i], algorithm_names[a]);
         }
     }
     ranks_case(2, NULL, many_user_ops, NULL, "224 user ops, and no more");

@@ -32,12 +32,11 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     tap_deadline(60);
     grid_run("reduce_scatter", one, GRID_REDUCES | GRID_WIDE);
-    for (int a = 0; a < 3; a++) {
-        idist_desc desc = desc_with("auto", algorithms[a]);
-        ranks_case(4, &desc, half_rounds_once, NULL, "BF16 sum is rounded once, %s", algorithms[a]);
+    for (int a = 0; a < N_ALGORITHMS; a++) {
+        idist_desc desc = desc_with("auto", algorithm_names[a]);
+        ranks_case(4, &desc, half_rounds_once, NULL, "BF16 sum is rounded once, %s", algorithm_names[a]);
     }
     return tap_done();
 }

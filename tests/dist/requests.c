@@ -304,26 +304,25 @@ static void two_worlds(void) {
 
 int main(void) {
     static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
     tap_deadline(60);
     ranks_case(1, NULL, empty_ones, NULL, "empty requests, n=1");
     ranks_case(2, NULL, empty_ones, NULL, "empty requests, n=2");
     for (int i = 0; i < 5; i++) {
         for (int how = 0; how < 4; how++) {
-            idist_desc d = desc_with(how == 1 && sizes[i] == 3 ? "tcp" : "auto", algorithms[(i + how) % 3]);
+            idist_desc d = desc_with(how == 1 && sizes[i] == 3 ? "tcp" : "auto", algorithm_names[(i + how) % N_ALGORITHMS]);
             ranks_case(sizes[i], &d, many_in_flight, &how, "12 all_reduces in flight n=%d, %s, %s", sizes[i], ways[how],
                        d.algorithm);
         }
         ranks_case(sizes[i], NULL, a_mix, NULL, "8 different collectives in flight n=%d", sizes[i]);
         ranks_case(sizes[i], NULL, another_thread_waits, NULL, "another thread waits n=%d", sizes[i]);
     }
-    for (int a = 0; a < 3; a++) {
-        idist_desc d = desc_with("auto", algorithms[a]);
+    for (int a = 0; a < N_ALGORITHMS; a++) {
+        idist_desc d = desc_with("auto", algorithm_names[a]);
         for (int n = 2; n <= 3; n++) {
             flags shared = {0};
             ranks_case(n, &d, progress_without_calls, &shared, "all_reduce progresses while others compute n=%d %s", n,
-                       algorithms[a]);
+                       algorithm_names[a]);
         }
     }
     flags shared = {0}, again = {0};

@@ -57,13 +57,12 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     tap_deadline(60);
     grid_run("scan", inclusive, GRID_REDUCES | GRID_NO_AVG);
     grid_run("exscan", exclusive, GRID_REDUCES | GRID_NO_AVG);
-    for (int a = 0; a < 3; a++) {
-        idist_desc desc = desc_with("auto", algorithms[a]);
-        ranks_case(4, &desc, half_rounds_once, NULL, "F16 prefix sums are rounded once, %s", algorithms[a]);
+    for (int a = 0; a < N_ALGORITHMS; a++) {
+        idist_desc desc = desc_with("auto", algorithm_names[a]);
+        ranks_case(4, &desc, half_rounds_once, NULL, "F16 prefix sums are rounded once, %s", algorithm_names[a]);
     }
     ranks_case(1, NULL, refuses_avg, NULL, "AVG is refused, n=1");
     ranks_case(3, NULL, refuses_avg, NULL, "AVG is refused, n=3");

@@ -1,9 +1,10 @@
-// grid.h - the test grid: ranks x algorithm x transport x count x dtype x op x in place x root x alignment
+// grid.h - the test grid: ranks x algorithm x transport x count x dtype x op x in place x root x alignment x memory
 //
 // A test gives one function that makes one call and checks it; grid_run calls it for every combination. One world is
 // opened per (ranks, algorithm, transport) and gives one TAP line; the rest varies inside it. Small counts go through all
-// dtypes, large ones through few. What is not enumerated (op, root, alignment, blocking or not) is drawn from a hash of
-// the number of the case, the same on all ranks.
+// dtypes, large ones through few; among them are those where the library changes its way. What is not enumerated (op,
+// root, alignment, blocking or not, memory) is drawn from a hash of the number of the case, the same on all ranks; only
+// whether a buffer comes from idist_alloc is, in some cases, each rank's own affair.
 //
 // Two families of values, both computed from (rank, index), so that every element can be checked:
 //     pat_*   random bits, for operations that only move data
@@ -23,11 +24,28 @@ typedef struct gbuf {
     unsigned char *base; // GUARD_NBYTES, then nbytes, then GUARD_NBYTES
     unsigned char *p;
     size_t nbytes;
+    bool shared; // from idist_alloc
 } gbuf;
 
+// Where this thread's next buffers come from: the lowest bit of `which` says whether the next one is from idist_alloc.
+typedef struct gbuf_source {
+    idist_group *world;
+    uint64_t which;
+} gbuf_source;
+
+static inline gbuf_source *gbuf__source(void) {
+    static __thread gbuf_source source;
+    return &source;
+}
+
 static inline gbuf gbuf_make(size_t nbytes, size_t misalign) {
+    gbuf_source *source = gbuf__source();
+    idist_opts o = {source->world, NULL, NULL, 0};
     gbuf b;
-    b.base = (unsigned char *)malloc(nbytes + 2 * GUARD_NBYTES + 16);
+    b.shared = source->which & 1;
+    source->which >>= 1;
+    if (b.shared) b.base = (unsigned char *)idist_alloc(nbytes + 2 * GUARD_NBYTES + 16, &o);
+    else b.base = (unsigned char *)malloc(nbytes + 2 * GUARD_NBYTES + 16);
     TAP_REQUIRE(b.base != NULL);
     b.nbytes = nbytes;
     b.p = b.base + GUARD_NBYTES + misalign;
@@ -38,7 +56,8 @@ static inline gbuf gbuf_make(size_t nbytes, size_t misalign) {
 }
 
 static inline void gbuf_free(gbuf *b) {
-    free(b->base);
+    if (b->shared) idist_free(b->base);
+    else free(b->base);
     b->base = NULL;
 }
 
@@ -278,6 +297,7 @@ typedef struct grid_case {
     bool in_place;
     bool async;
     size_t misalign; // of the buffers, 0 or 1 byte
+    int memory;      // an index of grid_memory_names
     uint64_t salt;
     idist_opts opts; // pass its address to the call, then grid_done
     idist_request request;
@@ -303,10 +323,13 @@ typedef struct grid_plan {
     bool large;
 } grid_plan;
 
+static const char *const grid_memory_names[3] = {"", " shared", " partly shared"};
+
 static inline void grid_describe(const grid_case *c, char *text, size_t capacity) {
-    snprintf(text, capacity, "%s rank %d count %zu %s %s root %d%s%s%s salt %llx", c->where, c->rank, c->count,
+    snprintf(text, capacity, "%s rank %d count %zu %s %s root %d%s%s%s%s salt %llx", c->where, c->rank, c->count,
              idist_dtype_name(c->dtype), idist_op_name(c->op), c->root, c->in_place ? " in place" : "",
-             c->async ? " async" : "", c->misalign ? " unaligned" : "", (unsigned long long)c->salt);
+             c->async ? " async" : "", c->misalign ? " unaligned" : "", grid_memory_names[c->memory],
+             (unsigned long long)c->salt);
 }
 
 static inline void grid_fail(const grid_case *c, const char *fmt, ...) TAP_PRINTF(2, 3);
@@ -398,10 +421,40 @@ static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *numb
     c->in_place = in_place;
     c->async = (h >> 40) % 4 == 3 && !(plan->flags & GRID_BLOCKING);
     c->misalign = (h >> 44) % 3 == 2;
+    c->memory = (h >> 48) % 5 < 2 ? 1 + (int)((h >> 48) % 5) : 0;
     c->salt = h & 0xFFFFFFFF;
     c->request.impl = NULL;
     c->opts = c->async ? opts_async(c->world, &c->request) : opts_of(c->world);
+    gbuf__source()->world = c->world;
+    if (c->memory) gbuf__source()->which = c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // send, receive
     plan->fn(c);
+    gbuf__source()->which = 0;
+}
+
+// Counts around a number of bytes where the library changes its way, each in another dtype.
+static inline void grid__border(grid_case *c, const grid_plan *plan, unsigned *number, size_t nbytes, const int dtypes[3]) {
+    for (int k = 0; k < 3; k++) {
+        size_t count = nbytes / idist_dtype_size((idist_dtype)dtypes[k]);
+        grid__one(c, plan, number, count + (size_t)k - (count ? 1 : 0), dtypes[k], (*number + (unsigned)k) % 2 == 0);
+    }
+}
+
+static inline void grid__borders(grid_case *c, const grid_plan *plan, unsigned *number) {
+    static const int small[3] = {IDIST_I8, IDIST_BF16, IDIST_F32}, middle[3] = {IDIST_U32, IDIST_F16, IDIST_F64},
+                     large[3] = {IDIST_I64, IDIST_F32, IDIST_F64};
+    const size_t m = (size_t)c->n, div = plan->flags & GRID_WIDE ? m : 1;
+    for (int d = 0; d < IDIST_DTYPE_COUNT; d++) {
+        const int same[3] = {d, d, d};
+        grid__border(c, plan, number, 4096, same);
+    }
+    if (div > 1) grid__border(c, plan, number, 4096 / div, small);
+    grid__border(c, plan, number, 32, small);
+    grid__border(c, plan, number, 8192, middle);
+    grid__border(c, plan, number, 131072 / (m * m), small);
+    grid__border(c, plan, number, 65536 / div, middle);
+    grid__border(c, plan, number, (128 << 10) / div, middle);
+    grid__border(c, plan, number, (384 << 10) / div, large);
+    if (plan->large) grid__border(c, plan, number, (2 << 20) / div, large);
 }
 
 static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
@@ -431,6 +484,7 @@ static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
         grid__one(&c, plan, &number, ((size_t)1 << 20) / div, IDIST_F32, true);
         grid__one(&c, plan, &number, ((size_t)1 << 20) / div + 3, IDIST_U8, false);
     }
+    grid__borders(&c, plan, &number);
 }
 
 static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int n, const char *algorithm,
@@ -447,14 +501,17 @@ static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int
 // All worlds of one operation.
 static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
     static const int sizes[7] = {1, 2, 3, 4, 5, 7, 8};
-    static const char *algorithms[3] = {"auto", "latency", "bandwidth"};
     for (int i = 0; i < 7; i++) {
         int n = sizes[i];
         if (test_quick() && n != 1 && n != 2 && n != 3 && n != 5) continue;
-        for (int a = 0; a < 3; a++) {
+        for (int a = 0; a < N_ALGORITHMS; a++) {
+            const char *algorithm = algorithm_names[a];
+            bool messages = a >= 2;
             if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
-            grid__world(name, fn, flags, n, algorithms[a], "auto", n <= 4 && n != 2 + a);
-            if (n == 2 || (n == 5 && a > 0 && !test_quick())) grid__world(name, fn, flags, n, algorithms[a], "tcp", n == 2);
+            grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
+            if (a == 1) continue; // there is no shared memory below
+            if (n == 2 || (n == 5 && messages && !test_quick())) grid__world(name, fn, flags, n, algorithm, "tcp", n == 2);
+            if (n == 3 || (n == 4 && !messages)) grid__world(name, fn, flags, n, algorithm, "socket", false);
         }
     }
 }
