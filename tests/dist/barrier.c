@@ -48,8 +48,10 @@ int main(void) {
             ranks_case(sizes[i], &desc, nobody_early, &shared, "barrier n=%d algorithm=%s transport=%s", sizes[i],
                        algorithms[a % 3], transport);
         }
-        counters shared = {0};
+        counters shared = {0}, by_host = {0};
+        idist_desc hosts = desc_with("hosts", "auto");
         ranks_case(sizes[i], NULL, async_barrier, &shared, "barrier n=%d by idist_test", sizes[i]);
+        ranks_case(sizes[i], &hosts, nobody_early, &by_host, "barrier n=%d over two hosts", sizes[i]);
     }
     return tap_done();
 }

@@ -454,6 +454,7 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
         for (int a = 0; a < 3; a++) {
             if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
             grid__world(name, fn, flags, n, algorithms[a], "auto", n <= 4 && n != 2 + a);
+            if (n >= 3 && a == 0) grid__world(name, fn, flags, n, algorithms[a], "hosts", n == 3);
             if (n == 2 || (n == 5 && a > 0 && !test_quick())) grid__world(name, fn, flags, n, algorithms[a], "tcp", n == 2);
         }
     }
