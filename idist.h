@@ -4119,6 +4119,13 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
     "scatterv", "all_to_allv",    "send",          "recv",      "broadcast_bytes", "all_gather_bytes", "new_group",
     "split",    "one_rank_first", "one_rank_only", "finalize"};
 
+typedef struct idist__user_op {
+    idist_op_fn fn;
+    void *arg;
+    double factor; // premultiplied sum, when fn is NULL
+    bool used, commutative;
+} idist__user_op;
+
 // An operation as data.
 typedef struct idist__call {
     idist__kind kind;  // what is run
@@ -4132,7 +4139,8 @@ typedef struct idist__call {
     int root; // or the peer of send and recv; -1 where there is none
     int tag;
     idist_recv_info *info;
-    uint64_t check; // what must be equal on all ranks besides: count, or a hash of counts
+    uint64_t check;             // what must be equal on all ranks besides: count, or a hash of counts
+    const idist__user_op *user; // the op of a call that is a part of another one: it may be freed meanwhile
 } idist__call;
 
 // What two ranks compare about a call, 24 bytes of every message.
@@ -4179,6 +4187,7 @@ struct idist_group {
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
+    bool inner;        // of a backend's own making
     bool flushed;      // the others know of the failure, as far as we can tell
     idist_group *node; // the members on this host, made when one_rank_first asks for it
     void *impl;
@@ -4189,13 +4198,6 @@ typedef struct idist__node { // what is known of a rank
     uint64_t host; // equal on one host
     int local_rank, local_size, node_rank;
 } idist__node;
-
-typedef struct idist__user_op {
-    idist_op_fn fn;
-    void *arg;
-    double factor; // premultiplied sum, when fn is NULL
-    bool used, commutative;
-} idist__user_op;
 
 // A backend. The core calls start, progress, cancel, tell, announce, missing, group_open and sleep with the world's
 // lock held. None but open, close and sleep may block, and sleep gives the lock up meanwhile.
@@ -4302,6 +4304,11 @@ static idist__world *idist__world_default(void) {
 
 IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
 
+// The op of a call that names a user's.
+static const idist__user_op *idist__call_user_op(const idist_group *g, const idist__call *c) {
+    return c->user ? c->user : &g->w->ops[(int)c->op - IDIST_OP_USER];
+}
+
 static idist__print idist__task_print(const idist__task *t, int algorithm) {
     idist__print p;
     memset(&p, 0, sizeof p);
@@ -4379,7 +4386,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     if (g->status != IDIST_OK) return;
     g->status = status;
     idist__copy_text(g->cause, sizeof g->cause, cause);
-    idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
+    if (!g->inner) idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
     if (w->cfg.lost && (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_ABORTED))
         __atomic_store_n(w->cfg.lost, 1, __ATOMIC_RELEASE);
     w->backend->tell(g);
@@ -5324,6 +5331,7 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
         idist__world_count_nodes(w);
         idist__world_settle_in(w);
         s = w->backend->group_open(&w->group);
+        while (s != IDIST_OK && w->group.next) idist__group_free(w->group.next);
         if (s != IDIST_OK) w->backend->close(w, false);
     }
     if (s != IDIST_OK) {

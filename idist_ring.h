@@ -29,6 +29,7 @@ CONTENTS
       [ring:algo]       the collectives
       [ring:choose]     which algorithm, with which scratch
       [ring:share]      collectives of ranks that share memory
+      [ring:host]       a world of several hosts: inside each host first
       [ring:engine]     frames arrive, tasks start and end, waits are announced
       [ring:join]       how the ranks meet, connect to each other, and part
 
@@ -36,9 +37,8 @@ CONTENTS
 
 LIMITS
 
-    n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only. In a
-    world of several hosts, messages inside a host go through shared memory, but collectives do not add up inside
-    each host first.
+    n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
+    In groups over several hosts other than the world, collectives are made of messages among all.
 
     Licence: MIT, as idist.h.
 */
@@ -232,6 +232,9 @@ typedef struct idist__ring_group {
     idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
     struct idist__share *share;           // NULL: its collectives are made of messages
+    bool by_host;                         // of a world over several hosts: see ring:host
+    idist_group *near, *leads;            // NULL: no other rank on this host; this rank leads no host
+    idist__task *head, *last;             // calls by host under way; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -524,6 +527,7 @@ struct idist__op {
     idist__item (*recv_at)(idist__task *t, size_t k);
     idist__item (*send_at)(idist__task *t, size_t k);
     void (*take)(idist__task *t, size_t k);
+    idist__task *step; // of a collective by host: the part under way
     // state of a collective in shared memory
     idist__task *after; // the next one of the group
     uint32_t nth;
@@ -1855,7 +1859,7 @@ static bool idist__op_begin(idist__task *t) {
     o->r = t->group->rank;
     o->root = c->root;
     if ((int)c->op >= IDIST_OP_USER) {
-        o->user_op = w->ops[c->op - IDIST_OP_USER];
+        o->user_op = *idist__call_user_op(t->group, c);
         o->user = &o->user_op;
     }
     half = reduces && idist__type_is_half(c->dtype) && !(o->user && o->user->fn);
@@ -2690,7 +2694,7 @@ static int idist__share_choose(const idist_group *g, const idist__call *c) {
     const idist__share *s = idist__ring_group_of(g)->share;
     int forced = g->w->cfg.algorithm;
     size_t nbytes;
-    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) && !g->w->ops[c->op - IDIST_OP_USER].fn;
+    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) && !idist__call_user_op(g, c)->fn;
     if (!s || forced == 1 || forced == 2 || (scaled && idist__type_is_half(c->dtype))) return 0;
     if (idist__kind_is_v(c->kind)) return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__CHUNKED : 0;
     if (forced == 3 && c->count) return IDIST__CHUNKED;
@@ -2709,7 +2713,7 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
     o->root = c->root;
     o->user = NULL;
     if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
-        o->user_op = t->group->w->ops[c->op - IDIST_OP_USER];
+        o->user_op = *idist__call_user_op(t->group, c);
         o->user = &o->user_op;
     }
     o->size = idist_dtype_size(c->dtype);
@@ -2842,7 +2846,7 @@ static uint64_t idist__share_offer_place(idist_group *g) {
     idist__shm *m = idist__ring_of(g->w)->shm;
     int i;
     if (!idist__share_possible(g)) return 0;
-    for (i = g == &g->w->group ? 0 : 1; i < m->nplaces; i++) {
+    for (i = 0; i < m->nplaces; i++) {
         if (m->taken[i]) {
             const idist__pace *pace =
                 (const idist__pace *)(const void *)(idist__share_place(m, m->me, i) + IDIST__NOTICES * IDIST__NOTICE_BYTES);
@@ -2919,6 +2923,219 @@ static idist_status idist__share_world(idist_group *g) {
     for (i = 0; i < g->size && offers; i++) offers[i] = 1;
     if (offers && idist__share_possible(g)) s = idist__share_offer_place(g) ? idist__share_meet(g, offers) : IDIST_OK;
     idist__mem_free(mem, offers);
+    return s;
+}
+
+//------------------------------------------------------------------------------
+// [ring:host]  a world of several hosts: inside each host first, then between one rank of each
+// uses share verb . used by engine
+//
+// near: the ranks of this host, who share memory; leads: the lowest rank of each host.
+//
+//   all_reduce   near: reduce to the lead    leads: all_reduce    near: broadcast from the lead
+//   broadcast    near, on the root's host    leads: broadcast     near, on the other hosts
+//   barrier      near                        leads                near
+//
+// Each step is a call of its own on one of these groups, started by the call that it is a part of; calls take their
+// steps one after the other, so that the steps have the same order on all ranks. The network carries the data once per
+// host. 16-bit floats would be rounded twice that way, and an op that does not commute needs the order
+// of the ranks, so those go by messages among all.
+//------------------------------------------------------------------------------
+
+enum { IDIST__BY_HOST = 5 }; // algorithm
+
+static bool idist__host_serves(const idist_group *g, const idist__call *c) {
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    int op = (int)c->op;
+    if (!rg->by_host || g->w->cfg.algorithm) return false;
+    if (c->kind == IDIST__BARRIER || c->kind == IDIST__BROADCAST) return true;
+    if (c->kind != IDIST__ALL_REDUCE || idist__type_is_half(c->dtype)) return false;
+    return op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
+}
+
+// Begins a step. The task is ours until idist__host_through has seen it end.
+static void idist__host_step(idist__task *t, idist_group *g, idist__kind kind, const void *send, void *recv, idist_op op,
+                             int root) {
+    idist__op *o = idist__op_of(t);
+    idist__task *step = idist__task_new(g);
+    if (!step) {
+        idist__ring_fail(idist__ring_of(g->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return;
+    }
+    step->call = t->call;
+    step->call.kind = kind;
+    step->call.send = send;
+    step->call.recv = recv;
+    step->call.op = op;
+    step->call.user = o->user;
+    step->call.root = root;
+    step->timeout_ms = -1; // the whole call has a deadline, and says where it waits
+    step->announced = step->warned = true;
+    o->step = step;
+    idist__task_start(step);
+}
+
+static bool idist__host_through(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__task *step = o->step;
+    bool ok;
+    if (!step || !step->done) return false;
+    ok = step->status == IDIST_OK;
+    if (!ok) idist__ring_fail(idist__ring_of(t->group->w), t->group, step->status, step->group->cause);
+    idist__task_free(step);
+    o->step = NULL;
+    return ok;
+}
+
+static void idist__host_remove(idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__task **at, *last = NULL;
+    for (at = &rg->head; *at && *at != t; at = &idist__op_of(*at)->after) last = *at;
+    if (*at) *at = idist__op_of(t)->after;
+    if (rg->last == t) rg->last = last;
+}
+
+static void idist__host_done(idist__task *t) {
+    idist__host_remove(t);
+    idist__op_done(t);
+}
+
+static void idist__host_all_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    bool user = (int)c->op >= IDIST_OP_USER, scaled = user && !o->user->fn;
+    idist_op op = c->op == IDIST_AVG ? IDIST_SUM : c->op;
+    IDIST__CO_BEGIN(o)
+    if (rg->near) {
+        idist__host_step(t, rg->near, IDIST__REDUCE, o->in, o->out, op, 0);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    } else {
+        idist__copy(o->out, o->in, o->nbytes);
+        if (scaled) idist__reduce_scale(o->out, o->count, c->dtype, o->user->factor);
+    }
+    if (rg->leads) {
+        idist__host_step(t, rg->leads, IDIST__ALL_REDUCE, o->out, o->out, scaled ? IDIST_SUM : op, -1);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+        if (c->op == IDIST_AVG) idist__reduce_divide(o->out, o->count, c->dtype, o->n);
+    }
+    if (rg->near) {
+        idist__host_step(t, rg->near, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, 0);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    idist__host_done(t);
+    IDIST__CO_END(o)
+}
+
+static void idist__host_broadcast(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    const idist__node *nodes = t->group->w->nodes;
+    bool here = nodes[o->root].host == nodes[o->r].host;
+    int i, root = 0;
+    IDIST__CO_BEGIN(o)
+    if (rg->near && here) {
+        for (i = 0; i < rg->near->size; i++)
+            if (rg->near->ranks[i] == o->root) root = i;
+        idist__host_step(t, rg->near, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, root);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    if (rg->leads) {
+        for (i = root = 0; i < rg->leads->size; i++)
+            if (nodes[rg->leads->ranks[i]].host == nodes[o->root].host) root = i;
+        idist__host_step(t, rg->leads, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, root);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    if (rg->near && !here) {
+        idist__host_step(t, rg->near, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, 0);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    idist__host_done(t);
+    IDIST__CO_END(o)
+}
+
+static void idist__host_barrier(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    IDIST__CO_BEGIN(o)
+    if (rg->near) {
+        idist__host_step(t, rg->near, IDIST__BARRIER, NULL, NULL, IDIST_SUM, -1);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    if (rg->leads) {
+        idist__host_step(t, rg->leads, IDIST__BARRIER, NULL, NULL, IDIST_SUM, -1);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    if (rg->near) {
+        idist__host_step(t, rg->near, IDIST__BARRIER, NULL, NULL, IDIST_SUM, -1);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+    }
+    idist__host_done(t);
+    IDIST__CO_END(o)
+}
+
+static void idist__host_start(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    o->run = t->call.kind == IDIST__ALL_REDUCE  ? idist__host_all_reduce
+             : t->call.kind == IDIST__BROADCAST ? idist__host_broadcast
+                                                : idist__host_barrier;
+    if (rg->last) idist__op_of(rg->last)->after = t;
+    else rg->head = t;
+    rg->last = t;
+    if (rg->head == t) idist__op_run(t);
+}
+
+// Moves the first call on, when its step is through, and then the next.
+static void idist__host_progress(idist__ring *ring) {
+    idist__ring_group *rg = idist__ring_group_of(&ring->w->group);
+    while (rg->head && !ring->failed) {
+        const idist__task *t = rg->head;
+        const idist__task *step = idist__op_of(t)->step;
+        if (step && !step->done) break;
+        idist__op_run(rg->head);
+        if (rg->head == t && (!idist__op_of(t)->step || !idist__op_of(t)->step->done)) break;
+    }
+}
+
+static idist_status idist__ring_group_open(idist_group *g);
+
+static idist_status idist__host_group(idist_group *world, uint64_t salt, const int *ranks, int n, idist_group **out) {
+    idist__world *w = world->w;
+    idist_group *g = idist__group_new(w, idist__mix(world->ctx, salt), ranks, n);
+    idist_status s;
+    if (!g) return IDIST_ERR_NO_MEMORY;
+    g->inner = true;
+    s = idist__ring_group_open(g);
+    if (s != IDIST_OK) {
+        g->rank = -1;
+        idist__group_free(g);
+        return s;
+    }
+    g->next = w->group.next;
+    w->group.next = g;
+    *out = g;
+    return IDIST_OK;
+}
+
+// What the world can use: its place in memory that all share, or two groups, where there are several hosts and one of them has several ranks that share memory. No word is
+// needed for that: everybody knows the table of hosts, and everybody's first place is free.
+static idist_status idist__host_groups(idist_group *world) {
+    idist__ring_group *rg = idist__ring_group_of(world);
+    const idist__node *nodes = world->w->nodes;
+    int i, k, n = world->size, nnear = 0, nleads = 0;
+    int *ranks = (int *)idist__mem_alloc(&world->w->cfg.mem, 2 * sizeof(int) * (size_t)n), *leads = ranks ? ranks + n : NULL;
+    idist_status s = ranks ? idist__share_world(world) : IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n && ranks; i++) {
+        for (k = 0; k < i && nodes[k].host != nodes[i].host; k++) continue;
+        if (k == i) leads[nleads++] = i;
+        if (nodes[i].host == nodes[world->rank].host) ranks[nnear++] = i;
+    }
+    rg->by_host = ranks && nleads > 1 && nleads < n;
+    if (s == IDIST_OK && rg->by_host && nnear > 1) s = idist__host_group(world, 1, ranks, nnear, &rg->near);
+    if (s == IDIST_OK && rg->near) s = idist__share_world(rg->near);
+    if (s == IDIST_OK && rg->by_host && ranks[0] == world->rank) s = idist__host_group(world, 2, leads, nleads, &rg->leads);
+    idist__mem_free(&world->w->cfg.mem, ranks);
     return s;
 }
 
@@ -3287,6 +3504,7 @@ static void idist__ring_move(idist__ring *ring) {
     }
     if (!few) idist__ring_poll(ring, 0, false);
     if (ring->shm) idist__share_progress(ring);
+    if (idist__ring_group_of(&ring->w->group)->by_host) idist__host_progress(ring);
 }
 
 static void idist__ring_progress(idist__world *w) {
@@ -3389,6 +3607,7 @@ static void idist__ring_start(idist__task *t) {
     int shared = 0;
     memset(t->impl, 0, t->call.kind < IDIST__SEND ? sizeof(idist__op) : offsetof(idist__op, n));
     if (t->call.kind < IDIST__SEND) shared = idist__share_choose(t->group, &t->call);
+    if (t->call.kind < IDIST__SEND && idist__host_serves(t->group, &t->call)) shared = IDIST__BY_HOST;
     // After a while outside the library, hear first what the others have said: perhaps the group has failed.
     if (t->started_ns - ring->looked_ns > IDIST__MS) {
         idist__ring_progress(t->group->w);
@@ -3402,7 +3621,8 @@ static void idist__ring_start(idist__task *t) {
         idist__share_prepare(t, shared);
         idist__ring_group_of(t->group)->history[t->seq % IDIST__HISTORY] = idist__task_print(t, shared);
         idist__ring_check_start(ring, t);
-        idist__share_start(t);
+        if (shared == IDIST__BY_HOST) idist__host_start(t);
+        else idist__share_start(t);
     } else if (!idist__op_begin(t)) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
     else {
         idist__op *o = idist__op_of(t);
@@ -3511,7 +3731,12 @@ static bool idist__ring_cancel(idist__task *t) {
     }
     if (t->call.kind == IDIST__RECV) return unmatched;
     if (t->call.kind == IDIST__SEND) return !heard;
-    if (idist__op_of(t)->algorithm >= IDIST__FLAT) idist__share_cancel(t);
+    if (idist__op_of(t)->algorithm == IDIST__BY_HOST) idist__host_remove(t);
+    else if (idist__op_of(t)->algorithm >= IDIST__FLAT) idist__share_cancel(t);
+    if (idist__op_of(t)->step && idist__op_of(t)->step->done) { // its group fails before the one of t
+        idist__task_free(idist__op_of(t)->step);
+        idist__op_of(t)->step = NULL;
+    }
     idist__mem_free(&ring->w->cfg.mem, idist__op_of(t)->memory);
     idist__op_of(t)->memory = NULL;
     return false;
@@ -3526,6 +3751,8 @@ static void idist__ring_tell(idist_group *g) {
     f.ctx = g->ctx;
     f.aux = (uint64_t)(int64_t)g->status;
     idist__share_withdraw(g);
+    if (idist__ring_group_of(g)->near) idist__group_fail(idist__ring_group_of(g)->near, g->status, g->cause);
+    if (idist__ring_group_of(g)->leads) idist__group_fail(idist__ring_group_of(g)->leads, g->status, g->cause);
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
 }
@@ -3610,7 +3837,7 @@ static idist_status idist__ring_group_open(idist_group *g) {
             idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
         }
     }
-    return g == &g->w->group ? idist__share_world(g) : IDIST_OK;
+    return g == &g->w->group ? idist__host_groups(g) : IDIST_OK;
 }
 
 static void idist__ring_group_close(idist_group *g) {
@@ -3628,6 +3855,7 @@ static void idist__ring_group_close(idist_group *g) {
             if (whole && i != g->w->group.rank) idist__link_consumed(ring, &ring->links[i], nbytes);
         }
     }
+    if (g->inner) idist__ring_group_of(&g->w->group)->near = idist__ring_group_of(&g->w->group)->leads = NULL;
     idist__share_free(g);
     idist__mem_free(&g->w->cfg.mem, rg->rank_of);
     idist__mem_free(&g->w->cfg.mem, rg->seen);

@@ -244,7 +244,7 @@ int main(void) {
     ranks_case(4, NULL, messages_stay_inside, NULL, "messages stay inside their group");
     ranks_case(4, NULL, made_and_freed, NULL, "300 groups made and freed");
     ranks_case(2, NULL, free_with_open_request, NULL, "free with an open request is refused");
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(2, &d, freed_with_messages, NULL, "freed with messages inside, %s", d.transport);
     }

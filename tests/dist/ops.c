@@ -290,7 +290,7 @@ int main(void) {
         }
     }
     ranks_case(2, NULL, many_user_ops, NULL, "224 user ops, and no more");
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(2, &d, call_from_an_op, NULL, "a call from a user function is refused, %s", d.transport);
         for (int n = 2; n <= 3; n++)

@@ -397,7 +397,7 @@ static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     tap_deadline(60);
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         const char *name = transport_names[t];
         idist_desc d = desc_with(name, "auto");
         for (int n = 1; n <= 2; n++) {

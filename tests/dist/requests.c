@@ -334,7 +334,7 @@ int main(void) {
     two_worlds();
     ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");
     ranks_case(1, NULL, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=1");
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s", d.transport);
         ranks_case(2, &d, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=2, %s", d.transport);

@@ -199,7 +199,7 @@ int main(void) {
     }
     experiment e = {0, 0, 0, 0};
     ranks_case(4, NULL, group_only, &e, "abort of a group leaves the world alone");
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         for (int n = t == 0 ? 1 : 2; n <= 2; n++) {
             experiment alone = {0, 0, 0, 0};

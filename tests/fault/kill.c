@@ -147,7 +147,7 @@ int main(void) {
     int wanted = text ? atoi(text) : 0;
     uint64_t random_state = tap_seed();
     tap_deadline(wanted > 100 ? wanted * 2 : 90);
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         const char *name = transport_names[t];
         int64_t end_ms = tap_now_ms() + 4000, worst_ns = 0;
         int trials = 0;

@@ -164,7 +164,7 @@ int main(void) {
     run(4, ALL_TO_ALL, 30000, 1u << (tap_rand(&random_state) % 4), "auto", "auto", false);
     run(4, ALL_REDUCE, 100, 0x5, "auto", "auto", false); // two are late
     run(5, BARRIER, 0, 0xE, "auto", "auto", false);      // three are
-    for (int t = 0; t < N_TRANSPORTS; t++) {
+    for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "latency");
         int is_over = 0;
         ranks_case_fault(4, &d, left_is_not_missing, &is_over, "who has left a call is not missing, %s", d.transport);

@@ -390,7 +390,7 @@ int main(void) {
         crossing_calls(n, RECV_AGAINST_BARRIER, "operation", "one rank receives, the others are in a barrier");
     }
     crossing_calls(2, RECV_AGAINST_RECV, "deadlock", "both ranks receive from each other");
-    for (int t = 0; t < N_TRANSPORTS; t++) close_against_barrier(transport_names[t]);
+    for (int t = 0; t < N_PLACEMENTS; t++) close_against_barrier(transport_names[t]);
     new_group_lists();
     ranks_case_fault(4, NULL, only_the_group, NULL, "a mismatch in a group leaves the world usable");
     return tap_done();

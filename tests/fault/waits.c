@@ -244,7 +244,7 @@ int main(void) {
         ranks_case(n, NULL, deadline_beside, NULL, "a deadline beside a pending call, %d ranks", n);
         ranks_case(n, NULL, older_deadline, NULL, "a deadline of an older call, %d ranks", n);
     }
-    for (int t = 0; t < N_TRANSPORTS; t++)
+    for (int t = 0; t < N_PLACEMENTS; t++)
         for (int what = 0; what < N_LEGAL; what++) legal_calls((legal)what, transport_names[t]);
     cannot_join(4, "the secret of the job", "a rank that expects another number of ranks");
     cannot_join(3, "another secret of the job", "a rank with another secret");

@@ -509,9 +509,10 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
             bool messages = a >= 2;
             if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
             grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
-            if (a == 1) continue; // there is no shared memory below
-            if (n == 2 || (n == 5 && messages && !test_quick())) grid__world(name, fn, flags, n, algorithm, "tcp", n == 2);
-            if (n == 3 || (n == 4 && !messages)) grid__world(name, fn, flags, n, algorithm, "socket", false);
+            if (n >= 3 && a == 0) grid__world(name, fn, flags, n, algorithm, "hosts", n == 3);
+            if (n == 2 && a != 1) grid__world(name, fn, flags, n, algorithm, "tcp", true);
+            if (n == 5 && messages && !test_quick()) grid__world(name, fn, flags, n, algorithm, "tcp", false);
+            if (n == 3 || (n == 4 && a == 0)) grid__world(name, fn, flags, n, algorithm, "socket", false);
         }
     }
 }

@@ -160,6 +160,13 @@ static inline idist_opts opts_async(idist_group *group, idist_request *request) 
     return o;
 }
 
+// "hosts" is no transport of the library: even and odd ranks on a host each, as far as they know.
+static inline void ranks__place(idist_desc *desc) {
+    if (!desc->transport || strcmp(desc->transport, "hosts") != 0) return;
+    desc->transport = "auto";
+    desc->host_id = desc->rank % 2 ? "b" : "a";
+}
+
 static inline void *ranks__thread_main(void *p) {
     ranks__thread *t = (ranks__thread *)p;
     idist_desc desc;
@@ -168,6 +175,7 @@ static inline void *ranks__thread_main(void *p) {
     desc.rank = t->rank;
     desc.world_size = t->n;
     desc.store = t->store;
+    ranks__place(&desc);
     if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
     if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
     idist_group *world = NULL;
@@ -184,6 +192,7 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
     idist_store *store = NULL;
     TAP_REQUIRE(n >= 1 && n <= RANKS_MAX);
     (void)ranks__log();
+    if (base && base->transport && strcmp(base->transport, "hosts") == 0) setenv("IDIST_ADDR", "127.0.0.1", 1);
     if (!rank_ok(-1, idist_store_open("mem://", NULL, &store))) return;
     for (int k = 0; k < n; k++) {
         threads[k].base = base;
@@ -236,9 +245,9 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
     return ranks_report("%s", name);
 }
 
-// What the ranks of one host can talk through: shared memory, local sockets, TCP.
-enum { N_TRANSPORTS = 3 };
-static const char *const transport_names[N_TRANSPORTS] = {"auto", "socket", "tcp"};
+// What the ranks of one host can talk through: shared memory, local sockets, TCP. Then "hosts", see ranks__place.
+enum { N_TRANSPORTS = 3, N_PLACEMENTS = 4 };
+static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts"};
 
 // What a collective can be made of: what suits it; shared memory, without its short cuts; messages, in two ways.
 enum { N_ALGORITHMS = 4 };
@@ -330,6 +339,8 @@ static inline void proc__child(procs *p, int rank, int port, const idist_desc *b
     desc.init_method = url;
     desc.rank = rank;
     desc.world_size = p->n;
+    if (desc.transport && strcmp(desc.transport, "hosts") == 0) setenv("IDIST_ADDR", "127.0.0.1", 1);
+    ranks__place(&desc);
     if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
     if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
     idist_status status = idist_open(&desc, &world);
