@@ -316,7 +316,7 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
         tap_running("%s", what);
         procs_start(&p, n, &d, in_barriers, &sleeps);
         if (!procs_await_phase(&p, 1, 10000)) rank_fail("%s: the ranks did not start", what);
-        tap_sleep_ms(sleeps ? 200 : 5 + (int)(tap_rand(random_state) % 20));
+        tap_sleep_ms((sleeps ? 200 : 5) + (int)(tap_rand(random_state) % 60));
         int64_t killed_ns = tap_now_ns();
         kill(p.pid[victim], SIGKILL);
         if (sleeps && victim != n - 1) { // the one that never enters would never hear of it
@@ -338,41 +338,53 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
 }
 
 // Large contributions, which the others read where they are. Values change with every step, so that no old data pass.
+typedef enum { SUMS, MESSAGES, COPIES } reading;
+static const char *const reading_names[3] = {"all_reduce", "sendrecv", "broadcast"};
+
 typedef struct readers {
-    bool messages;
+    reading what;
     size_t count;
 } readers;
+
+static idist_status read_once(const readers *how, int rank, int n, const int32_t *x, int32_t *y, int step,
+                              const idist_opts *o) {
+    int right = (rank + 1) % n, left = (rank + n - 1) % n;
+    if (how->what == SUMS) return idist_all_reduce(x, y, how->count, IDIST_I32, IDIST_SUM, o);
+    if (how->what == COPIES) return idist_broadcast(y, how->count, IDIST_I32, step % n, o);
+    return idist_sendrecv(x, how->count, right, 1, y, how->count, left, 1, IDIST_I32, NULL, o);
+}
 
 static int reads_others(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     const readers *how = (const readers *)arg;
     idist_opts o = opts_of(world);
-    int right = (rank + 1) % n, left = (rank + n - 1) % n;
     int32_t *x = (int32_t *)malloc(4 * how->count), *y = (int32_t *)malloc(4 * how->count);
     idist_status s = IDIST_OK;
     if (!x || !y) return 91;
     memset(y, 0, 4 * how->count);
     for (int step = 0; s == IDIST_OK; step++) {
-        fill(x, how->count, rank, step);
-        if (how->messages) s = idist_sendrecv(x, how->count, right, 1, y, how->count, left, 1, IDIST_I32, NULL, &o);
-        else s = idist_all_reduce(x, y, how->count, IDIST_I32, IDIST_SUM, &o);
+        int from = how->what == COPIES ? step % n : how->what == MESSAGES ? (rank + n - 1) % n : 0;
+        fill(how->what == COPIES && from == rank ? y : x, how->count, rank, step);
+        s = read_once(how, rank, n, x, y, step, &o);
         if (s != IDIST_OK) break;
-        size_t wrong = find_wrong(y, how->count, how->messages ? left : 0, how->messages ? left + 1 : n, step);
+        size_t wrong = find_wrong(y, how->count, from, how->what == SUMS ? n : from + 1, step);
         rank_check(wrong == how->count, "rank %d step %d: IDIST_OK and wrong data, element %zu: %d", rank, step, wrong,
                    wrong < how->count ? y[wrong] : 0);
         if (wrong != how->count) return 93;
         __atomic_store_n(&slot->iterations, step, __ATOMIC_RELAXED);
         proc_phase(slot, 1);
     }
+    memset(x, 0x5A, 4 * how->count); // ours again: who still reads there must not take it for data
+    memset(y, 0x5A, 4 * how->count);
     proc_result(slot, s);
     free(x);
     free(y);
     return end_of_rank(&world);
 }
 
-static void lost_while_read(int n, bool messages, size_t nbytes, uint64_t *random_state) {
+static void lost_while_read(int n, reading what_for, size_t nbytes, uint64_t *random_state) {
     int64_t worst_ns = 0;
-    readers how = {messages, nbytes / 4};
-    const char *call = messages ? "sendrecv" : "all_reduce";
+    readers how = {what_for, nbytes / 4};
+    const char *call = reading_names[what_for];
     ranks_reset();
     for (int i = 0; i < (test_quick() ? 3 : 8); i++) {
         procs p;
@@ -571,9 +583,11 @@ int main(void) {
     lost_in_barriers(2, false, &random_state);
     lost_in_barriers(2, true, &random_state);
     lost_in_barriers(4, true, &random_state);
-    lost_while_read(2, false, 16 * MIB, &random_state);
-    lost_while_read(3, false, 16 * MIB, &random_state);
-    lost_while_read(2, true, 64 * MIB, &random_state);
+    lost_while_read(2, SUMS, 16 * MIB, &random_state);
+    lost_while_read(3, SUMS, 16 * MIB, &random_state);
+    lost_while_read(2, MESSAGES, 64 * MIB, &random_state);
+    lost_while_read(2, COPIES, 32 * MIB, &random_state);
+    lost_while_read(4, COPIES, 32 * MIB, &random_state);
     massacre();
     for (int large = 0; large < 2; large++) {
         stopped(2, large);
