@@ -3118,8 +3118,9 @@ static idist_status idist__host_group(idist_group *world, uint64_t salt, const i
     return IDIST_OK;
 }
 
-// What the world can use: its place in memory that all share, or two groups, where there are several hosts and one of them has several ranks that share memory. No word is
-// needed for that: everybody knows the table of hosts, and everybody's first place is free.
+// What the world can use: its place in memory that all share, or two groups, where there are several hosts and one of
+// them has several ranks. No word is needed for that: everybody knows the table of hosts, and everybody's first place
+// is free.
 static idist_status idist__host_groups(idist_group *world) {
     idist__ring_group *rg = idist__ring_group_of(world);
     const idist__node *nodes = world->w->nodes;
@@ -3513,8 +3514,8 @@ static void idist__ring_progress(idist__world *w) {
     idist__ring_settle(ring);
 }
 
-// Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank, every
-// now and then; otherwise in poll. Looks at everything once more after having said that we sleep.
+// Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank,
+// every now and then; otherwise in poll. Looks at everything once more after having said that we sleep.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     idist__shm *m = ring->shm;
