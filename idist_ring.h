@@ -2441,6 +2441,20 @@ static bool idist__share_take(idist__task *t, size_t at) {
     return true;
 }
 
+// Whether what we have just read in the buffers of others was theirs to give: who has left the call with an error may have
+// used them for something else since, but took its notice back before. If so, the reason is on its way.
+static bool idist__share_still_there(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *s = idist__share_of(t);
+    int i;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    for (i = 0; i < o->n; i++)
+        if (i != o->r && idist__share_reads(t, i) &&
+            __atomic_load_n(&idist__share_notice(s, i, o->nth)->nth, __ATOMIC_ACQUIRE) != o->nth)
+            return false;
+    return true;
+}
+
 static void idist__share_done(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
@@ -2562,7 +2576,7 @@ static void idist__share_chunked(idist__task *t) {
         IDIST__CO_AWAIT(o, idist__share_expose(t));
         o->who = 0;
         IDIST__CO_AWAIT(o, IDIST__SOURCES_HAVE(t, exposed, o->use + o->j + 1));
-        if (!idist__share_take(t, o->j * o->chunk)) return;
+        if (!idist__share_take(t, o->j * o->chunk) || !idist__share_still_there(t)) return;
         idist__share_publish(t, &pace->freed, o->use + o->j + 1);
     }
     if (o->stays) // the caller may change it when we return
@@ -2665,7 +2679,7 @@ static void idist__share_blocks(idist__task *t) {
         o->chunks = 1;
         idist__share_publish(t, &pace->reduced, o->use + 1);
         IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + 1));
-        if (o->far && !idist__share_take_far(t)) return;
+        if (o->far && (!idist__share_take_far(t) || !idist__share_still_there(t))) return;
         idist__share_publish(t, &pace->freed, o->use + 1);
         if (o->far) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + 1));
     } else {
