@@ -433,6 +433,7 @@ static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
         errno = EPROTO;
         return -1;
     }
+    idist__os_handover();
     if (nbytes > there) nbytes = (size_t)there;
     idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
     p->head += nbytes;
@@ -462,6 +463,7 @@ static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int npa
     }
     if (!moved) return 0;
     p->tail += moved;
+    idist__os_handover();
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
     if (idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
     return (ptrdiff_t)moved;
@@ -2035,6 +2037,7 @@ static void idist__share_knock(const idist__share *s, const idist_group *g) {
 }
 
 static void idist__share_publish(idist__task *t, uint64_t *counter, uint64_t value) {
+    idist__os_handover();
     __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     idist__share_knock(idist__share_of(t), t->group);
 }
@@ -2112,6 +2115,7 @@ static bool idist__share_has_entered(idist__share *s, int rank, uint32_t nth) {
     if ((int32_t)(s->entered[rank] - nth) >= 0) return true;
     seen = __atomic_load_n(&idist__share_notice(s, rank, nth)->nth, __ATOMIC_ACQUIRE);
     if ((int32_t)(seen - nth) < 0) return false;
+    idist__os_handover();
     s->entered[rank] = seen;
     return true;
 }
@@ -2279,6 +2283,7 @@ static void idist__share_enter(idist__task *t) {
     print = idist__task_print(t, o->algorithm);
     s->prints[o->nth % IDIST__NOTICES] = print;
     e->print = print;
+    idist__os_handover();
     __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
     idist__share_knock(s, t->group);
     idist__share_claim_next(t);
@@ -2488,6 +2493,7 @@ static bool idist__share_all(idist__task *t, size_t counter, uint64_t value, boo
         at = (const uint64_t *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
         if (__atomic_load_n(at, __ATOMIC_ACQUIRE) < value) return false;
     }
+    idist__os_handover();
     o->who = 0;
     return true;
 }
