@@ -1929,6 +1929,11 @@ static bool idist__op_begin(idist__task *t) {
 // there. When all buffers of an all_reduce are in windows (WHOLE), each rank adds up its block of all of them and writes
 // the sums into all of them: every byte is read once and written once.
 //
+// Where the kernel lets us read the memory of the other processes, large contributions are not copied either (FAR): the
+// notice has their address. For all_reduce with a core for each rank: every rank adds up its block into its own result,
+// and then reads the other blocks in the results of the others. Whoever gives something to be read where it is stays
+// until all have read it.
+//
 // The idea of flat slots is that of Graham and Shipman, "MPI Support for Multi-core Architectures", 2008; for the chunks,
 // reduce-scatter and all-gather in one buffer, see Jain et al., "Framework for Scalable Intra-Node Collective
 // Operations using Shared Memory", 2018.
@@ -1965,7 +1970,7 @@ typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
     } u;
 } idist__notice;
 
-typedef struct idist__pace {
+typedef struct idist__pace { // two lines; only `left` is written by others
     uint64_t exposed, reduced, freed;
     char pad[40];
     uint32_t left; // members that freed the group: then the place can serve another one
@@ -1981,7 +1986,6 @@ typedef struct idist__spot {
 
 typedef struct idist__share {
     idist__shm *shm;
-    int index;          // of our place; -1
     char **places;      // by rank in the group
     uint32_t *entered;  // by rank: the last shared call it is known to have entered
     const void **from;  // scratch, one per rank
@@ -2028,7 +2032,7 @@ static void idist__share_put(char *to, const char *from, size_t nbytes) {
 
 static idist__share *idist__share_of(const idist__task *t) { return idist__ring_group_of(t->group)->share; }
 
-// Says something to all members: writes a counter that they may wait for.
+// Wakes the members that sleep, after something was written that they may wait for.
 static void idist__share_knock(const idist__share *s, const idist_group *g) {
     int i;
     if (!idist__shm_any_asleep(s->shm)) return;
@@ -2926,8 +2930,7 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
     }
     idist__ring_group_of(g)->share = s;
     s->shm = m;
-    s->index = (int)offers[g->rank] - 1;
-    s->chunk_nbytes = m->chunk_nbytes[s->index ? 1 : 0];
+    s->chunk_nbytes = m->chunk_nbytes[offers[g->rank] > 1];
     s->quick->group = g;
     s->quick->impl = s->quick + 1;
     for (i = 0; i < g->size; i++) s->places[i] = idist__share_place(m, m->local[g->ranks[i]], (int)offers[i] - 1);
