@@ -433,6 +433,7 @@ static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
         errno = EPROTO;
         return -1;
     }
+    idist__os_handover();
     if (nbytes > there) nbytes = (size_t)there;
     idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
     p->head += nbytes;
@@ -462,6 +463,7 @@ static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int npa
     }
     if (!moved) return 0;
     p->tail += moved;
+    idist__os_handover();
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
     if (idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
     return (ptrdiff_t)moved;
@@ -1927,6 +1929,11 @@ static bool idist__op_begin(idist__task *t) {
 // there. When all buffers of an all_reduce are in windows (WHOLE), each rank adds up its block of all of them and writes
 // the sums into all of them: every byte is read once and written once.
 //
+// Where the kernel lets us read the memory of the other processes, large contributions are not copied either (FAR): the
+// notice has their address. For all_reduce with a core for each rank: every rank adds up its block into its own result,
+// and then reads the other blocks in the results of the others. Whoever gives something to be read where it is stays
+// until all have read it.
+//
 // The idea of flat slots is that of Graham and Shipman, "MPI Support for Multi-core Architectures", 2008; for the chunks,
 // reduce-scatter and all-gather in one buffer, see Jain et al., "Framework for Scalable Intra-Node Collective
 // Operations using Shared Memory", 2018.
@@ -1963,7 +1970,7 @@ typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
     } u;
 } idist__notice;
 
-typedef struct idist__pace {
+typedef struct idist__pace { // two lines; only `left` is written by others
     uint64_t exposed, reduced, freed;
     char pad[40];
     uint32_t left; // members that freed the group: then the place can serve another one
@@ -1979,7 +1986,6 @@ typedef struct idist__spot {
 
 typedef struct idist__share {
     idist__shm *shm;
-    int index;          // of our place; -1
     char **places;      // by rank in the group
     uint32_t *entered;  // by rank: the last shared call it is known to have entered
     const void **from;  // scratch, one per rank
@@ -2026,7 +2032,7 @@ static void idist__share_put(char *to, const char *from, size_t nbytes) {
 
 static idist__share *idist__share_of(const idist__task *t) { return idist__ring_group_of(t->group)->share; }
 
-// Says something to all members: writes a counter that they may wait for.
+// Wakes the members that sleep, after something was written that they may wait for.
 static void idist__share_knock(const idist__share *s, const idist_group *g) {
     int i;
     if (!idist__shm_any_asleep(s->shm)) return;
@@ -2035,6 +2041,7 @@ static void idist__share_knock(const idist__share *s, const idist_group *g) {
 }
 
 static void idist__share_publish(idist__task *t, uint64_t *counter, uint64_t value) {
+    idist__os_handover();
     __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     idist__share_knock(idist__share_of(t), t->group);
 }
@@ -2112,6 +2119,7 @@ static bool idist__share_has_entered(idist__share *s, int rank, uint32_t nth) {
     if ((int32_t)(s->entered[rank] - nth) >= 0) return true;
     seen = __atomic_load_n(&idist__share_notice(s, rank, nth)->nth, __ATOMIC_ACQUIRE);
     if ((int32_t)(seen - nth) < 0) return false;
+    idist__os_handover();
     s->entered[rank] = seen;
     return true;
 }
@@ -2279,6 +2287,7 @@ static void idist__share_enter(idist__task *t) {
     print = idist__task_print(t, o->algorithm);
     s->prints[o->nth % IDIST__NOTICES] = print;
     e->print = print;
+    idist__os_handover();
     __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
     idist__share_knock(s, t->group);
     idist__share_claim_next(t);
@@ -2441,6 +2450,20 @@ static bool idist__share_take(idist__task *t, size_t at) {
     return true;
 }
 
+// Whether what we have just read in the buffers of others was theirs to give: who has left the call with an error may have
+// used them for something else since, but took its notice back before. If so, the reason is on its way.
+static bool idist__share_still_there(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *s = idist__share_of(t);
+    int i;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    for (i = 0; i < o->n; i++)
+        if (i != o->r && idist__share_reads(t, i) &&
+            __atomic_load_n(&idist__share_notice(s, i, o->nth)->nth, __ATOMIC_ACQUIRE) != o->nth)
+            return false;
+    return true;
+}
+
 static void idist__share_done(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
@@ -2474,6 +2497,7 @@ static bool idist__share_all(idist__task *t, size_t counter, uint64_t value, boo
         at = (const uint64_t *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
         if (__atomic_load_n(at, __ATOMIC_ACQUIRE) < value) return false;
     }
+    idist__os_handover();
     o->who = 0;
     return true;
 }
@@ -2562,7 +2586,7 @@ static void idist__share_chunked(idist__task *t) {
         IDIST__CO_AWAIT(o, idist__share_expose(t));
         o->who = 0;
         IDIST__CO_AWAIT(o, IDIST__SOURCES_HAVE(t, exposed, o->use + o->j + 1));
-        if (!idist__share_take(t, o->j * o->chunk)) return;
+        if (!idist__share_take(t, o->j * o->chunk) || !idist__share_still_there(t)) return;
         idist__share_publish(t, &pace->freed, o->use + o->j + 1);
     }
     if (o->stays) // the caller may change it when we return
@@ -2665,7 +2689,7 @@ static void idist__share_blocks(idist__task *t) {
         o->chunks = 1;
         idist__share_publish(t, &pace->reduced, o->use + 1);
         IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + 1));
-        if (o->far && !idist__share_take_far(t)) return;
+        if (o->far && (!idist__share_take_far(t) || !idist__share_still_there(t))) return;
         idist__share_publish(t, &pace->freed, o->use + 1);
         if (o->far) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + 1));
     } else {
@@ -2906,8 +2930,7 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
     }
     idist__ring_group_of(g)->share = s;
     s->shm = m;
-    s->index = (int)offers[g->rank] - 1;
-    s->chunk_nbytes = m->chunk_nbytes[s->index ? 1 : 0];
+    s->chunk_nbytes = m->chunk_nbytes[offers[g->rank] > 1];
     s->quick->group = g;
     s->quick->impl = s->quick + 1;
     for (i = 0; i < g->size; i++) s->places[i] = idist__share_place(m, m->local[g->ranks[i]], (int)offers[i] - 1);
@@ -3118,8 +3141,9 @@ static idist_status idist__host_group(idist_group *world, uint64_t salt, const i
     return IDIST_OK;
 }
 
-// What the world can use: its place in memory that all share, or two groups, where there are several hosts and one of them has several ranks that share memory. No word is
-// needed for that: everybody knows the table of hosts, and everybody's first place is free.
+// What the world can use: its place in memory that all share, or two groups, where there are several hosts and one of
+// them has several ranks. No word is needed for that: everybody knows the table of hosts, and everybody's first place
+// is free.
 static idist_status idist__host_groups(idist_group *world) {
     idist__ring_group *rg = idist__ring_group_of(world);
     const idist__node *nodes = world->w->nodes;
@@ -3513,8 +3537,8 @@ static void idist__ring_progress(idist__world *w) {
     idist__ring_settle(ring);
 }
 
-// Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank, every
-// now and then; otherwise in poll. Looks at everything once more after having said that we sleep.
+// Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank,
+// every now and then; otherwise in poll. Looks at everything once more after having said that we sleep.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     idist__shm *m = ring->shm;
