@@ -407,6 +407,55 @@ static void lost_while_read(int n, reading what_for, size_t nbytes, uint64_t *ra
     tap_diag("%s n=%d: slowest survivor after %.1f ms", call, n, (double)worst_ns / 1e6);
 }
 
+// The last rank stays away, and the root gives up while rank 1 reads its memory: what it then writes there is no result.
+typedef enum { PRIVATE, FREED, SHARED_MEMORY, N_OWNERS } owner;
+static const char *const owner_names[N_OWNERS] = {"private memory", "memory, which it frees", "shared memory"};
+
+static int gives_up(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { COUNT = 40 << 20 };
+    owner memory = *(const owner *)arg;
+    bool shared = memory == SHARED_MEMORY;
+    idist_opts o = opts_of(world);
+    size_t nbytes = sizeof(int32_t) * COUNT;
+    int32_t *x = (int32_t *)(shared ? idist_alloc(nbytes, &o) : malloc(nbytes));
+    if (!x) return 91;
+    memset(x, 0, nbytes);
+    if (rank == 0) fill(x, COUNT, 0, 1);
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == n - 1) tap_sleep_ms(400 * test_slow_factor());
+    o.timeout_ms = rank == 0 ? 8 : 5000 * test_slow_factor();
+    idist_status s = idist_broadcast(x, COUNT, IDIST_I32, 0, &o);
+    if (rank == 0) {
+        memset(x, 0x5A, nbytes);
+        rank_check(s == IDIST_ERR_TIMEOUT, "the root: got %s", idist_status_name(s));
+    } else if (s == IDIST_OK) {
+        size_t wrong = find_wrong(x, COUNT, 0, 1, 1);
+        rank_check(wrong == COUNT, "rank %d: IDIST_OK and wrong data, element %zu: 0x%x", rank, wrong, (unsigned)x[wrong]);
+    } else {
+        rank_check(s == IDIST_ERR_TIMEOUT, "rank %d: got %s: %s", rank, idist_status_name(s), idist_last_error());
+    }
+    proc_result(slot, s);
+    if (memory != FREED) tap_sleep_ms(300);
+    if (shared) idist_free(x);
+    else free(x);
+    idist_close(&world);
+    return 0;
+}
+
+static void gives_up_while_read(owner memory) {
+    ranks_reset();
+    for (int i = 0; i < 3; i++) {
+        procs p;
+        tap_running("a root gives up, trial %d", i);
+        procs_start(&p, 3, NULL, gives_up, &memory);
+        rank_check(procs_wait(&p, 10000) == 0, "hang");
+        for (int k = 0; k < 3; k++)
+            rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+        procs_free(&p);
+    }
+    ranks_report("a root gives up while others read its %s", owner_names[memory]);
+}
+
 // ---- all at once ----
 
 static int goes_on(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -588,6 +637,7 @@ int main(void) {
     lost_while_read(2, MESSAGES, 64 * MIB, &random_state);
     lost_while_read(2, COPIES, 32 * MIB, &random_state);
     lost_while_read(4, COPIES, 32 * MIB, &random_state);
+    for (int k = 0; k < N_OWNERS; k++) gives_up_while_read((owner)k);
     massacre();
     for (int large = 0; large < 2; large++) {
         stopped(2, large);
