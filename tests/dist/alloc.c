@@ -313,8 +313,8 @@ static void exhausted(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
     rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o), IDIST_ERR_ARG); // so that an older text is not taken for a new one
-    rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory", rank);
-    rank_check(strstr(idist_last_error(), "alloc"), "rank %d: got \"%s\"", rank, idist_last_error());
+    if (!test_sanitized())                                                // one of those ends the program instead
+        rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory", rank);
     rank_check(idist_alloc(SIZE_MAX, &o) == NULL && strstr(idist_last_error(), "alloc"), "rank %d: got \"%s\"", rank,
                idist_last_error());
     void *p = idist_alloc(1000, &o);
@@ -347,10 +347,10 @@ static void at_a_limit(void) {
     procs p;
     idist_desc d = desc_with("socket", "auto");
     const char *name = "at a limit idist_alloc gives NULL, and memory again after idist_free";
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    tap_skip(name, "a sanitizer needs the address space");
-    return;
-#endif
+    if (test_sanitized()) {
+        tap_skip(name, "a sanitizer needs the address space");
+        return;
+    }
     tap_running("%s", name);
     ranks_reset();
     procs_start(&p, 2, &d, runs_out, NULL);

@@ -12,12 +12,6 @@
 #include <linux/seccomp.h>
 #include <sys/resource.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED true // needs an address space without limits
-#else
-#define SANITIZED false
-#endif
-
 enum { LOST_LIMIT_MS = 50, PERIOD = 1021 };
 #define MIB ((size_t)1 << 20)
 
@@ -242,7 +236,7 @@ static void losses(void) {
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) one_loss(all[i]);
     for (size_t i = 0; i < sizeof limited / sizeof limited[0]; i++) {
-        if (SANITIZED) tap_skip(limited[i].name, "a sanitizer needs the address space");
+        if (test_sanitized()) tap_skip(limited[i].name, "a sanitizer needs the address space");
         else one_loss(limited[i]);
     }
 }

@@ -273,6 +273,15 @@ static inline bool test_long(void) {
     return text && *text && strcmp(text, "0") != 0;
 }
 
+// The address and the thread sanitizer take memory in ways that a limit on the address space does not survive.
+static inline bool test_sanitized(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return true;
+#else
+    return false;
+#endif
+}
+
 static inline int test_slow_factor(void) {
     const char *text = getenv("IDIST_TEST_SLOW");
     return text && atoi(text) > 0 ? atoi(text) : 1;
