@@ -117,13 +117,14 @@ static void complain(rank_state *s, const doing *d, const char *fmt, ...) {
 // memory
 //------------------------------------------------------------------------------
 
-static area area_make(rank_state *s, size_t nbytes) {
+// In some calls all buffers of all ranks are shared, in the others each is or is not.
+static area area_make(rank_state *s, const doing *d, size_t nbytes) {
     static const size_t offsets[6] = {0, 0, 0, 1, 8, 13};
     uint64_t h = own_random(s);
     size_t offset = offsets[h % 6], all = nbytes + 2 * GUARD + offset;
     idist_opts o = opts_of(s->groups[0]);
     area a;
-    a.window = (h >> 8) % 2 == 0;
+    a.window = (d->salt >> 20) % 4 == 0 || (h >> 8) % 2 == 0;
     a.base = (unsigned char *)(a.window ? idist_alloc(all, &o) : malloc(all));
     TAP_REQUIRE(a.base != NULL);
     a.before = GUARD + offset;
@@ -378,8 +379,8 @@ static void make_v_areas(rank_state *s, doing *d) {
         gather = v_layout(s, d, d->rcounts, d->rdispls);
     if (d->what == ALL_GATHERV || d->what == GATHERV) scatter = d->rcounts[d->r];
     if (d->what == SCATTERV) gather = d->rcounts[d->r];
-    d->send = area_make(s, scatter * esize);
-    d->recv = area_make(s, gather * esize);
+    d->send = area_make(s, d, scatter * esize);
+    d->recv = area_make(s, d, gather * esize);
     d->in_place = d->in_place && d->what != ALL_TO_ALLV && (root || d->what == ALL_GATHERV);
     if (d->what == SCATTERV || d->what == ALL_TO_ALLV)
         for (int k = 0; k < d->n && scatter; k++) fill_block(d, d->send.p + d->sdispls[k] * esize, d->r, k, d->scounts[k]);
@@ -445,14 +446,14 @@ static void make_message_areas(rank_state *s, doing *d) {
         bool sends = d->what == SENDRECV || d->r == d->src;
         int from = d->what == SENDRECV ? partner(d, false) : d->src;
         bool gets = d->what == SENDRECV || d->r == d->dst;
-        d->send = area_make(s, sends ? sent_count(d, d->r) * esize : 0);
-        d->recv = area_make(s, gets ? (sent_count(d, from) + more) * esize : 0);
+        d->send = area_make(s, d, sends ? sent_count(d, d->r) * esize : 0);
+        d->recv = area_make(s, d, gets ? (sent_count(d, from) + more) * esize : 0);
         if (sends) fill_block(d, d->send.p, d->r, 0, sent_count(d, d->r));
         return;
     }
     for (int k = 0; k < d->n; k++) total += bytes_of(d, k);
-    d->send = area_make(s, d->what == BROADCAST_BYTES ? 0 : bytes_of(d, d->r));
-    d->recv = area_make(s, d->what == BROADCAST_BYTES ? d->count : total);
+    d->send = area_make(s, d, d->what == BROADCAST_BYTES ? 0 : bytes_of(d, d->r));
+    d->recv = area_make(s, d, d->what == BROADCAST_BYTES ? d->count : total);
     if (d->what == ALL_GATHER_BYTES) fill_block(d, d->send.p, d->r, 0, d->send.nbytes);
     else if (d->r == d->root) fill_block(d, d->recv.p, d->r, 0, d->count);
     d->nbytes = d->r == d->root ? d->count : 0;
@@ -528,8 +529,8 @@ static void make_areas(rank_state *s, doing *d) {
     bool root = d->r == d->root, rooted = d->what == REDUCE || d->what == GATHER || d->what == SCATTER;
     unsigned char *from;
     if (d->what == BARRIER || d->what == BROADCAST || (rooted && !root)) d->in_place = false;
-    d->send = area_make(s, send_blocks(d) * nbytes);
-    d->recv = area_make(s, recv_blocks(d) * nbytes);
+    d->send = area_make(s, d, send_blocks(d) * nbytes);
+    d->recv = area_make(s, d, recv_blocks(d) * nbytes);
     d->to = d->recv.p;
     from = d->send.p;
     if (d->in_place && (d->what == ALL_GATHER || d->what == GATHER)) from = d->recv.p + (size_t)d->r * nbytes;

@@ -169,10 +169,10 @@ static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     tap_deadline(90);
-    grid_run("all_gatherv", all_gatherv, GRID_WIDE | GRID_BLOCKING);
-    grid_run("gatherv", gatherv, GRID_WIDE | GRID_ROOTED);
-    grid_run("scatterv", scatterv, GRID_WIDE | GRID_ROOTED | GRID_BLOCKING);
-    grid_run("all_to_allv", all_to_allv, GRID_WIDE | GRID_NO_IN_PLACE);
+    grid_run("all_gatherv", all_gatherv, GRID_ONE_WAY | GRID_WIDE | GRID_BLOCKING);
+    grid_run("gatherv", gatherv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED);
+    grid_run("scatterv", scatterv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED | GRID_BLOCKING);
+    grid_run("all_to_allv", all_to_allv, GRID_ONE_WAY | GRID_WIDE | GRID_NO_IN_PLACE);
     ranks_case(4, NULL, one_rank_has_all, NULL, "all_gatherv where one rank has all");
     return tap_done();
 }

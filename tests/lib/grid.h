@@ -335,7 +335,8 @@ enum {
     GRID_ROOTED = 4,  // root varies
     GRID_WIDE = 8,    // buffers hold n * count: large counts are divided by n
     GRID_NO_IN_PLACE = 16,
-    GRID_BLOCKING = 32
+    GRID_BLOCKING = 32,
+    GRID_ONE_WAY = 64 // messages go one way only, whatever is asked for
 };
 
 typedef struct grid_plan {
@@ -532,6 +533,7 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
             const char *algorithm = algorithm_names[a];
             bool messages = a >= 2;
             if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
+            if (a == 2 && (flags & GRID_ONE_WAY)) continue;
             grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
             if (n >= 3 && a == 0) grid__world(name, fn, flags, n, algorithm, "hosts", n == 3);
             if (n == 2 && a != 1) grid__world(name, fn, flags, n, algorithm, "tcp", true);
