@@ -725,18 +725,18 @@ int main(void) {
         int n = 2 + (int)(i / 2 % 7);
         bool threads = i % 2 == 1;
         uint64_t h = tap_mix(tap_seed() + i);
-        idist_desc d = desc_with("auto", algorithms[h % 6]);
+        idist_desc d = desc_with(transport_names[(h >> 16) % 3 ? 0 : (h >> 20) % N_TRANSPORTS], algorithms[h % 6]);
         d.shm_nbytes = shm_nbytes[(h >> 8) % 4];
         d.timeout_ms = RANKS_TIMEOUT_MS * test_slow_factor();
         shared->seed = h;
         shared->n_calls = 0;
         shared->end_ns = tap_now_ns() + slice_ns;
-        tap_running("stress n=%d %s %s", n, threads ? "threads" : "processes", d.algorithm);
+        tap_running("stress n=%d %s %s %s", n, threads ? "threads" : "processes", d.transport, d.algorithm);
         ranks_reset();
         if (threads) ranks_threads(n, &d, storm, shared);
         else ranks_processes(n, &d, storm, shared, (int)(slice_ns / 1000000) + RANKS_TIMEOUT_MS);
-        ranks_report("n=%d %s algorithm=%s shm=%zu: %lld random calls", n, threads ? "threads" : "processes", d.algorithm,
-                     d.shm_nbytes, (long long)shared->n_calls);
+        ranks_report("n=%d %s transport=%s algorithm=%s shm=%zu: %lld random calls", n, threads ? "threads" : "processes",
+                     d.transport, d.algorithm, d.shm_nbytes, (long long)shared->n_calls);
     }
     return tap_done();
 }
