@@ -1773,7 +1773,7 @@ static int idist__choose(const idist__task *t) {
     // Chains and rings start at different ranks for different blocks, so they need an op that commutes; a scan keeps
     // the order.
     if (!commutes && kind != IDIST__SCAN && kind != IDIST__EXSCAN) return 1;
-    if (forced) return forced;
+    if (forced == 1 || forced == 2) return forced;
     return o->nbytes <= idist__switch_bytes(kind) ? 1 : 2;
 }
 
@@ -2211,8 +2211,8 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
     idist__share *s = idist__share_of(t);
     const idist__call *c = &t->call;
     bool scaled = o->user && !o->user->fn, all = c->kind == IDIST__ALL_REDUCE;
-    bool overwrites =
-        c->send == c->recv && (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN);
+    bool overwrites = c->send == c->recv && (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN ||
+                                             c->kind == IDIST__EXSCAN || (all && !idist__share_adds_blocks(o, c->kind)));
     memset(&e->u, 0, sizeof e->u);
     memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
     o->far = s->shm->far && !scaled && idist__share_given_nbytes(t) >= idist__share_far_bytes(s->shm, c->kind) &&
@@ -2379,10 +2379,13 @@ static void idist__share_reduce(const idist__task *t, void *out, const void *con
 
 // Reads nbytes at an address of another process. On failure the group fails.
 static bool idist__share_pull(idist__task *t, int rank, uint64_t at, char *buf, size_t nbytes) {
+    const idist__op *o = idist__op_of(t);
     const idist__share *s = idist__share_of(t);
     int world_rank = t->group->ranks[rank], err = idist__shm_pull(s->shm, s->shm->local[world_rank], at, buf, nbytes);
     char cause[300];
     if (!err) return true;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&idist__share_notice(s, rank, o->nth)->nth, __ATOMIC_ACQUIRE) != o->nth) return false; // it left
     snprintf(cause, sizeof cause,
              err == ESRCH ? "rank %d on %s was lost: its process ended" : "the buffer of rank %d on %s cannot be read: %s",
              world_rank, t->group->w->nodes[world_rank].hostname, strerror(err));
