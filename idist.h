@@ -4876,7 +4876,10 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if (!g->w->tasks && g->w->backend->quick && !o->request && !self->group_depth && g->w->backend->quick(g, c))
         return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
-    if ((t = idist__task_new(g)) == NULL) return IDIST_ERR_NO_MEMORY;
+    if ((t = idist__task_new(g)) == NULL) {
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory"); // the others may count on it already
+        return IDIST_ERR_NO_MEMORY;
+    }
     t->call = *c;
     t->async = o->request != NULL;
     t->patient = o->timeout_ms == 0;
@@ -5399,6 +5402,13 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     pthread_mutex_unlock(&w->lock);
     idist__world_retire(w);
     if (w->thread_runs) pthread_join(w->thread, NULL);
+    pthread_mutex_lock(&w->lock);
+    while (w->tasks) { // forced: from here on nothing touches the caller's buffers
+        idist__task *t = w->tasks;
+        w->backend->cancel(t);
+        idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
+    }
+    pthread_mutex_unlock(&w->lock);
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
     w->backend->close(w, s == IDIST_OK && !force);
@@ -5979,7 +5989,8 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
         pthread_mutex_unlock(&w->lock);
         s = idist__all_gather_as(label, &offers[g->size], offers, 1, IDIST_U64, 1, &o);
         pthread_mutex_lock(&w->lock);
-        if (s == IDIST_OK) s = w->backend->group_meet(g, offers);
+        if (s == IDIST_OK && (s = w->backend->group_meet(g, offers)) != IDIST_OK)
+            idist__group_fail(g, s, "a rank is out of memory");
         pthread_mutex_unlock(&w->lock);
     }
     idist__mem_free(&w->cfg.mem, offers);

@@ -536,6 +536,7 @@ struct idist__op {
     bool entered;
     bool far;   // contributions may be read in the other processes
     bool stays; // ours is read where it is
+    bool whole; // the others write into our result
     int who;
     uint64_t use;
     size_t j, most;
@@ -921,6 +922,7 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     if (!f->aux || !l->transport->polled || !m->far) return false;
     rank = m->local[peer];
     if (idist__shm_pull(m, rank, f->aux, v->data, (size_t)f->nbytes) != 0) return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if ((uint8_t)__atomic_load_n(&idist__shm_bell(m, rank)->withdrawn, __ATOMIC_ACQUIRE) != f->flags) return false;
     memset(&pulled, 0, sizeof pulled);
     pulled.type = IDIST__PULLED;
@@ -1946,6 +1948,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__QUICK_YIELDS 64
+#define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
 #define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__ALONE_BYTES ((size_t)128 * 1024)
@@ -2649,6 +2652,7 @@ static bool idist__share_add_whole(idist__task *t) {
         char *out = o->out + at * o->size;
         k = idist__share_least(end - at, 16384 / o->size); // stays in the nearest cache
         if (!idist__share_add(t, out, o->n, 0, at, k)) return false;
+        if (!idist__share_still_there(t)) return false; // whoever has left wants nothing written any more
         for (i = 0; i < o->n; i++)
             if (i != o->r) memcpy(s->spots[i].recv + at * o->size, out, k * o->size);
     }
@@ -2688,7 +2692,9 @@ static void idist__share_blocks(idist__task *t) {
     IDIST__CO_AWAIT(o, idist__share_entered(t, false));
     if (t->call.kind == IDIST__ALL_REDUCE && (o->far || idist__share_all_near(t))) {
         o->far = o->far && !idist__share_all_near(t);
+        o->whole = !o->far;
         if (o->far ? !idist__share_add_far(t) : !idist__share_add_whole(t)) return;
+        if (!idist__share_still_there(t)) return;
         o->chunks = 1;
         idist__share_publish(t, &pace->reduced, o->use + 1);
         IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + 1));
@@ -2700,7 +2706,7 @@ static void idist__share_blocks(idist__task *t) {
             IDIST__CO_AWAIT(o, idist__share_expose(t));
             o->who = 0;
             IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, exposed, o->use + o->j + 1));
-            if (!idist__share_add_block(t)) return;
+            if (!idist__share_add_block(t) || !idist__share_still_there(t)) return;
             idist__share_publish(t, &pace->reduced, o->use + o->j + 1);
             if (t->call.kind == IDIST__ALL_REDUCE || o->r == o->root)
                 IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->j + 1));
@@ -2750,6 +2756,10 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
     o->out = (char *)c->recv;
     if (c->kind == IDIST__BROADCAST) o->in = o->out;
     o->algorithm = algorithm;
+    if ((c->kind == IDIST__GATHERV || c->kind == IDIST__SCATTERV) && o->r != o->root) { // looked at on the root only
+        t->call.sendcounts = t->call.senddispls = NULL;
+        t->call.recvcounts = t->call.recvdispls = NULL;
+    }
 }
 
 static void idist__share_start(idist__task *t) {
@@ -2818,6 +2828,23 @@ static void idist__share_withdraw(idist_group *g) {
     uint32_t k;
     for (k = 0; s && k < IDIST__NOTICES; k++)
         __atomic_store_n(&idist__share_notice(s, g->rank, k)->nth, s->nth - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
+}
+
+// When a call ends too early in which the others write into our result (WHOLE): until each of them is through with it, or
+// has left the call too. They look before every piece that they write.
+static void idist__share_let_go(const idist_group *g) {
+    const idist__share *s = idist__ring_group_of(g)->share;
+    const idist__op *o = s && s->head ? idist__op_of(s->head) : NULL;
+    int64_t until_ns = idist__os_deadline(IDIST__LET_GO_MS); // for those who are stopped
+    int i;
+    if (!o || !o->whole) return;
+    for (i = 0; i < g->size; i++)
+        while (i != g->rank && idist__ring_of(g->w)->links[g->ranks[i]].open &&
+               __atomic_load_n(&idist__share_pace(s, i)->reduced, __ATOMIC_ACQUIRE) <= o->use &&
+               __atomic_load_n(&idist__share_notice(s, i, o->nth)->nth, __ATOMIC_ACQUIRE) == o->nth &&
+               idist__os_now_ns() < until_ns)
+            sched_yield();
 }
 
 static void idist__share_cancel(idist__task *t) {
@@ -3602,7 +3629,7 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 static void idist__ring_wake(idist__world *w) {
     const idist__shm *m = idist__ring_of(w)->shm;
     uint64_t one = 1;
-    if (m && !idist__ring_of(w)->nstreams) {
+    if (m && __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == 1) {
         idist__shm_wake(m, m->me);
         return;
     }
@@ -3682,6 +3709,8 @@ static bool idist__verbs_purge(idist__ring *ring, idist__verb **at, const idist_
 static void idist__verb_orphan(idist__ring *ring, idist__link *l, idist__verb *v) {
     size_t left = v->piece - v->piece_moved;
     v->task = NULL;
+    if (v->frame.type == IDIST__RTS && ring->shm)
+        __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
     if (!left) {
         if (v->frame.type == IDIST__RTS)
             v->frame.type = IDIST__CREDIT; // already written: only keeps it from waiting for CTS
@@ -3782,6 +3811,7 @@ static void idist__ring_tell(idist_group *g) {
     if (idist__ring_group_of(g)->leads) idist__group_fail(idist__ring_group_of(g)->leads, g->status, g->cause);
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
+    idist__share_let_go(g);
 }
 
 static void idist__ring_announce(idist__task *t) {
