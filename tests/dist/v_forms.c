@@ -167,6 +167,25 @@ static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+// Counts and displacements mean something on the root only; elsewhere they may point anywhere.
+static void counts_of_the_root(idist_group *world, int rank, int n, void *arg) {
+    const size_t *nowhere = (const size_t *)(uintptr_t)8;
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int root = 0; root < n; root++) {
+        size_t counts[RANKS_MAX];
+        int32_t all[RANKS_MAX] = {0}, one = 0, mine = 10 * rank;
+        for (int k = 0; k < n; k++) counts[k] = 1;
+        for (int k = 0; k < n; k++) all[k] = k + 1;
+        const size_t *c = rank == root ? counts : nowhere;
+        rank_ok(rank, idist_scatterv(all, c, rank == root ? NULL : nowhere, &one, 1, IDIST_I32, root, &o));
+        rank_check(one == rank + 1, "rank %d: scatterv: got %d expected %d", rank, one, rank + 1);
+        rank_ok(rank, idist_gatherv(&mine, 1, all, c, rank == root ? NULL : nowhere, IDIST_I32, root, &o));
+        for (int k = 0; k < n && rank == root; k++)
+            rank_check(all[k] == 10 * k, "gatherv: got %d from rank %d expected %d", all[k], k, 10 * k);
+    }
+}
+
 int main(void) {
     tap_deadline(90);
     grid_run("all_gatherv", all_gatherv, GRID_ONE_WAY | GRID_WIDE | GRID_BLOCKING);
@@ -174,5 +193,9 @@ int main(void) {
     grid_run("scatterv", scatterv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED | GRID_BLOCKING);
     grid_run("all_to_allv", all_to_allv, GRID_ONE_WAY | GRID_WIDE | GRID_NO_IN_PLACE);
     ranks_case(4, NULL, one_rank_has_all, NULL, "all_gatherv where one rank has all");
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(3, &d, counts_of_the_root, NULL, "counts are looked at on the root only, %s", d.transport);
+    }
     return tap_done();
 }
