@@ -4943,7 +4943,7 @@ static void idist__copy(void *dst, const void *src, size_t nbytes) {
 static void idist__self_collective(idist__task *t) {
     const idist__call *c = &t->call;
     size_t size = idist_dtype_size(c->dtype), sat = 0, rat = 0;
-    const idist__user_op *op = (int)c->op >= IDIST_OP_USER ? &t->group->w->ops[c->op - IDIST_OP_USER] : NULL;
+    const idist__user_op *op = (int)c->op >= IDIST_OP_USER ? idist__call_user_op(t->group, c) : NULL;
     if (c->kind == IDIST__SCATTERV || c->kind == IDIST__ALL_TO_ALLV) sat = idist__displ(c->sendcounts, c->senddispls, 0);
     if (c->kind == IDIST__ALL_GATHERV || c->kind == IDIST__GATHERV || c->kind == IDIST__ALL_TO_ALLV)
         rat = idist__displ(c->recvcounts, c->recvdispls, 0);
