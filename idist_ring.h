@@ -4694,6 +4694,8 @@ static idist_status idist__ring_open(idist__world *w) {
     j.listeners[0] = j.listeners[1] = -1;
     idist__porch_init(&j.porch);
     j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
+    // Now, and not when it is needed: with a second thread, such as the server of the store, the kernel takes 15 ms for it.
+    if (w->cfg.transport == 0 && w->group.size > 1) idist__os_fence_others(true);
     s = idist__ring_new(w, &j.ring);
     if (s == IDIST_OK && w->group.size == 1)
         idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
