@@ -4257,7 +4257,8 @@ struct idist_backend_api {
 
 #define IDIST__BACKEND_ABI 2
 #define IDIST__SPIN_NS 500000
-#define IDIST__YIELDS 1000 // half a millisecond of the waiting rank's own time
+#define IDIST__YIELDS 1000      // half a millisecond of the waiting rank's own time
+#define IDIST__YIELD_NS 5000000 // and no more than this of everybody's
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
@@ -4487,8 +4488,10 @@ typedef struct idist__waiter { // how long somebody has polled already
 static bool idist__waiter_polls(idist__waiter *p, idist__world *w) {
     int64_t now;
     p->turns++;
-    if (!w->spin_ns) {
-        if (p->turns > IDIST__YIELDS) return false;
+    if (!w->spin_ns) { // somebody else's computation may take long at each turn
+        now = idist__os_now_ns();
+        if (!p->begun_ns) p->begun_ns = now;
+        if (p->turns > IDIST__YIELDS || now - p->begun_ns > IDIST__YIELD_NS) return false;
         pthread_mutex_unlock(&w->lock);
         sched_yield();
         pthread_mutex_lock(&w->lock);

@@ -1947,7 +1947,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__CHUNK_CROWDED ((size_t)128 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
-#define IDIST__QUICK_YIELDS 64
+#define IDIST__QUICK_YIELDS 16
 #define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
 #define IDIST__CLAIM_BYTES ((size_t)1024)
