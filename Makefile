@@ -19,6 +19,7 @@ HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
 TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh))
+INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.cc tests/*/*.h)
@@ -37,10 +38,14 @@ build/%: examples/%.c $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@
 
-# Each test is one file that holds the implementation as well.
-$(B)/tests/%: tests/%.c $(HEADERS) $(TEST_LIB)
+# Each test is one file. Those that look inside hold the implementation themselves, the others share one.
+$(B)/tests/%: tests/%.c $(B)/tests/idist.o $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. -Itests/lib $< -o $@
+	$(CC) $(CFLAGS) -I. -Itests/lib $< $(if $(filter $<,$(INSIDERS)),,$(B)/tests/idist.o) -o $@
+
+$(B)/tests/idist.o: $(HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DIDIST_IMPLEMENTATION -x c -c idist.h -o $@
 
 # NATIVE=-march=native for figures of this very machine.
 build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)

@@ -4229,8 +4229,8 @@ struct idist_backend_api {
     // what all of them offered, by rank in the group.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
-    // May be NULL. Tries a blocking call without a task, while there are no tasks: true when it went through, and was
-    // counted in g->seq. If not, `start` follows for the same call.
+    // May be NULL. Tries a blocking call without a task, while there are no tasks: true when it went through, and, if
+    // it is a collective, was counted in g->seq. If not, `start` follows for the same call.
     bool (*quick)(idist_group *g, const idist__call *c);
     // Begins a task; ends it by idist__complete, now or later.
     void (*start)(idist__task *t);
@@ -4867,6 +4867,12 @@ static idist_status idist__task_result(idist__task *t) {
     return s;
 }
 
+// A blocking call without a task, if the backend can do that now.
+static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
+    return !g->w->tasks && g->w->backend->quick && g->status == IDIST_OK && !o->request && !o->stream &&
+           !idist__me.group_depth && g->w->backend->quick(g, c);
+}
+
 static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
     idist__thread *self = &idist__me;
@@ -4876,8 +4882,7 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if (s != IDIST_OK) return s;
     if (o->stream) return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream needs device buffers and a device backend", name);
     if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (!g->w->tasks && g->w->backend->quick && !o->request && !self->group_depth && g->w->backend->quick(g, c))
-        return IDIST_OK;
+    if (idist__call_quick(g, c, o)) return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
     if ((t = idist__task_new(g)) == NULL) {
         idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory"); // the others may count on it already
@@ -4988,12 +4993,15 @@ static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size
     return *status == IDIST_OK;
 }
 
+static void idist__recv_tell(const idist__call *c, int source, int tag, size_t count) {
+    if (!c->info) return;
+    c->info->source = source;
+    c->info->tag = tag;
+    c->info->count = count;
+}
+
 static void idist__recv_done(idist__task *t, int source, int tag, size_t count) {
-    if (t->call.info) {
-        t->call.info->source = source;
-        t->call.info->tag = tag;
-        t->call.info->count = count;
-    }
+    idist__recv_tell(&t->call, source, tag, count);
     idist__complete(t, IDIST_OK, "");
 }
 
@@ -5862,6 +5870,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *a = (const char *)send, *b = (const char *)recv;
+    bool quick;
     idist_status s = idist__check_blocking("sendrecv", opts);
     idist__task *first, *t, *next;
     if (s != IDIST_OK) return s;
@@ -5878,10 +5887,12 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     pair.send.root = dst;
     pair.send.tag = sendtag;
     s = idist__call_check(g, &pair.send); // both are looked at before either begins
-    self->group_depth = 1;
+    if (s == IDIST_OK) s = idist__call_check(g, &pair.recv);
+    quick = s == IDIST_OK && idist__call_quick(g, &pair.send, &o);
+    self->group_depth = quick ? 0 : 1;
     self->group_status = IDIST_OK;
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
-    if (s == IDIST_OK) s = idist__call_locked(g, &pair.send, &o);
+    if (s == IDIST_OK && !quick) s = idist__call_locked(g, &pair.send, &o);
     self->group_depth = 0;
     first = self->group_tasks; // the receive, then the send; none or one when something went wrong
     self->group_tasks = NULL;

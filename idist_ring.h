@@ -127,6 +127,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
+#define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
 #define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
 // One send or one receive under way: what the algorithms are made of. It is in one list at a time: a link's out,
@@ -408,6 +409,10 @@ static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, c
     }
 }
 
+static uint64_t idist__shm_there(const idist__shm_port *p) { // bytes to read
+    return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
+}
+
 // The socket carries nothing but knocks; its end is the end of the link, after what lies in the pipe.
 static ptrdiff_t idist__shm_lifeline(idist__shm_port *p) {
     char knocks[64];
@@ -421,10 +426,10 @@ static ptrdiff_t idist__shm_lifeline(idist__shm_port *p) {
 
 static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
     idist__shm_port *p = (idist__shm_port *)port;
-    uint64_t there = __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
+    uint64_t there = idist__shm_there(p);
     if (!there && p->look && idist__shm_lifeline(p) < 0) {
         int err = errno;
-        there = __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head; // its last words
+        there = idist__shm_there(p); // its last words
         errno = err;
         if (!there) return -1;
     }
@@ -467,6 +472,22 @@ static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int npa
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
     if (idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
     return (ptrdiff_t)moved;
+}
+
+// Reads without taking. False when fewer bytes are there.
+static bool idist__shm_peek(const idist__shm_port *p, void *buf, size_t nbytes) {
+    uint64_t there = idist__shm_there(p);
+    if (there < nbytes || there > p->shm->pipe_nbytes) return false;
+    idist__os_handover();
+    idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
+    return true;
+}
+
+// Whether a write of so many bytes will go through as a whole.
+static bool idist__shm_has_room(idist__shm_port *p, size_t nbytes) {
+    size_t room = p->shm->pipe_nbytes;
+    if (nbytes > room - (size_t)(p->tail - p->out_head)) p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    return p->tail - p->out_head <= room && nbytes <= room - (size_t)(p->tail - p->out_head);
 }
 
 static int idist__shm_fd(void *port) { return ((idist__shm_port *)port)->fd; }
@@ -982,6 +1003,11 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 // uses match . used by algo engine
 //------------------------------------------------------------------------------
 
+// The largest message that goes out without being asked for.
+static size_t idist__eager_nbytes(const idist__ring *ring, const idist__link *l) {
+    return l->transport->polled && ring->shm->far ? IDIST__EAGER_NEAR_BYTES : IDIST__EAGER_BYTES;
+}
+
 static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data, size_t nbytes,
                              const idist__print *print) {
     idist__ring *ring = idist__ring_of(t->group->w);
@@ -1000,8 +1026,7 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->frame.print = *print;
     v->frame.nbytes = nbytes;
     if (print->kind == IDIST__SEND) l->p2p_sent++;
-    if (nbytes <= (l->transport->polled && ring->shm->far ? IDIST__EAGER_NEAR_BYTES : IDIST__EAGER_BYTES) &&
-        l->window >= nbytes + IDIST__FRAME_BYTES) {
+    if (nbytes <= idist__eager_nbytes(ring, l) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
         l->window -= nbytes + IDIST__FRAME_BYTES;
@@ -1097,17 +1122,79 @@ static void idist__send_to_self(idist__task *t, const idist__print *print) {
     if (v) idist__message_give(ring, l, me, m, v);
 }
 
-static void idist__send_start(idist__task *t) {
+static idist__print idist__send_print(const idist_group *g, const idist__call *c) {
     idist__print p;
     memset(&p, 0, sizeof p);
     p.kind = IDIST__SEND;
-    p.dtype = (uint8_t)t->call.dtype;
-    p.check = t->call.count;
-    p.root = t->group->rank;
+    p.dtype = (uint8_t)c->dtype;
+    p.check = c->count;
+    p.root = g->rank;
+    return p;
+}
+
+static void idist__send_start(idist__task *t) {
+    idist__print p = idist__send_print(t->group, &t->call);
     if (t->call.root == t->group->rank) idist__send_to_self(t, &p);
     else
         idist__verb_send(t, idist__world_rank(t->group, t->call.root), (uint32_t)t->call.tag, t->call.send,
                          t->call.count * idist_dtype_size(t->call.dtype), &p);
+}
+
+// Waits a moment for another rank, without looking at anything else. False when that was tried often enough.
+static bool idist__quick_waits(const idist__ring *ring, int turns) {
+    const idist__world *w = ring->w;
+    if (ring->failed || turns >= (w->spin_ns ? (int)(w->patience_ns / 64) : IDIST__QUICK_YIELDS)) return false;
+    if (w->spin_ns) idist__os_relax();
+    else sched_yield();
+    return true;
+}
+
+// A blocking send while nothing else is under way: into the pipe at once, without task, verb and clock, if it fits.
+static bool idist__send_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = &ring->links[idist__world_rank(g, c->root)];
+    idist__frame f;
+    struct iovec parts[2];
+    if (!l->open || !l->transport->polled || l->out || l->write_dead || ring->failed) return false;
+    if (c->count > IDIST__EAGER_NEAR_BYTES) return false;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__EAGER;
+    f.ctx = g->ctx;
+    f.tag = (uint32_t)c->tag;
+    f.print = idist__send_print(g, c);
+    f.nbytes = c->count * idist_dtype_size(c->dtype);
+    parts[0].iov_base = &f;
+    parts[0].iov_len = sizeof f;
+    parts[1].iov_base = (char *)(uintptr_t)c->send;
+    parts[1].iov_len = (size_t)f.nbytes;
+    if (f.nbytes > idist__eager_nbytes(ring, l) || l->window < f.nbytes + sizeof f) return false;
+    if (!idist__shm_has_room((idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes)) return false;
+    l->window -= (size_t)f.nbytes + sizeof f;
+    l->p2p_sent++;
+    return l->transport->write(l->port, parts, 2) > 0;
+}
+
+// The same for a receive: takes the message that is next in the pipe if it is the one wanted, and small.
+static bool idist__recv_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = c->root >= 0 ? &ring->links[idist__world_rank(g, c->root)] : NULL;
+    idist__frame f;
+    int turns;
+    if (!l || !l->open || !l->transport->polled || l->early || l->in_moved || l->ended) return false;
+    for (turns = 0; !idist__shm_peek((idist__shm_port *)l->port, &f, sizeof f); turns++)
+        if (!idist__quick_waits(ring, turns)) return false;
+    if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.print.kind != IDIST__SEND) return false;
+    if (f.print.dtype != c->dtype || f.print.check > c->count || (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag))
+        return false;
+    if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
+    if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes) return false; // the rest is still to come
+    l->transport->read(l->port, &f, sizeof f);
+    if (f.nbytes) l->transport->read(l->port, c->recv, (size_t)f.nbytes);
+    l->p2p_got++;
+    l->peer_waits.type = 0;
+    idist__link_consumed(ring, l, (size_t)f.nbytes);
+    idist__recv_tell(c, c->root, (int)f.tag, (size_t)f.print.check);
+    return true;
 }
 
 // The earliest message, over all links it may come from, that this receive wants.
@@ -1947,7 +2034,6 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__CHUNK_CROWDED ((size_t)128 * 1024)
 #define IDIST__BUFFERS 3
 #define IDIST__FLAT_BYTES ((size_t)4096)
-#define IDIST__QUICK_YIELDS 16
 #define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
 #define IDIST__CLAIM_BYTES ((size_t)1024)
@@ -2779,27 +2865,23 @@ static void idist__share_start(idist__task *t) {
     if (s->head == t) idist__op_run(t);
 }
 
-// A small blocking call while nothing else is under way: no task, no clock.
-static bool idist__ring_quick(idist_group *g, const idist__call *c) {
+// A small blocking collective while nothing else is under way: no task, no clock.
+static bool idist__share_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *s = idist__ring_group_of(g)->share;
     idist__task *t;
-    int i, most;
-    if (!s || s->head || c->kind >= IDIST__SEND || idist__share_choose(g, c) != IDIST__FLAT || ring->failed) return false;
+    int turns;
+    if (!s || s->head || idist__share_choose(g, c) != IDIST__FLAT || ring->failed) return false;
     t = s->quick;
     t->call = *c;
     t->seq = g->seq + 1;
     idist__share_prepare(t, IDIST__FLAT);
     if (!idist__share_may_enter(t)) return false;
     idist__share_enter(t);
-    most = g->w->spin_ns ? (int)(g->w->patience_ns / 64) : IDIST__QUICK_YIELDS;
-    for (i = 0; !idist__share_entered(t, false); i++) {
-        if (ring->failed || i >= most) {
-            s->early = true;
-            return false;
-        }
-        if (g->w->spin_ns) idist__os_relax();
-        else sched_yield();
+    for (turns = 0; !idist__share_entered(t, false); turns++) {
+        if (idist__quick_waits(ring, turns)) continue;
+        s->early = true;
+        return false;
     }
     idist__share_take(t, 0);
     g->seq++;
@@ -3654,6 +3736,12 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
                 m->frame.type <= IDIST__RTS)
                 idist__ring_agree(ring, g, g->ranks[i], &m->frame);
     }
+}
+
+static bool idist__ring_quick(idist_group *g, const idist__call *c) {
+    return c->kind == IDIST__SEND   ? idist__send_quick(g, c)
+           : c->kind == IDIST__RECV ? idist__recv_quick(g, c)
+                                    : idist__share_quick(g, c);
 }
 
 static void idist__ring_start(idist__task *t) {

@@ -1,5 +1,4 @@
 // all_gather: n blocks in rank order on every rank
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // all_reduce: the grid, then what the grid cannot show: rounding of half floats, equal bits on all ranks, NaN
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // all_to_all: block r of rank k arrives as block k on rank r; in place too
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

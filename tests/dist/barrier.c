@@ -1,5 +1,4 @@
 // barrier: nobody leaves before everybody has entered
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

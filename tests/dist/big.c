@@ -1,6 +1,5 @@
 // big: more than 4 GiB of U8 in one call between two ranks, so that no size anywhere is 32 bits wide, also not that of what
 // is left after the first piece of 1 MiB
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

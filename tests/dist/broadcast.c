@@ -1,5 +1,4 @@
 // broadcast: every root, every size; the buffer of root is not modified
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // broadcast_bytes and all_gather_bytes: sizes that the receivers do not know
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // gather: n blocks in rank order on root; recv may be NULL elsewhere
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // idist_group_begin / idist_group_end: several calls progress together
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // groups: new_group, split, translate, non-members, overlapping groups at work at the same time, free
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,6 +1,5 @@
 // How ranks find each other: every init method between real processes, and the table of hosts with uneven and cyclic
 // placements (hosts are told apart by desc.host_id, the ranks share one machine).
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include <sys/wait.h>

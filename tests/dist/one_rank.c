@@ -1,5 +1,4 @@
 // one_rank_first, one_rank_only: who runs the function, when, and who learns that it failed; on one host and on two
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

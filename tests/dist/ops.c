@@ -1,5 +1,4 @@
 // operations: all ops x all dtypes against the serial reference, user functions, premultiplied sums, reduce_local
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // send, recv, sendrecv: order, tags, wildcards, sizes from nothing to large, time-outs
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // reduce: result on root only, nothing written elsewhere
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // reduce_scatter: rank r gets block r of the reduction
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

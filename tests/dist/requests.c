@@ -1,5 +1,4 @@
 // requests: wait, test, wait_all, wait_any, several collectives in flight, progress while the program computes
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -1,5 +1,4 @@
 // scan and exscan: rank r gets the reduction over the ranks up to it (exscan: below it)
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

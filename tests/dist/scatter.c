@@ -1,5 +1,4 @@
 // scatter: block r of root's buffer arrives on rank r; send may be NULL elsewhere
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

@@ -4,7 +4,6 @@
 // one at which the library changes its way. Each rank then decides for itself: blocking or with a request, in place or not,
 // memory from malloc or from idist_alloc, at which offset, and in which order it waits. Every element that arrives is
 // compared with a value computed from (rank, index, call). IDIST_TEST_SECONDS: how long, without it 4 seconds.
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

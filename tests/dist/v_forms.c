@@ -1,5 +1,4 @@
 // all_gatherv, gatherv, scatterv, all_to_allv: counts that differ from rank to rank, with gaps and in any order of blocks
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

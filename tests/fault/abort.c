@@ -1,5 +1,4 @@
 // abort: idist_abort from another thread ends what all ranks are blocked in
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

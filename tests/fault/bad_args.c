@@ -1,5 +1,4 @@
 // bad_args: every misuse gives IDIST_ERR_ARG or IDIST_ERR_STATE with a sentence, on the calling rank only; nothing breaks
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

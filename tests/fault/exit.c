@@ -1,5 +1,4 @@
 // exit: a rank that ends without finalizing, by exit(0), _exit(0), return from main, or exec
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"

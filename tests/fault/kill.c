@@ -4,7 +4,6 @@
 // Every survivor must get IDIST_ERR_PEER_LOST naming the dead rank, and nobody else, within 500 ms of the kill, and must be
 // able to close its world. IDIST_TEST_TRIALS sets the number of trials per transport; without it as many as fit into
 // a few seconds. A rank that does not come back is a hang and reported as that.
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"

@@ -1,5 +1,4 @@
 // late: a rank that does not come is IDIST_ERR_TIMEOUT, in time, on all ranks, naming exactly the missing one
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

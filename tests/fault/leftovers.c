@@ -1,5 +1,4 @@
 // leftovers: no TCP listener in a job of one host, no file after a massacre, no error under a storm of signals
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"

@@ -3,7 +3,6 @@
 // Each case opens a world, lets one rank (drawn from the seed) call something else than the others, and expects on every
 // rank IDIST_ERR_MISMATCH from that call or from the next one on the group, soon, with a text that names two ranks
 // (one of them the odd one) and what differs, and not a byte written past a buffer.
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"

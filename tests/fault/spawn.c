@@ -1,5 +1,4 @@
 // spawn: what idist_spawn reports, whom it ends and when, and that nothing of it stays behind
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"

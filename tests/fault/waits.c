@@ -1,6 +1,5 @@
 // Calls that wait beside other calls: deadlines hold, nothing legal is taken for a deadlock, and ranks that cannot
 // join do not make the others wait.
-#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include <sys/resource.h>
