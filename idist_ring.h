@@ -477,8 +477,11 @@ static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int npa
 // Reads without taking. False when fewer bytes are there.
 static bool idist__shm_peek(const idist__shm_port *p, void *buf, size_t nbytes) {
     uint64_t there = idist__shm_there(p);
+    uint64_t at;
     if (there < nbytes || there > p->shm->pipe_nbytes) return false;
     idist__os_handover();
+    for (at = nbytes; at < there && at < 4 * IDIST__LINE; at += IDIST__LINE) // what follows will be wanted next
+        __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (p->shm->pipe_nbytes - 1)));
     idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
     return true;
 }
