@@ -29,7 +29,7 @@ CONTENTS
       [ring:algo]       the collectives
       [ring:choose]     which algorithm, with which scratch
       [ring:share]      collectives of ranks that share memory
-      [ring:host]       a world of several hosts: inside each host first
+      [ring:host]       groups over several hosts: inside each host first
       [ring:engine]     frames arrive, tasks start and end, waits are announced
       [ring:join]       how the ranks meet, connect to each other, and part
 
@@ -233,8 +233,9 @@ typedef struct idist__ring_group {
     idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
     struct idist__share *share;           // NULL: its collectives are made of messages
-    bool by_host;                         // of a world over several hosts: see ring:host
-    idist_group *near, *leads;            // NULL: no other rank on this host; this rank leads no host
+    int nhosts;                           // of a group over several hosts, 0: see ring:host
+    bool in_order;                        // the members on a host follow each other
+    idist_group *near, *leads;            // NULL: no other member on this host; this rank leads no host
     idist__task *head, *last;             // calls by host under way; only the first one runs
 } idist__ring_group;
 
@@ -1174,7 +1175,7 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     if (!idist__shm_has_room((idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes)) return false;
     l->window -= (size_t)f.nbytes + sizeof f;
     l->p2p_sent++;
-    return l->transport->write(l->port, parts, 2) > 0;
+    return l->transport->write(l->port, parts, f.nbytes ? 2 : 1) > 0;
 }
 
 // The same for a receive: takes the message that is next in the pipe if it is the one wanted, and small.
@@ -2971,20 +2972,14 @@ static char *idist__share_place(const idist__shm *m, int rank, int index) {
     return index == 0 ? first : first + big + (size_t)(index - 1) * small;
 }
 
-static bool idist__share_possible(const idist_group *g) {
-    const idist__shm *m = idist__ring_of(g->w)->shm;
-    int i;
-    for (i = 0; m && i < g->size; i++)
-        if (m->local[g->ranks[i]] < 0) return false;
-    return m != NULL && g->size > 1;
-}
-
 // What we offer the other members: the number of a place of ours, from 1 on; 0 for none. A place is free when it never
 // served, or when all members of its group are through with it.
 static uint64_t idist__share_offer_place(idist_group *g) {
     idist__shm *m = idist__ring_of(g->w)->shm;
+    uint32_t nmembers = 0;
     int i;
-    if (!idist__share_possible(g)) return 0;
+    for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
+    if (nmembers < 2) return 0;
     for (i = 0; i < m->nplaces; i++) {
         if (m->taken[i]) {
             const idist__pace *pace =
@@ -2993,7 +2988,7 @@ static uint64_t idist__share_offer_place(idist_group *g) {
         }
         memset(idist__share_place(m, m->me, i), 0, IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace));
         m->taken[i] = true;
-        m->members[i] = (uint32_t)g->size;
+        m->members[i] = nmembers;
         return (uint64_t)i + 1;
     }
     return 0;
@@ -3052,75 +3047,200 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
     return IDIST_OK;
 }
 
-// Everybody's first place is the world's.
-static idist_status idist__share_world(idist_group *g) {
-    const idist_allocator *mem = &g->w->cfg.mem;
-    uint64_t *offers = (uint64_t *)idist__mem_alloc(mem, sizeof *offers * (size_t)g->size);
-    idist_status s = offers ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-    int i;
-    for (i = 0; i < g->size && offers; i++) offers[i] = 1;
-    if (offers && idist__share_possible(g)) s = idist__share_offer_place(g) ? idist__share_meet(g, offers) : IDIST_OK;
-    idist__mem_free(mem, offers);
-    return s;
-}
-
 //------------------------------------------------------------------------------
-// [ring:host]  a world of several hosts: inside each host first, then between one rank of each
+// [ring:host]  a group over several hosts: inside each host first, then between one rank of each
 // uses share verb . used by engine
 //
-// near: the ranks of this host, who share memory; leads: the lowest rank of each host.
+// near: the members on this host, who share memory; leads: the lowest member on each host.
 //
-//   all_reduce   near: reduce to the lead    leads: all_reduce    near: broadcast from the lead
-//   broadcast    near, on the root's host    leads: broadcast     near, on the other hosts
-//   barrier      near                        leads                near
+//   all_reduce       near: reduce to the lead        leads: all_reduce               near: broadcast from the lead
+//   reduce           near: reduce to the lead        leads: reduce to the root's     near: the lead sends it to the root
+//   reduce_scatter   near: reduce to the lead        leads: reduce, block by block   near: scatter from the lead
+//   all_gather       near: gather on the lead        leads: all_gatherv              near: broadcast from the lead
+//   broadcast        near, on the root's host        leads: broadcast                near, on the other hosts
+//   barrier          near                            leads                           near
 //
 // Each step is a call of its own on one of these groups, started by the call that it is a part of; calls take their
 // steps one after the other, so that the steps have the same order on all ranks. The network carries the data once per
-// host. 16-bit floats would be rounded twice that way, and an op that does not commute needs the order
-// of the ranks, so those go by messages among all.
+// host. 16-bit floats would be rounded twice that way, an op that does not commute needs the order of the ranks, and
+// blocks in the order of the ranks must be in the order of the hosts as well; all else goes by messages among all.
 //------------------------------------------------------------------------------
 
 enum { IDIST__BY_HOST = 5 }; // algorithm
 
+typedef struct idist__host_step { // a call on near or leads
+    idist_group *g;
+    idist__kind kind;
+    const void *send;
+    void *recv;
+    size_t count;
+    const size_t *counts, *displs; // of an all_gatherv
+    int root;
+    bool divide; // what was received, after it, for AVG
+} idist__host_step;
+
 static bool idist__host_serves(const idist_group *g, const idist__call *c) {
     const idist__ring_group *rg = idist__ring_group_of(g);
-    int op = (int)c->op;
-    if (!rg->by_host || g->w->cfg.algorithm) return false;
+    if (!rg->nhosts || g->w->cfg.algorithm) return false;
     if (c->kind == IDIST__BARRIER || c->kind == IDIST__BROADCAST) return true;
-    if (c->kind != IDIST__ALL_REDUCE || idist__type_is_half(c->dtype)) return false;
-    return op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
+    if (c->kind == IDIST__ALL_GATHER) return rg->in_order;
+    if (c->kind != IDIST__ALL_REDUCE && c->kind != IDIST__REDUCE && !(c->kind == IDIST__REDUCE_SCATTER && rg->in_order))
+        return false;
+    if (idist__type_is_half(c->dtype)) return false;
+    return (int)c->op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
 }
 
-// Begins a step. The task is ours until idist__host_through has seen it end.
-static void idist__host_step(idist__task *t, idist_group *g, idist__kind kind, const void *send, void *recv, idist_op op,
-                             int root) {
+static uint64_t idist__host_of(const idist_group *g, int rank) { return g->w->nodes[g->ranks[rank]].host; }
+
+// ---- the plan of a call ----
+
+static idist__host_step *idist__host_add(idist__op *o, idist_group *g, idist__kind kind, const void *send, void *recv,
+                                         size_t count, int root) {
+    idist__host_step *step = (idist__host_step *)(void *)o->memory + o->k++;
+    step->g = g;
+    step->kind = kind;
+    step->send = send;
+    step->recv = recv;
+    step->count = count;
+    step->root = root;
+    return step;
+}
+
+// The first step of reductions: what this host contributes, on its lead.
+static void idist__host_reduce_near(idist__task *t, char *sum, size_t count) {
     idist__op *o = idist__op_of(t);
-    idist__task *step = idist__task_new(g);
-    if (!step) {
-        idist__ring_fail(idist__ring_of(g->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    idist_group *near = idist__ring_group_of(t->group)->near;
+    if (near) {
+        idist__host_add(o, near, IDIST__REDUCE, o->in, sum, count, 0);
+    } else {
+        idist__copy(sum, o->in, count * o->size);
+        if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
+    }
+}
+
+// lead_root, near_root: the root's host among the leads; the root among this host's members, -1 when it is on another.
+static void idist__host_plan_reduce(idist__task *t, char *memory, int lead_root, int near_root) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    char *sum = o->r == o->root ? o->out : memory;
+    idist__host_reduce_near(t, sum, o->count);
+    if (rg->leads) idist__host_add(o, rg->leads, IDIST__REDUCE, sum, sum, o->count, lead_root)->divide = near_root == 0;
+    if (near_root <= 0) return;
+    if (rg->leads) idist__host_add(o, rg->near, IDIST__SEND, sum, NULL, o->count, near_root);
+    else if (o->r == o->root) idist__host_add(o, rg->near, IDIST__RECV, NULL, o->out, o->count, 0)->divide = true;
+}
+
+// counts, displs: of each host's blocks, in elements.
+static void idist__host_plan_reduce_scatter(idist__task *t, char *sum, const size_t *counts, const size_t *displs) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t own = (size_t)o->r * o->nbytes; // of a lead: where its host's blocks begin
+    int h;
+    idist__host_reduce_near(t, sum, o->count * (size_t)o->n);
+    for (h = 0; rg->leads && h < rg->nhosts; h++) {
+        char *block = sum + displs[h] * o->size, *to = h == rg->leads->rank && !rg->near ? o->out : block;
+        idist__host_add(o, rg->leads, IDIST__REDUCE, block, to, counts[h], h)->divide = to == o->out;
+    }
+    if (rg->near) idist__host_add(o, rg->near, IDIST__SCATTER, sum + own, o->out, o->count, 0)->divide = true;
+}
+
+static void idist__host_plan_all_gather(idist__task *t, const size_t *counts, const size_t *displs) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    char *own = o->out + (size_t)o->r * o->nbytes;
+    if (rg->near) idist__host_add(o, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
+    else if (o->in != own) idist__copy(own, o->in, o->nbytes);
+    if (rg->leads) {
+        idist__host_step *step = idist__host_add(o, rg->leads, IDIST__ALL_GATHERV, own, o->out, counts[rg->leads->rank], -1);
+        step->counts = counts;
+        step->displs = displs;
+    }
+    if (rg->near) idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
+}
+
+// Fills o->memory: steps | counts and displs of the hosts | room for what a lead collects. False without memory.
+static bool idist__host_plan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist_group *g = t->group;
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    idist__kind kind = t->call.kind;
+    size_t nhosts = (size_t)rg->nhosts, table = (3 + nhosts) * sizeof(idist__host_step) + 2 * nhosts * sizeof(size_t);
+    size_t collected = kind == IDIST__REDUCE ? o->nbytes : kind == IDIST__REDUCE_SCATTER ? o->nbytes * (size_t)o->n : 0;
+    int i, h = -1, lead_root = 0, near_root = -1;
+    char *room;
+    size_t *counts, *displs;
+    o->memory = (char *)idist__mem_raw(&g->w->cfg.mem, table + (rg->leads ? collected : 0));
+    if (!o->memory) return false;
+    memset(o->memory, 0, table);
+    room = o->memory + table;
+    displs = (size_t *)(void *)room - nhosts;
+    counts = displs - nhosts;
+    for (i = 0; i < o->n && rg->in_order; i++) {
+        if (i == 0 || idist__host_of(g, i) != idist__host_of(g, i - 1)) displs[++h] = (size_t)i * o->count;
+        counts[h] += o->count;
+    }
+    for (i = 0; rg->leads && o->root >= 0 && i < rg->nhosts; i++)
+        if (idist__host_of(rg->leads, i) == idist__host_of(g, o->root)) lead_root = i;
+    if (o->root == o->r) near_root = 0;
+    for (i = 0; rg->near && o->root >= 0 && i < rg->near->size; i++)
+        if (rg->near->ranks[i] == g->ranks[o->root]) near_root = i;
+    switch (kind) {
+    case IDIST__ALL_REDUCE:
+        idist__host_reduce_near(t, o->out, o->count);
+        if (rg->leads) idist__host_add(o, rg->leads, kind, o->out, o->out, o->count, -1)->divide = true;
+        if (rg->near) idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, 0);
+        break;
+    case IDIST__REDUCE: idist__host_plan_reduce(t, room, lead_root, near_root); break;
+    case IDIST__REDUCE_SCATTER: idist__host_plan_reduce_scatter(t, room, counts, displs); break;
+    case IDIST__ALL_GATHER: idist__host_plan_all_gather(t, counts, displs); break;
+    case IDIST__BROADCAST:
+        if (rg->near && near_root >= 0) idist__host_add(o, rg->near, kind, NULL, o->out, o->count, near_root);
+        if (rg->leads) idist__host_add(o, rg->leads, kind, NULL, o->out, o->count, lead_root);
+        if (rg->near && near_root < 0) idist__host_add(o, rg->near, kind, NULL, o->out, o->count, 0);
+        break;
+    default: // barrier
+        if (rg->near) idist__host_add(o, rg->near, kind, NULL, NULL, 0, -1);
+        if (rg->leads) idist__host_add(o, rg->leads, kind, NULL, NULL, 0, -1);
+        if (rg->near) idist__host_add(o, rg->near, kind, NULL, NULL, 0, -1);
+    }
+    return true;
+}
+
+// ---- carrying it out ----
+
+// Begins a step. The task is ours until idist__host_through has seen it end.
+static void idist__host_begin(idist__task *t, const idist__host_step *step) {
+    idist__op *o = idist__op_of(t);
+    bool leads = step->g == idist__ring_group_of(t->group)->leads, scaled = o->user && !o->user->fn;
+    idist__task *part = idist__task_new(step->g);
+    if (!part) {
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return;
     }
-    step->call = t->call;
-    step->call.kind = kind;
-    step->call.send = send;
-    step->call.recv = recv;
-    step->call.op = op;
-    step->call.user = o->user;
-    step->call.root = root;
-    step->timeout_ms = -1; // the whole call has a deadline, and says where it waits
-    step->announced = step->warned = true;
-    o->step = step;
-    idist__task_start(step);
+    part->call = t->call;
+    part->call.kind = step->kind;
+    part->call.send = step->send;
+    part->call.recv = step->recv;
+    part->call.count = step->count;
+    part->call.recvcounts = step->counts;
+    part->call.recvdispls = step->displs;
+    part->call.root = step->root;
+    if (t->call.op == IDIST_AVG || (scaled && leads)) part->call.op = IDIST_SUM;
+    part->call.user = o->user;
+    part->timeout_ms = -1; // the whole call has a deadline, and says where it waits
+    part->announced = part->warned = true;
+    o->step = part;
+    idist__task_start(part);
 }
 
 static bool idist__host_through(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__task *step = o->step;
+    idist__task *part = o->step;
     bool ok;
-    if (!step || !step->done) return false;
-    ok = step->status == IDIST_OK;
-    if (!ok) idist__ring_fail(idist__ring_of(t->group->w), t->group, step->status, step->group->cause);
-    idist__task_free(step);
+    if (!part || !part->done) return false;
+    ok = part->status == IDIST_OK;
+    if (!ok) idist__ring_fail(idist__ring_of(t->group->w), t->group, part->status, part->group->cause);
+    idist__task_free(part);
     o->step = NULL;
     return ok;
 }
@@ -3133,114 +3253,54 @@ static void idist__host_remove(idist__task *t) {
     if (rg->last == t) rg->last = last;
 }
 
-static void idist__host_done(idist__task *t) {
+static void idist__host_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__host_step *steps;
+    if (!o->memory && !idist__host_plan(t)) {
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return;
+    }
+    steps = (const idist__host_step *)(const void *)o->memory;
+    IDIST__CO_BEGIN(o)
+    for (o->i = 0; o->i < o->k; o->i++) {
+        idist__host_begin(t, &steps[o->i]);
+        IDIST__CO_AWAIT(o, idist__host_through(t));
+        if (steps[o->i].divide && t->call.op == IDIST_AVG)
+            idist__reduce_divide(steps[o->i].recv, steps[o->i].count, t->call.dtype, o->n);
+    }
     idist__host_remove(t);
     idist__op_done(t);
-}
-
-static void idist__host_all_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    const idist__ring_group *rg = idist__ring_group_of(t->group);
-    bool user = (int)c->op >= IDIST_OP_USER, scaled = user && !o->user->fn;
-    idist_op op = c->op == IDIST_AVG ? IDIST_SUM : c->op;
-    IDIST__CO_BEGIN(o)
-    if (rg->near) {
-        idist__host_step(t, rg->near, IDIST__REDUCE, o->in, o->out, op, 0);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    } else {
-        idist__copy(o->out, o->in, o->nbytes);
-        if (scaled) idist__reduce_scale(o->out, o->count, c->dtype, o->user->factor);
-    }
-    if (rg->leads) {
-        idist__host_step(t, rg->leads, IDIST__ALL_REDUCE, o->out, o->out, scaled ? IDIST_SUM : op, -1);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-        if (c->op == IDIST_AVG) idist__reduce_divide(o->out, o->count, c->dtype, o->n);
-    }
-    if (rg->near) {
-        idist__host_step(t, rg->near, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, 0);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    idist__host_done(t);
-    IDIST__CO_END(o)
-}
-
-static void idist__host_broadcast(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__ring_group *rg = idist__ring_group_of(t->group);
-    const idist__node *nodes = t->group->w->nodes;
-    bool here = nodes[o->root].host == nodes[o->r].host;
-    int i, root = 0;
-    IDIST__CO_BEGIN(o)
-    if (rg->near && here) {
-        for (i = 0; i < rg->near->size; i++)
-            if (rg->near->ranks[i] == o->root) root = i;
-        idist__host_step(t, rg->near, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, root);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    if (rg->leads) {
-        for (i = root = 0; i < rg->leads->size; i++)
-            if (nodes[rg->leads->ranks[i]].host == nodes[o->root].host) root = i;
-        idist__host_step(t, rg->leads, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, root);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    if (rg->near && !here) {
-        idist__host_step(t, rg->near, IDIST__BROADCAST, NULL, o->out, IDIST_SUM, 0);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    idist__host_done(t);
-    IDIST__CO_END(o)
-}
-
-static void idist__host_barrier(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__ring_group *rg = idist__ring_group_of(t->group);
-    IDIST__CO_BEGIN(o)
-    if (rg->near) {
-        idist__host_step(t, rg->near, IDIST__BARRIER, NULL, NULL, IDIST_SUM, -1);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    if (rg->leads) {
-        idist__host_step(t, rg->leads, IDIST__BARRIER, NULL, NULL, IDIST_SUM, -1);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    if (rg->near) {
-        idist__host_step(t, rg->near, IDIST__BARRIER, NULL, NULL, IDIST_SUM, -1);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-    }
-    idist__host_done(t);
     IDIST__CO_END(o)
 }
 
 static void idist__host_start(idist__task *t) {
-    idist__op *o = idist__op_of(t);
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    o->run = t->call.kind == IDIST__ALL_REDUCE  ? idist__host_all_reduce
-             : t->call.kind == IDIST__BROADCAST ? idist__host_broadcast
-                                                : idist__host_barrier;
+    idist__op_of(t)->run = idist__host_run;
     if (rg->last) idist__op_of(rg->last)->after = t;
     else rg->head = t;
     rg->last = t;
     if (rg->head == t) idist__op_run(t);
 }
 
-// Moves the first call on, when its step is through, and then the next.
+// Moves the first call of each group on, when its step is through, and then the next.
 static void idist__host_progress(idist__ring *ring) {
-    idist__ring_group *rg = idist__ring_group_of(&ring->w->group);
-    while (rg->head && !ring->failed) {
-        const idist__task *t = rg->head;
-        const idist__task *step = idist__op_of(t)->step;
-        if (step && !step->done) break;
-        idist__op_run(rg->head);
-        if (rg->head == t && (!idist__op_of(t)->step || !idist__op_of(t)->step->done)) break;
+    const idist_group *g;
+    for (g = &ring->w->group; g; g = g->next) {
+        idist__ring_group *rg = g->rank >= 0 && g->impl ? idist__ring_group_of(g) : NULL;
+        while (rg && rg->head && !ring->failed) {
+            const idist__task *t = rg->head, *step = idist__op_of(t)->step;
+            if (step && !step->done) break;
+            idist__op_run(rg->head);
+            if (rg->head == t && (!idist__op_of(t)->step || !idist__op_of(t)->step->done)) break;
+        }
     }
 }
 
 static idist_status idist__ring_group_open(idist_group *g);
 
-static idist_status idist__host_group(idist_group *world, uint64_t salt, const int *ranks, int n, idist_group **out) {
-    idist__world *w = world->w;
-    idist_group *g = idist__group_new(w, idist__mix(world->ctx, salt), ranks, n);
+static idist_status idist__host_group(idist_group *whole, uint64_t salt, const int *ranks, int n, idist_group **out) {
+    idist__world *w = whole->w;
+    idist_group *g = idist__group_new(w, idist__mix(whole->ctx, salt), ranks, n);
     idist_status s;
     if (!g) return IDIST_ERR_NO_MEMORY;
     g->inner = true;
@@ -3256,25 +3316,48 @@ static idist_status idist__host_group(idist_group *world, uint64_t salt, const i
     return IDIST_OK;
 }
 
-// What the world can use: its place in memory that all share, or two groups, where there are several hosts and one of
-// them has several ranks. No word is needed for that: everybody knows the table of hosts, and everybody's first place
-// is free.
-static idist_status idist__host_groups(idist_group *world) {
-    idist__ring_group *rg = idist__ring_group_of(world);
-    const idist__node *nodes = world->w->nodes;
-    int i, k, n = world->size, nnear = 0, nleads = 0;
-    int *ranks = (int *)idist__mem_alloc(&world->w->cfg.mem, 2 * sizeof(int) * (size_t)n), *leads = ranks ? ranks + n : NULL;
-    idist_status s = ranks ? idist__share_world(world) : IDIST_ERR_NO_MEMORY;
-    for (i = 0; i < n && ranks; i++) {
-        for (k = 0; k < i && nodes[k].host != nodes[i].host; k++) continue;
-        if (k == i) leads[nleads++] = i;
-        if (nodes[i].host == nodes[world->rank].host) ranks[nnear++] = i;
+// What a group can use: places in memory that all members share, or near and leads, where there are several hosts and one
+// of them has several members. offers: the members' places.
+static idist_status idist__host_open(idist_group *g, const uint64_t *offers) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t n = (size_t)g->size;
+    uint64_t *places = (uint64_t *)idist__mem_alloc(mem, n * (sizeof *places + 2 * sizeof(int)));
+    int *ranks = (int *)(void *)(places + n), *leads = ranks + n;
+    int i, k, nnear = 0, nleads = 0, changes = 1;
+    idist_status s = places ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    for (i = 0; places && i < g->size; i++) {
+        for (k = 0; k < i && idist__host_of(g, k) != idist__host_of(g, i); k++) continue;
+        if (k == i) leads[nleads++] = g->ranks[i];
+        if (i && idist__host_of(g, i) != idist__host_of(g, i - 1)) changes++;
+        if (idist__host_of(g, i) != idist__host_of(g, g->rank)) continue;
+        ranks[nnear] = g->ranks[i];
+        places[nnear++] = offers[i];
     }
-    rg->by_host = ranks && nleads > 1 && nleads < n;
-    if (s == IDIST_OK && rg->by_host && nnear > 1) s = idist__host_group(world, 1, ranks, nnear, &rg->near);
-    if (s == IDIST_OK && rg->near) s = idist__share_world(rg->near);
-    if (s == IDIST_OK && rg->by_host && ranks[0] == world->rank) s = idist__host_group(world, 2, leads, nleads, &rg->leads);
-    idist__mem_free(&world->w->cfg.mem, ranks);
+    if (s == IDIST_OK && nleads == 1) s = idist__share_meet(g, offers);
+    if (s == IDIST_OK && nleads > 1 && nleads < g->size) {
+        rg->nhosts = nleads;
+        rg->in_order = changes == nleads;
+        if (nnear > 1) s = idist__host_group(g, 1, ranks, nnear, &rg->near);
+        if (s == IDIST_OK && rg->near) s = idist__share_meet(rg->near, places);
+        if (s == IDIST_OK && ranks[0] == g->w->group.rank) s = idist__host_group(g, 2, leads, nleads, &rg->leads);
+    }
+    idist__mem_free(mem, places);
+    return s;
+}
+
+// No word is needed for the world: everybody knows the table of hosts, and everybody's first place is free.
+static idist_status idist__host_world(idist_group *world) {
+    const idist_allocator *mem = &world->w->cfg.mem;
+    uint64_t *offers = (uint64_t *)idist__mem_alloc(mem, sizeof *offers * (size_t)world->size);
+    idist_status s = IDIST_ERR_NO_MEMORY;
+    int i;
+    for (i = 0; i < world->size && offers; i++) offers[i] = 1;
+    if (offers) {
+        idist__share_offer_place(world);
+        s = idist__host_open(world, offers);
+    }
+    idist__mem_free(mem, offers);
     return s;
 }
 
@@ -3643,7 +3726,7 @@ static void idist__ring_move(idist__ring *ring) {
     }
     if (!few) idist__ring_poll(ring, 0, false);
     if (ring->shm) idist__share_progress(ring);
-    if (idist__ring_group_of(&ring->w->group)->by_host) idist__host_progress(ring);
+    if (ring->w->nnodes > 1) idist__host_progress(ring);
 }
 
 static void idist__ring_progress(idist__world *w) {
@@ -3985,12 +4068,13 @@ static idist_status idist__ring_group_open(idist_group *g) {
             idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
         }
     }
-    return g == &g->w->group ? idist__host_groups(g) : IDIST_OK;
+    return g == &g->w->group ? idist__host_world(g) : IDIST_OK;
 }
 
 static void idist__ring_group_close(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
+    idist_group *other;
     int i;
     for (i = 0; i < g->w->group.size; i++) {
         idist__message *m, *next;
@@ -4003,7 +4087,13 @@ static void idist__ring_group_close(idist_group *g) {
             if (whole && i != g->w->group.rank) idist__link_consumed(ring, &ring->links[i], nbytes);
         }
     }
-    if (g->inner) idist__ring_group_of(&g->w->group)->near = idist__ring_group_of(&g->w->group)->leads = NULL;
+    if (rg->near) idist__group_free(rg->near);
+    if (rg->leads) idist__group_free(rg->leads);
+    for (other = &g->w->group; g->inner && other; other = other->next) {
+        idist__ring_group *of = other->rank >= 0 && other->impl ? idist__ring_group_of(other) : NULL;
+        if (of && of->near == g) of->near = NULL;
+        if (of && of->leads == g) of->leads = NULL;
+    }
     idist__share_free(g);
     idist__mem_free(&g->w->cfg.mem, rg->rank_of);
     idist__mem_free(&g->w->cfg.mem, rg->seen);
@@ -4857,7 +4947,7 @@ const idist_backend_api *idist_ring_backend(void) {
     static const idist_backend_api api = {IDIST__BACKEND_ABI,      sizeof(idist_backend_api), "ring",
                                           sizeof(idist__op),       sizeof(idist__ring_group), idist__ring_refuse,
                                           idist__ring_open,        idist__ring_close,         idist__ring_group_open,
-                                          idist__ring_group_close, idist__share_offer_place,  idist__share_meet,
+                                          idist__ring_group_close, idist__share_offer_place,  idist__host_open,
                                           idist__ring_quick,       idist__ring_start,         idist__ring_progress,
                                           idist__ring_sleep,       idist__ring_wake,          idist__ring_cancel,
                                           idist__ring_tell,        idist__ring_flush,         idist__ring_announce,

@@ -1,4 +1,5 @@
 // groups: new_group, split, translate, non-members, overlapping groups at work at the same time, free
+#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "grid.h"
@@ -231,6 +232,74 @@ static int new_group_worker(int local_rank, void *arg) {
     return 0;
 }
 
+// Every collective that goes by host, in a group of all ranks but the last, in another order: blocks of each host follow
+// each other in one of them, and not in the other. Sums are of small integers and powers of two, so they are exact.
+static void by_host(idist_group *g, int rank, int n) {
+    idist_opts o = opts_of(g);
+    int r = idist_group_rank(g);
+    float x[3 * RANKS_MAX], y[3 * RANKS_MAX], total = (float)(n * (n - 1) / 2);
+    for (int i = 0; i < 3 * n; i++) x[i] = (float)(r + i);
+    rank_ok(rank, idist_all_reduce(x, y, 3, IDIST_F32, IDIST_SUM, &o));
+    for (int i = 0; i < 3; i++) rank_check(y[i] == total + (float)(n * i), "rank %d: sum %d: %g", rank, i, (double)y[i]);
+    rank_ok(rank, idist_all_reduce(x, y, 3, IDIST_F32, IDIST_MAX, &o));
+    for (int i = 0; i < 3; i++) rank_check(y[i] == (float)(n - 1 + i), "rank %d: max %d: %g", rank, i, (double)y[i]);
+    rank_ok(rank, idist_reduce_scatter(x, y, 3, IDIST_F32, IDIST_SUM, &o));
+    for (int i = 0; i < 3; i++)
+        rank_check(y[i] == total + (float)(n * (3 * r + i)), "rank %d: part %d: %g", rank, i, (double)y[i]);
+    rank_ok(rank, idist_reduce_scatter(x, y, 3, IDIST_F32, IDIST_AVG, &o));
+    for (int i = 0; i < 3; i++)
+        rank_check(y[i] == (total + (float)(n * (3 * r + i))) / (float)n, "rank %d: mean %d: %g", rank, i, (double)y[i]);
+    rank_ok(rank, idist_all_gather(x, y, 3, IDIST_F32, &o));
+    for (int i = 0; i < 3 * n; i++)
+        rank_check(y[i] == (float)(i / 3 + i % 3), "rank %d: gathered %d: %g", rank, i, (double)y[i]);
+    for (int root = 0; root < n; root++) {
+        y[0] = y[1] = y[2] = -1;
+        rank_ok(rank, idist_reduce(x, y, 3, IDIST_F32, IDIST_AVG, root, &o));
+        for (int i = 0; i < 3 && r == root; i++)
+            rank_check(y[i] == (total + (float)(n * i)) / (float)n, "rank %d: mean %d at %d: %g", rank, i, root,
+                       (double)y[i]);
+        for (int i = 0; i < 3 && r != root; i++) rank_check(y[i] == -1, "rank %d: written to, root %d", rank, root);
+        for (int i = 0; i < 3; i++) y[i] = (float)(r == root ? 100 * root + i : -1);
+        rank_ok(rank, idist_broadcast(y, 3, IDIST_F32, root, &o));
+        for (int i = 0; i < 3; i++)
+            rank_check(y[i] == (float)(100 * root + i), "rank %d: from %d: %g", rank, root, (double)y[i]);
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+static void over_hosts(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL, *h = NULL;
+    (void)arg;
+    for (int turn = 0; turn < 5; turn++) { // their places in shared memory are used again
+        rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, -rank, &g));
+        rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, rank * 5 % n, &h));
+        if (rank < n - 1) by_host(g, rank, n - 1);
+        if (rank < n - 1) by_host(h, rank, n - 1);
+        rank_ok(rank, idist_free_group(&h));
+        if (rank < n - 1) by_host(g, rank, n - 1);
+        if (turn < 4) rank_ok(rank, idist_free_group(&g)); // the last one ends with the world
+    }
+    rank_check(sum_in(world, rank, 1) == n, "rank %d: the world works on", rank);
+}
+
+// Shared memory is there again for a new group when an old one is freed, and nothing of it stays in the world.
+static void used_again(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    bool mixed = ((idist__world *)(void *)world)->nnodes > 1;
+    (void)arg;
+    for (int turn = 0; turn < 100; turn++) {
+        rank_ok(rank, idist_split(world, 0, rank, &g));
+        const idist__ring_group *rg = idist__ring_group_of(g),
+                                *near = mixed && rg->near ? idist__ring_group_of(rg->near) : rg;
+        rank_check(near->share != NULL, "rank %d: group %d shares no memory", rank, turn);
+        rank_check(sum_in(g, rank, 1) == n, "rank %d: group %d", rank, turn);
+        rank_ok(rank, idist_free_group(&g));
+    }
+    int groups = 0;
+    for (g = world; g; g = ((idist_group *)g)->next) groups++;
+    rank_check(groups <= 3, "rank %d: %d groups are left", rank, groups);
+}
+
 int main(void) {
     idist_desc tcp = desc_with("tcp", "auto");
     idist_desc spawn = desc_with(NULL, NULL);
@@ -246,6 +315,16 @@ int main(void) {
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(2, &d, freed_with_messages, NULL, "freed with messages inside, %s", d.transport);
+    }
+    for (int t = N_TRANSPORTS; t < N_PLACEMENTS; t++)
+        for (int n = 4; n <= 8; n += 2) {
+            idist_desc d = desc_with(transport_names[t], "auto");
+            ranks_case(n, &d, over_hosts, NULL, "groups over several hosts n=%d, %s", n, d.transport);
+        }
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        if (t == 0 || t >= N_TRANSPORTS)
+            ranks_case(4, &d, used_again, NULL, "100 groups that share memory, %s", d.transport);
     }
     tap_running("idist_new_group in 4 processes");
     ranks_reset();

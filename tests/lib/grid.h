@@ -535,7 +535,8 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
             if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
             if (a == 2 && (flags & GRID_ONE_WAY)) continue;
             grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
-            if (n >= 3 && a == 0) grid__world(name, fn, flags, n, algorithm, "hosts", n == 3);
+            if (n >= 3 && a == 0) grid__world(name, fn, flags, n, algorithm, n % 4 ? "blocks" : "hosts", n == 3);
+            if (n >= 7 && a == 0) grid__world(name, fn, flags, n, algorithm, n % 4 ? "hosts" : "blocks", false);
             if (n == 2 && a != 1) grid__world(name, fn, flags, n, algorithm, "tcp", true);
             if (n == 5 && messages && !test_quick()) grid__world(name, fn, flags, n, algorithm, "tcp", false);
             if (n == 3 && !messages) grid__world(name, fn, flags, n, algorithm, "socket", false);

@@ -160,11 +160,18 @@ static inline idist_opts opts_async(idist_group *group, idist_request *request) 
     return o;
 }
 
-// "hosts" is no transport of the library: even and odd ranks on a host each, as far as they know.
+// "hosts" and "blocks" are no transports of the library. The ranks are on several hosts, as far as they know: "hosts" has
+// even and odd ranks on one each, "blocks" has ranks that follow each other, on three hosts from 7 ranks on.
+static inline bool ranks__placed(const idist_desc *desc) {
+    return desc && desc->transport && (strcmp(desc->transport, "hosts") == 0 || strcmp(desc->transport, "blocks") == 0);
+}
+
 static inline void ranks__place(idist_desc *desc) {
-    if (!desc->transport || strcmp(desc->transport, "hosts") != 0) return;
+    static const char *const ids[] = {"a", "b", "c", "d", "e", "f"};
+    if (!ranks__placed(desc)) return;
+    int each = desc->world_size < 7 ? (desc->world_size + 1) / 2 : 3;
+    desc->host_id = ids[desc->transport[0] == 'h' ? desc->rank % 2 : desc->rank / each];
     desc->transport = "auto";
-    desc->host_id = desc->rank % 2 ? "b" : "a";
 }
 
 static inline void *ranks__thread_main(void *p) {
@@ -192,7 +199,7 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
     idist_store *store = NULL;
     TAP_REQUIRE(n >= 1 && n <= RANKS_MAX);
     (void)ranks__log();
-    if (base && base->transport && strcmp(base->transport, "hosts") == 0) setenv("IDIST_ADDR", "127.0.0.1", 1);
+    if (ranks__placed(base)) setenv("IDIST_ADDR", "127.0.0.1", 1);
     if (!rank_ok(-1, idist_store_open("mem://", NULL, &store))) return;
     for (int k = 0; k < n; k++) {
         threads[k].base = base;
@@ -245,9 +252,9 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
     return ranks_report("%s", name);
 }
 
-// What the ranks of one host can talk through: shared memory, local sockets, TCP. Then "hosts", see ranks__place.
-enum { N_TRANSPORTS = 3, N_PLACEMENTS = 4 };
-static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts"};
+// What the ranks of one host can talk through: shared memory, local sockets, TCP. Then several hosts, see ranks__place.
+enum { N_TRANSPORTS = 3, N_PLACEMENTS = 5 };
+static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts", "blocks"};
 
 // What a collective can be made of: what suits it; shared memory, without its short cuts; messages, in two ways.
 enum { N_ALGORITHMS = 4 };
@@ -348,7 +355,7 @@ static inline void proc__child(procs *p, int rank, int port, const idist_desc *b
     desc.init_method = url;
     desc.rank = rank;
     desc.world_size = p->n;
-    if (desc.transport && strcmp(desc.transport, "hosts") == 0) setenv("IDIST_ADDR", "127.0.0.1", 1);
+    if (ranks__placed(&desc)) setenv("IDIST_ADDR", "127.0.0.1", 1);
     ranks__place(&desc);
     if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
     if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
