@@ -3022,7 +3022,7 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
     idist__share *s;
     int i;
     for (i = 0; i < g->size; i++)
-        if (!m || !offers[i] || offers[i] > (uint64_t)m->nplaces) break;
+        if (!m || m->local[g->ranks[i]] < 0 || !offers[i] || offers[i] > (uint64_t)m->nplaces) break;
     if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
         if (m && offers[g->rank]) m->members[offers[g->rank] - 1] = 0; // free at once
         return IDIST_OK;
