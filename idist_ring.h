@@ -291,6 +291,7 @@ static const idist__transport idist__transport_unix = {
 
 #define IDIST__LINE ((size_t)64)
 #define IDIST__FAR_PIECE ((size_t)128 * 1024)
+#define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__PAGE ((size_t)4096)
 
 typedef struct idist__bell {
@@ -492,6 +493,13 @@ static bool idist__shm_has_room(idist__shm_port *p, size_t nbytes) {
     size_t room = p->shm->pipe_nbytes;
     if (nbytes > room - (size_t)(p->tail - p->out_head)) p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
     return p->tail - p->out_head <= room && nbytes <= room - (size_t)(p->tail - p->out_head);
+}
+
+// Takes the lines that the next write will fill away from the other side, which has read them a lap ago.
+static void idist__shm_claim(const idist__shm_port *p, size_t nbytes) {
+    size_t at;
+    for (at = 0; at < nbytes && at < IDIST__CLAIM_BYTES; at += IDIST__LINE)
+        idist__os_claim((const char *)(p->out + 1) + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
 static int idist__shm_fd(void *port) { return ((idist__shm_port *)port)->fd; }
@@ -1175,7 +1183,9 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     if (!idist__shm_has_room((idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes)) return false;
     l->window -= (size_t)f.nbytes + sizeof f;
     l->p2p_sent++;
-    return l->transport->write(l->port, parts, f.nbytes ? 2 : 1) > 0;
+    l->transport->write(l->port, parts, f.nbytes ? 2 : 1);
+    idist__shm_claim((const idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes);
+    return true;
 }
 
 // The same for a receive: takes the message that is next in the pipe if it is the one wanted, and small.
@@ -2040,7 +2050,6 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
-#define IDIST__CLAIM_BYTES ((size_t)1024)
 #define IDIST__ALONE_BYTES ((size_t)128 * 1024)
 #define IDIST__NOTICE_BYTES \
     (2 * IDIST__LINE + IDIST__FLAT_BYTES) // lines are fetched in pairs: the first two belong together
