@@ -4286,6 +4286,7 @@ struct idist__world {
     int nasync;              // running, with a request
     int nblocked;            // callers inside idist__world_wait
     uint32_t nended;         // tasks that ended so far
+    uint32_t nmoved;         // steps forward inside tasks, as the backend sees them
     idist__driver driver;    // who sleeps in the backend
     int64_t spin_ns;         // how long a caller polls before it sleeps; 0: it yields the core instead, a few times
     int64_t patience_ns;     // the same, as it has proved worth it lately
@@ -4480,6 +4481,7 @@ static void idist__world_turn(idist__world *w, idist__driver driver) {
 typedef struct idist__waiter { // how long somebody has polled already
     uint32_t turns;
     int64_t begun_ns;
+    bool slept;
 } idist__waiter;
 
 // Whether to poll once more, after a short break, or to sleep. With a core for each rank we poll as long as that has
@@ -4504,9 +4506,9 @@ static bool idist__waiter_polls(idist__waiter *p, idist__world *w) {
     return now - p->begun_ns < w->patience_ns;
 }
 
-static void idist__waiter_learns(const idist__waiter *p, idist__world *w, bool slept) {
+static void idist__waiter_learns(const idist__waiter *p, idist__world *w) {
     if (p->turns < 16 || !w->spin_ns) return;
-    w->patience_ns = slept ? w->patience_ns / 2 : w->patience_ns * 2;
+    w->patience_ns = p->slept ? w->patience_ns / 2 : w->patience_ns * 2;
     if (w->patience_ns > w->spin_ns) w->patience_ns = w->spin_ns;
     if (w->patience_ns < w->spin_ns / 32) w->patience_ns = w->spin_ns / 32;
 }
@@ -4515,22 +4517,27 @@ static void idist__waiter_learns(const idist__waiter *p, idist__world *w, bool s
 // sleeping.
 static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter p;
-    bool slept = false;
+    uint32_t moved = w->nmoved;
     if (ready(arg)) return;
     memset(&p, 0, sizeof p);
     w->nblocked++;
     while (!ready(arg)) {
+        if (w->nmoved != moved) { // one wait is over, the next one begins
+            idist__waiter_learns(&p, w);
+            memset(&p, 0, sizeof p);
+            moved = w->nmoved;
+        }
         if (w->driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
             if (ready(arg) || idist__waiter_polls(&p, w)) continue;
             idist__world_turn(w, IDIST__DRIVER_CALLER);
-            slept = true;
+            p.slept = true;
         } else {
             if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it steps back for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
-    idist__waiter_learns(&p, w, slept);
+    idist__waiter_learns(&p, w);
     w->nblocked--;
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
     else if (w->nasync && w->thread_runs) pthread_cond_signal(&w->work);

@@ -2146,6 +2146,7 @@ static void idist__share_publish(idist__task *t, uint64_t *counter, uint64_t val
     idist__os_handover();
     __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     idist__share_knock(idist__share_of(t), t->group);
+    t->group->w->nmoved++;
 }
 
 // ---- who gives what to whom ----
@@ -3674,6 +3675,7 @@ static void idist__link_read(idist__ring *ring, int peer) {
             idist__link_ended(ring, peer, errno);
             return;
         }
+        ring->w->nmoved++;
         if (direct) {
             l->target += n;
             l->left -= (size_t)n;
