@@ -2051,6 +2051,10 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
 #define IDIST__ALONE_BYTES ((size_t)128 * 1024)
+#define IDIST__FAR_BYTES ((size_t)8 * 1024) // from how many bytes on, found by measuring: of a block, ...
+#define IDIST__FAR_CROWDED ((size_t)64 * 1024)
+#define IDIST__FAR_BROADCAST ((size_t)2 << 20) // ... up to here
+#define IDIST__FAR_SUMS ((size_t)2 << 20)      // and of all that one gives to be added up
 #define IDIST__NOTICE_BYTES \
     (2 * IDIST__LINE + IDIST__FLAT_BYTES) // lines are fetched in pairs: the first two belong together
 
@@ -2271,17 +2275,22 @@ static char *idist__share_pointer(const idist__share *s, uint64_t at, size_t nby
     return m->base + at;
 }
 
-// From how many bytes on a contribution is read in the other process, instead of copied into a buffer: system calls are
-// dear, but lines that both have used are dear as well, and it copies once only.
-static size_t idist__share_far_bytes(const idist__shm *m, idist__kind kind) {
-    if (kind == IDIST__ALL_REDUCE) return m->crowded ? SIZE_MAX : (size_t)2 << 20;
-    if (idist__kind_reduces(kind)) return (size_t)2 << 20;
-    return m->crowded ? (size_t)64 * 1024 : (size_t)8 * 1024;
-}
-
 static size_t idist__share_given_nbytes(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     return (idist__share_many(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
+}
+
+// Whether contributions are read in the other process, instead of being copied into a buffer. It copies once only; but
+// system calls are dear, the kernel copies slowly, and a chunk that many read stays in the cache.
+static bool idist__share_reads_far(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__shm *m = idist__share_of(t)->shm;
+    idist__kind kind = t->call.kind;
+    if (!m->far || t->group->w->cfg.algorithm == 3) return false;
+    if (idist__kind_reduces(kind)) return !m->crowded && idist__share_given_nbytes(t) >= IDIST__FAR_SUMS;
+    if (kind == IDIST__BROADCAST) return !m->crowded && o->nbytes >= IDIST__FAR_BYTES && o->nbytes < IDIST__FAR_BROADCAST;
+    if (kind == IDIST__ALL_GATHER && m->crowded && o->n > 4) return false;
+    return o->nbytes >= (m->crowded ? IDIST__FAR_CROWDED : IDIST__FAR_BYTES);
 }
 
 // Where the buffers of a rank are, for a call that goes by chunks.
@@ -2318,8 +2327,7 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
                                              c->kind == IDIST__EXSCAN || (all && !idist__share_adds_blocks(o, c->kind)));
     memset(&e->u, 0, sizeof e->u);
     memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
-    o->far = s->shm->far && !scaled && idist__share_given_nbytes(t) >= idist__share_far_bytes(s->shm, c->kind) &&
-             t->group->w->cfg.algorithm != 3;
+    o->far = !scaled && idist__share_reads_far(t);
     if (o->far && overwrites && c->kind == IDIST__ALL_TO_ALL) { // all go the same way, so this one gives a copy
         o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, idist__share_given_nbytes(t));
         if (!o->memory) {

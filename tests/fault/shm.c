@@ -332,18 +332,25 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
 }
 
 // Large contributions, which the others read where they are. Values change with every step, so that no old data pass.
-typedef enum { SUMS, MESSAGES, COPIES } reading;
-static const char *const reading_names[3] = {"all_reduce", "sendrecv", "broadcast"};
+typedef enum { SUMS, MESSAGES, PARTS, COPIES } reading;
+static const char *const reading_names[4] = {"all_reduce", "sendrecv", "scatter", "broadcast"};
 
 typedef struct readers {
     reading what;
     size_t count;
 } readers;
 
+// The contribution of a rank; to a scatter, the same for everybody.
+static void contribute(const readers *how, int rank, int n, int32_t *x, int32_t *y, int step) {
+    for (int k = 0; k < (how->what == PARTS ? n : 1); k++) fill(x + (size_t)k * how->count, how->count, rank, step);
+    if (how->what == COPIES && step % n == rank) fill(y, how->count, rank, step);
+}
+
 static idist_status read_once(const readers *how, int rank, int n, const int32_t *x, int32_t *y, int step,
                               const idist_opts *o) {
     int right = (rank + 1) % n, left = (rank + n - 1) % n;
     if (how->what == SUMS) return idist_all_reduce(x, y, how->count, IDIST_I32, IDIST_SUM, o);
+    if (how->what == PARTS) return idist_scatter(x, y, how->count, IDIST_I32, step % n, o);
     if (how->what == COPIES) return idist_broadcast(y, how->count, IDIST_I32, step % n, o);
     return idist_sendrecv(x, how->count, right, 1, y, how->count, left, 1, IDIST_I32, NULL, o);
 }
@@ -351,13 +358,14 @@ static idist_status read_once(const readers *how, int rank, int n, const int32_t
 static int reads_others(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     const readers *how = (const readers *)arg;
     idist_opts o = opts_of(world);
-    int32_t *x = (int32_t *)malloc(4 * how->count), *y = (int32_t *)malloc(4 * how->count);
+    size_t nbytes = 4 * how->count * (how->what == PARTS ? (size_t)n : 1);
+    int32_t *x = (int32_t *)malloc(nbytes), *y = (int32_t *)malloc(4 * how->count);
     idist_status s = IDIST_OK;
     if (!x || !y) return 91;
     memset(y, 0, 4 * how->count);
     for (int step = 0; s == IDIST_OK; step++) {
-        int from = how->what == COPIES ? step % n : how->what == MESSAGES ? (rank + n - 1) % n : 0;
-        fill(how->what == COPIES && from == rank ? y : x, how->count, rank, step);
+        int from = how->what == SUMS ? 0 : how->what == MESSAGES ? (rank + n - 1) % n : step % n;
+        contribute(how, rank, n, x, y, step);
         s = read_once(how, rank, n, x, y, step, &o);
         if (s != IDIST_OK) break;
         size_t wrong = find_wrong(y, how->count, from, how->what == SUMS ? n : from + 1, step);
@@ -367,7 +375,7 @@ static int reads_others(idist_group *world, int rank, int n, proc_slot *slot, vo
         __atomic_store_n(&slot->iterations, step, __ATOMIC_RELAXED);
         proc_phase(slot, 1);
     }
-    memset(x, 0x5A, 4 * how->count); // ours again: who still reads there must not take it for data
+    memset(x, 0x5A, nbytes); // ours again: who still reads there must not take it for data
     memset(y, 0x5A, 4 * how->count);
     proc_result(slot, s);
     free(x);
@@ -406,19 +414,19 @@ typedef enum { PRIVATE, FREED, SHARED_MEMORY, N_OWNERS } owner;
 static const char *const owner_names[N_OWNERS] = {"private memory", "memory, which it frees", "shared memory"};
 
 static int gives_up(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
-    enum { COUNT = 40 << 20 };
+    enum { COUNT = 20 << 20 };
     owner memory = *(const owner *)arg;
     bool shared = memory == SHARED_MEMORY;
     idist_opts o = opts_of(world);
-    size_t nbytes = sizeof(int32_t) * COUNT;
+    size_t nbytes = sizeof(int32_t) * COUNT * (size_t)(rank == 0 ? n : 1);
     int32_t *x = (int32_t *)(shared ? idist_alloc(nbytes, &o) : malloc(nbytes));
     if (!x) return 91;
     memset(x, 0, nbytes);
-    if (rank == 0) fill(x, COUNT, 0, 1);
+    for (int k = 0; rank == 0 && k < n; k++) fill(x + (size_t)k * COUNT, COUNT, 0, 1);
     rank_ok(rank, idist_barrier(&o));
     if (rank == n - 1) tap_sleep_ms(400 * test_slow_factor());
     o.timeout_ms = rank == 0 ? 8 : 5000 * test_slow_factor();
-    idist_status s = idist_broadcast(x, COUNT, IDIST_I32, 0, &o);
+    idist_status s = idist_scatter(x, x, COUNT, IDIST_I32, 0, &o);
     if (rank == 0) {
         memset(x, 0x5A, nbytes);
         rank_check(s == IDIST_ERR_TIMEOUT, "the root: got %s", idist_status_name(s));
@@ -629,6 +637,8 @@ int main(void) {
     lost_while_read(2, MESSAGES, 64 * MIB, &random_state);
     lost_while_read(2, COPIES, 32 * MIB, &random_state);
     lost_while_read(4, COPIES, 32 * MIB, &random_state);
+    lost_while_read(2, PARTS, 32 * MIB, &random_state);
+    lost_while_read(4, PARTS, 16 * MIB, &random_state);
     for (int k = 0; k < N_OWNERS; k++) gives_up_while_read((owner)k);
     massacre();
     for (int large = 0; large < 2; large++) {
