@@ -4680,6 +4680,7 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
     hello.window_nbytes = m->window_nbytes;
     idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
     fd = idist__os_memfd(idist__shm_nbytes(m));
+    if (fd < 0) err = errno;
     for (i = 1; i < m->n; i++)
         if (!idist__shm_send_fd(j->ring->links[ranks[i]].fd, &hello, sizeof hello, fd, j->deadline_ns)) {
             idist__os_close(&fd);
@@ -4687,7 +4688,7 @@ static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ra
         }
     *all = fd >= 0 && (err = idist__shm_map(m, fd)) == 0;
     m->fenced = !idist__os_fence_others(true);
-    if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(fd < 0 ? errno : err));
+    if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
     for (i = 1; i < m->n; i++) {
         char ok = 0;
         if (!idist__sock_read_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
