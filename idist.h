@@ -4159,7 +4159,7 @@ typedef struct idist__print {
     int32_t root;
     uint64_t check; // see idist__call; of a send: its count
     uint32_t seq;   // number of the call within its group
-    uint32_t zero;
+    uint32_t whole; // of a call that is a part of another one: the number of that; else 0
 } idist__print;
 
 typedef struct idist__world idist__world;
@@ -4177,6 +4177,7 @@ struct idist__task {          // one operation under way
     bool announced; // the others were told that we wait in this call
     bool warned;    // a log line said that it takes long
     uint32_t seq;
+    idist__print whole; // what it is a part of; kind 0: it is a call of its own
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     void *impl;     // the backend's part, behind this struct
@@ -4209,8 +4210,8 @@ typedef struct idist__node { // what is known of a rank
     int local_rank, local_size, node_rank;
 } idist__node;
 
-// A backend. The core calls start, progress, cancel, tell, announce, missing, group_open and sleep with the world's
-// lock held. None but open, close and sleep may block, and sleep gives the lock up meanwhile.
+// A backend. The core calls all but refuse, open, close, group_close and alloc with the world's lock held. None but open,
+// close, sleep and flush may block, and the last two give the lock up meanwhile; quick and tell may take a moment.
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -4241,7 +4242,7 @@ struct idist_backend_api {
     void (*sleep)(idist__world *w, int64_t until_ns);
     void (*wake)(idist__world *w);
     // Forgets a task: after it no byte of its buffers is touched. False when others were already involved in it, so
-    // that its group cannot go on.
+    // that its group cannot go on. Collectives are forgotten only when their group has failed, after `tell`.
     bool (*cancel)(idist__task *t);
     // Tells the other members that the group failed, as g->status and g->cause say.
     void (*tell)(idist_group *g);
@@ -4259,6 +4260,7 @@ struct idist_backend_api {
 #define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000      // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000 // and no more than this of everybody's
+#define IDIST__TIMERS_NS (5 * IDIST__MS)
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
@@ -4286,10 +4288,12 @@ struct idist__world {
     int nasync;              // running, with a request
     int nblocked;            // callers inside idist__world_wait
     uint32_t nended;         // tasks that ended so far
-    uint32_t nmoved;         // steps forward inside tasks, as the backend sees them
+    uint32_t nmoved;         // steps forward inside tasks
     idist__driver driver;    // who sleeps in the backend
     int64_t spin_ns;         // how long a caller polls before it sleeps; 0: it yields the core instead, a few times
     int64_t patience_ns;     // the same, as it has proved worth it lately
+    uint32_t nasking;        // threads that want the lock while another one has it
+    int64_t timers_ns;       // when somebody who polls looks at the timers again
     int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
     pthread_t thread;
@@ -4322,8 +4326,13 @@ static const idist__user_op *idist__call_user_op(const idist_group *g, const idi
 }
 
 static idist__print idist__task_print(const idist__task *t, int algorithm) {
-    idist__print p;
-    memset(&p, 0, sizeof p);
+    idist__print p = t->whole;
+    if (p.kind) { // of a part the ranks compare what the user called
+        p.whole = p.seq;
+        p.seq = t->seq;
+        p.algorithm = (uint8_t)algorithm;
+        return p;
+    }
     p.kind = (uint8_t)t->call.label;
     p.dtype = (uint8_t)t->call.dtype;
     p.op = (uint8_t)t->call.op;
@@ -4339,13 +4348,15 @@ static bool idist__kind_reduces(idist__kind kind) {
            kind == IDIST__EXSCAN;
 }
 
+static bool idist__kind_is_p2p(idist__kind kind) { return kind == IDIST__SEND || kind == IDIST__RECV; }
+
 static bool idist__kind_is_v(idist__kind kind) { return kind >= IDIST__ALL_GATHERV && kind <= IDIST__ALL_TO_ALLV; }
 
 // "all_reduce #42 (F32 x 1024, SUM)"
 static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
     idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
     snprintf(buf, cap, "%s", idist__kind_names[kind]);
-    if (p->seq) idist__append(buf, cap, " #%u", (unsigned)p->seq);
+    if (p->seq) idist__append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
     if (kind == IDIST__BARRIER || kind >= IDIST__SEND) return;
     idist__append(buf, cap, " (%s", idist_dtype_name((idist_dtype)p->dtype));
     if (!idist__kind_is_v(kind)) idist__append(buf, cap, " x %llu", (unsigned long long)p->check);
@@ -4436,7 +4447,7 @@ static int64_t idist__world_timers(idist__world *w) {
             idist__append(cause, sizeof cause, "; missing: ");
             missing = w->backend->missing(t, cause, sizeof cause);
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
-            if (w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
+            if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
             following = w->tasks; // any task may have ended
             continue;
@@ -4478,11 +4489,32 @@ static void idist__world_turn(idist__world *w, idist__driver driver) {
     if (w->nblocked > (driver == IDIST__DRIVER_CALLER ? 1 : 0)) pthread_cond_broadcast(&w->changed);
 }
 
-typedef struct idist__waiter { // how long somebody has polled already
+typedef struct idist__waiter { // how long somebody has polled already, since the last step forward
     uint32_t turns;
+    uint32_t all; // and since the beginning
     int64_t begun_ns;
     bool slept;
 } idist__waiter;
+
+// A thread that polls has the lock most of the time. It gives it to those who ask.
+static void idist__world_lock(idist__world *w) {
+    if (pthread_mutex_trylock(&w->lock) == 0) return;
+    __atomic_fetch_add(&w->nasking, 1u, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&w->lock);
+    __atomic_fetch_sub(&w->nasking, 1u, __ATOMIC_RELAXED);
+}
+
+static void idist__world_give_way(idist__world *w) {
+    uint32_t asking = __atomic_load_n(&w->nasking, __ATOMIC_RELAXED);
+    int turns;
+    pthread_mutex_unlock(&w->lock);
+    sched_yield();
+    for (turns = 0; asking && turns < IDIST__YIELDS; turns++) { // the other one has to wake up first
+        if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED) < asking) break;
+        sched_yield();
+    }
+    pthread_mutex_lock(&w->lock);
+}
 
 // Whether to poll once more, after a short break, or to sleep. With a core for each rank we poll as long as that has
 // proved worth it: a wait that ended in sleep halves our patience, one that did not restores it. With fewer cores
@@ -4490,20 +4522,23 @@ typedef struct idist__waiter { // how long somebody has polled already
 static bool idist__waiter_polls(idist__waiter *p, idist__world *w) {
     int64_t now;
     p->turns++;
-    if (!w->spin_ns) { // somebody else's computation may take long at each turn
-        now = idist__os_now_ns();
-        if (!p->begun_ns) p->begun_ns = now;
-        if (p->turns > IDIST__YIELDS || now - p->begun_ns > IDIST__YIELD_NS) return false;
-        pthread_mutex_unlock(&w->lock);
-        sched_yield();
-        pthread_mutex_lock(&w->lock);
-        return true;
-    }
-    idist__os_relax();
-    if (p->turns % 16) return true;
+    p->all++;
+    if (w->spin_ns) idist__os_relax();
+    if (w->spin_ns && p->all % 16) return true;
     now = idist__os_now_ns();
     if (!p->begun_ns) p->begun_ns = now;
-    return now - p->begun_ns < w->patience_ns;
+    if (now >= w->timers_ns) { // also of tasks that do not move while others do
+        int64_t next = idist__world_timers(w);
+        w->timers_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
+    }
+    if (w->spin_ns) {
+        if (now - p->begun_ns >= w->patience_ns) return false;
+        if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) idist__world_give_way(w);
+        return true;
+    }
+    if (p->turns > IDIST__YIELDS || now - p->begun_ns > IDIST__YIELD_NS) return false; // others may compute for long
+    idist__world_give_way(w);
+    return true;
 }
 
 static void idist__waiter_learns(const idist__waiter *p, idist__world *w) {
@@ -4524,12 +4559,14 @@ static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *a
     while (!ready(arg)) {
         if (w->nmoved != moved) { // one wait is over, the next one begins
             idist__waiter_learns(&p, w);
-            memset(&p, 0, sizeof p);
             moved = w->nmoved;
+            p.turns = 0;
+            p.begun_ns = 0;
+            p.slept = false;
         }
         if (w->driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
-            if (ready(arg) || idist__waiter_polls(&p, w)) continue;
+            if (ready(arg) || idist__waiter_polls(&p, w) || ready(arg)) continue; // polling looks at the timers too
             idist__world_turn(w, IDIST__DRIVER_CALLER);
             p.slept = true;
         } else {
@@ -4843,7 +4880,7 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     *out = group ? group : &w->group;
     return IDIST_OK;
 }
@@ -5117,7 +5154,7 @@ static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     bool woken;
     pthread_mutex_unlock(&w->lock);
     woken = idist__sock_wait(fd, POLLIN, until_ns);
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     if (woken)
         while (read(fd, &n, sizeof n) < 0 && errno == EINTR) continue;
 }
@@ -5406,7 +5443,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
     if (idist__me.group_depth && !force)
         return idist__fail(IDIST_ERR_STATE, "finalize: inside idist_group_begin; call idist_group_end first");
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     if (!force && idist__world_has_requests(w)) {
         pthread_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE, "finalize: requests are still open; wait for them first");
@@ -5420,7 +5457,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     pthread_mutex_unlock(&w->lock);
     idist__world_retire(w);
     if (w->thread_runs) pthread_join(w->thread, NULL);
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     while (w->tasks) { // forced: from here on nothing touches the caller's buffers
         idist__task *t = w->tasks;
         w->backend->cancel(t);
@@ -5780,7 +5817,7 @@ idist_status idist_wait(idist_request *request) {
     if (!t) return IDIST_OK;
     w = t->group->w;
     if (idist__world_enter("wait", w) != IDIST_OK) return IDIST_ERR_STATE;
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     idist__task_wait(t);
     request->impl = NULL;
     s = idist__task_result(t);
@@ -5798,7 +5835,7 @@ idist_status idist_test(idist_request *request, bool *done) {
     if (!t) return IDIST_OK;
     w = t->group->w;
     if (idist__world_enter("test", w) != IDIST_OK) return IDIST_ERR_STATE;
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->backend->progress(w);
         if (!t->done) idist__world_timers(w);
@@ -5858,7 +5895,7 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
     any.requests = requests;
     any.n = n;
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     idist__world_wait(w, idist__several_ready, &any);
     *index = any.at;
     s = idist__task_result((idist__task *)requests[any.at].impl);
@@ -5931,7 +5968,7 @@ idist_status idist_group_end(void) {
         idist__world *w = t->group->w;
         idist_status s;
         self->group_tasks = t->chain;
-        pthread_mutex_lock(&w->lock);
+        idist__world_lock(w);
         idist__task_wait(t);
         s = idist__task_result(t);
         pthread_mutex_unlock(&w->lock);
@@ -6005,11 +6042,11 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     } else {
         memset(&o, 0, sizeof o);
         o.group = g;
-        pthread_mutex_lock(&w->lock);
+        idist__world_lock(w);
         offers[g->size] = w->backend->group_offer(g);
         pthread_mutex_unlock(&w->lock);
         s = idist__all_gather_as(label, &offers[g->size], offers, 1, IDIST_U64, 1, &o);
-        pthread_mutex_lock(&w->lock);
+        idist__world_lock(w);
         if (s == IDIST_OK && (s = w->backend->group_meet(g, offers)) != IDIST_OK)
             idist__group_fail(g, s, "a rank is out of memory");
         pthread_mutex_unlock(&w->lock);
@@ -6017,7 +6054,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     idist__mem_free(&w->cfg.mem, offers);
     if (s != IDIST_OK && g->status != IDIST_OK) s = IDIST_OK;
     if (s != IDIST_OK) {
-        pthread_mutex_lock(&w->lock);
+        idist__world_lock(w);
         idist__group_free(g);
         pthread_mutex_unlock(&w->lock);
         *group = NULL;
@@ -6056,7 +6093,7 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
         s = idist__call_run(&c, NULL);
     }
     if (s == IDIST_OK) {
-        pthread_mutex_lock(&world->w->lock);
+        idist__world_lock(world->w);
         world->nchildren++;
         s = idist__group_make(world, 0, sorted, n, group);
         pthread_mutex_unlock(&world->w->lock);
@@ -6099,7 +6136,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     s = idist__all_gather_as(IDIST__SPLIT, mine, all, 2, IDIST_I32, 2, &o);
     if (s == IDIST_OK) {
         int n = idist__split_members(p, all, mine[0], all + 2 * p->size);
-        pthread_mutex_lock(&p->w->lock);
+        idist__world_lock(p->w);
         p->nchildren++;
         s = idist__group_make(p, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, group);
         pthread_mutex_unlock(&p->w->lock);
@@ -6117,7 +6154,7 @@ idist_status idist_free_group(idist_group **group) {
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
     if (idist__world_enter("free_group", g->w) != IDIST_OK) return IDIST_ERR_STATE;
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
-    pthread_mutex_lock(&g->w->lock);
+    idist__world_lock(g->w);
     if (g->ntasks || g->nrequests)
         s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");
     if (s == IDIST_OK) {

@@ -38,7 +38,7 @@ CONTENTS
 LIMITS
 
     n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
-    In groups over several hosts other than the world, collectives are made of messages among all.
+    Over several hosts gather, scatter, all_to_all, scan and the v-forms are made of messages among all.
 
     Licence: MIT, as idist.h.
 */
@@ -95,6 +95,7 @@ extern "C" {
 //   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id (of an RTS)
 //   HERE   nothing: I entered it too     print
 //   ABORT  text: the group failed        aux (the status), nbytes
+//   LEFT   nothing: I freed the group    -
 //   BYE    nothing: I finalized
 typedef struct idist__frame {
     uint8_t type, flags;
@@ -117,6 +118,7 @@ enum {
     IDIST__WAITS,
     IDIST__HERE,
     IDIST__ABORT,
+    IDIST__LEFT,
     IDIST__BYE
 };
 
@@ -128,6 +130,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 #define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
+#define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
 #define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
 // One send or one receive under way: what the algorithms are made of. It is in one list at a time: a link's out,
@@ -233,6 +236,7 @@ typedef struct idist__ring_group {
     idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
     struct idist__share *share;           // NULL: its collectives are made of messages
+    bool offered;                         // a place, and the others have not been heard yet
     int nhosts;                           // of a group over several hosts, 0: see ring:host
     bool in_order;                        // the members on a host follow each other
     idist_group *near, *leads;            // NULL: no other member on this host; this rank leads no host
@@ -285,8 +289,8 @@ static const idist__transport idist__transport_unix = {
 //
 // Shares are reserved when the file is mapped, so that no access can fail later. Ranks are numbered by the order of
 // their world ranks here. Whoever writes something that another rank may wait for knocks afterwards; a rank that is
-// about to sleep says so in its bell first and looks once more. Between writing and looking there is a full fence on
-// both sides, so that one of the two always sees the other.
+// about to sleep says so in its bell first and looks once more. Between writing and looking there is a fence on both
+// sides, or the one who falls asleep puts one into all others (idist__shm_any_asleep): one of the two always sees the other.
 //------------------------------------------------------------------------------
 
 #define IDIST__LINE ((size_t)64)
@@ -345,7 +349,8 @@ typedef struct idist__shm {
     size_t places_at;       // in a share
     int nplaces;
     bool taken[64];       // our places, ...
-    uint32_t members[64]; // ... and how many members the group has
+    uint32_t members[64]; // ... how many members here the group has that each is for,
+    uint64_t groups[64];  // ... and its ctx
     idist__shm_port *ports;
 } idist__shm;
 
@@ -537,7 +542,7 @@ typedef struct idist__item {
 struct idist__op {
     void (*run)(idist__task *t);
     void (*finish)(idist__task *t); // after the last step, e.g. a copy to where the result belongs
-    int algorithm;                  // 1 latency, 2 bandwidth, 3 flat, 4 chunked: part of the fingerprint
+    int algorithm;                  // 1 latency, 2 bandwidth, 3 flat, 4 chunked, 5 by host: part of the fingerprint
     int line;                       // where run goes on
     bool running;
     uint32_t rx;        // bit k: the receive in slot k is not through
@@ -681,6 +686,7 @@ static void idist__verb_done(idist__ring *ring, idist__verb *v) {
     int slot = v->slot;
     idist__verb_free(ring, v);
     if (!t || t->done) return;
+    ring->w->nmoved++;
     if (t->call.kind == IDIST__SEND) {
         idist__complete(t, IDIST_OK, "");
     } else {
@@ -1155,7 +1161,7 @@ static void idist__send_start(idist__task *t) {
 // Waits a moment for another rank, without looking at anything else. False when that was tried often enough.
 static bool idist__quick_waits(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
-    if (ring->failed || turns >= (w->spin_ns ? (int)(w->patience_ns / 64) : IDIST__QUICK_YIELDS)) return false;
+    if (ring->failed || turns >= (w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS)) return false;
     if (w->spin_ns) idist__os_relax();
     else sched_yield();
     return true;
@@ -2740,7 +2746,7 @@ static void idist__share_take_blocks(idist__task *t) {
     }
 }
 
-// Whether all buffers are in windows, or all can be read where they are.
+// Whether all buffers are in windows.
 static bool idist__share_all_near(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     const idist__share *s = idist__share_of(t);
@@ -2990,6 +2996,10 @@ static char *idist__share_place(const idist__shm *m, int rank, int index) {
     return index == 0 ? first : first + big + (size_t)(index - 1) * small;
 }
 
+static idist__pace *idist__share_place_pace(const idist__shm *m, int rank, int index) {
+    return (idist__pace *)(void *)(idist__share_place(m, rank, index) + IDIST__NOTICES * IDIST__NOTICE_BYTES);
+}
+
 // What we offer the other members: the number of a place of ours, from 1 on; 0 for none. A place is free when it never
 // served, or when all members of its group are through with it.
 static uint64_t idist__share_offer_place(idist_group *g) {
@@ -3000,13 +3010,13 @@ static uint64_t idist__share_offer_place(idist_group *g) {
     if (nmembers < 2) return 0;
     for (i = 0; i < m->nplaces; i++) {
         if (m->taken[i]) {
-            const idist__pace *pace =
-                (const idist__pace *)(const void *)(idist__share_place(m, m->me, i) + IDIST__NOTICES * IDIST__NOTICE_BYTES);
-            if (__atomic_load_n(&pace->left, __ATOMIC_ACQUIRE) < m->members[i]) continue;
+            if (__atomic_load_n(&idist__share_place_pace(m, m->me, i)->left, __ATOMIC_ACQUIRE) < m->members[i]) continue;
         }
         memset(idist__share_place(m, m->me, i), 0, IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace));
         m->taken[i] = true;
         m->members[i] = nmembers;
+        m->groups[i] = g->ctx;
+        idist__ring_group_of(g)->offered = true;
         return (uint64_t)i + 1;
     }
     return 0;
@@ -3021,11 +3031,35 @@ static void idist__share_discard(const idist_allocator *mem, idist__share *s) {
     idist__mem_free(mem, s);
 }
 
+// A member is through with the group for which we offered a place, without having used it.
+static void idist__share_left(const idist__ring *ring, uint64_t ctx) {
+    idist__shm *m = ring->shm;
+    int i;
+    for (i = 0; m && i < m->nplaces; i++)
+        if (m->taken[i] && m->groups[i] == ctx)
+            __atomic_fetch_add(&idist__share_place_pace(m, m->me, i)->left, 1u, __ATOMIC_RELEASE);
+}
+
+// The members did not meet: we do not know their places, and say so with a message.
+static void idist__share_decline(const idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__frame f;
+    int i;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__LEFT;
+    f.ctx = g->ctx;
+    for (i = 0; i < g->size; i++) {
+        if (i == g->rank) idist__share_left(ring, g->ctx);
+        else if (ring->shm->local[g->ranks[i]] >= 0) idist__link_control(ring, &ring->links[g->ranks[i]], &f, NULL);
+    }
+}
+
 static void idist__share_free(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__share *s = rg->share;
     const idist_allocator *mem = &g->w->cfg.mem;
     int i;
+    if (rg->offered) idist__share_decline(g);
     if (!s) return;
     for (i = 0; i < g->size; i++)
         if (s->places[i]) __atomic_fetch_add(&idist__share_pace(s, i)->left, 1u, __ATOMIC_RELEASE);
@@ -3069,7 +3103,7 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
 // [ring:host]  a group over several hosts: inside each host first, then between one rank of each
 // uses share verb . used by engine
 //
-// near: the members on this host, who share memory; leads: the lowest member on each host.
+// near: the members on this host, who share memory; leads: the first member on each host.
 //
 //   all_reduce       near: reduce to the lead        leads: all_reduce               near: broadcast from the lead
 //   reduce           near: reduce to the lead        leads: reduce to the root's     near: the lead sends it to the root
@@ -3230,11 +3264,11 @@ static bool idist__host_plan(idist__task *t) {
 static void idist__host_begin(idist__task *t, const idist__host_step *step) {
     idist__op *o = idist__op_of(t);
     bool leads = step->g == idist__ring_group_of(t->group)->leads, scaled = o->user && !o->user->fn;
-    idist__task *part = idist__task_new(step->g);
-    if (!part) {
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
-        return;
-    }
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__task *part = step->g->status == IDIST_OK ? idist__task_new(step->g) : NULL;
+    if (!part && step->g->status != IDIST_OK) idist__ring_fail(ring, t->group, step->g->status, step->g->cause);
+    else if (!part) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    if (!part) return;
     part->call = t->call;
     part->call.kind = step->kind;
     part->call.send = step->send;
@@ -3245,6 +3279,7 @@ static void idist__host_begin(idist__task *t, const idist__host_step *step) {
     part->call.root = step->root;
     if (t->call.op == IDIST_AVG || (scaled && leads)) part->call.op = IDIST_SUM;
     part->call.user = o->user;
+    part->whole = idist__task_print(t, IDIST__BY_HOST);
     part->timeout_ms = -1; // the whole call has a deadline, and says where it waits
     part->announced = part->warned = true;
     o->step = part;
@@ -3307,7 +3342,7 @@ static void idist__host_progress(idist__ring *ring) {
         idist__ring_group *rg = g->rank >= 0 && g->impl ? idist__ring_group_of(g) : NULL;
         while (rg && rg->head && !ring->failed) {
             const idist__task *t = rg->head, *step = idist__op_of(t)->step;
-            if (step && !step->done) break;
+            if ((step && !step->done) || idist__op_of(t)->running) break;
             idist__op_run(rg->head);
             if (rg->head == t && (!idist__op_of(t)->step || !idist__op_of(t)->step->done)) break;
         }
@@ -3335,7 +3370,8 @@ static idist_status idist__host_group(idist_group *whole, uint64_t salt, const i
 }
 
 // What a group can use: places in memory that all members share, or near and leads, where there are several hosts and one
-// of them has several members. offers: the members' places.
+// of them has several members. offers: the members' places; NULL: the first of each. So no word is needed for the world:
+// everybody knows the table of hosts, and everybody's first place is free.
 static idist_status idist__host_open(idist_group *g, const uint64_t *offers) {
     idist__ring_group *rg = idist__ring_group_of(g);
     const idist_allocator *mem = &g->w->cfg.mem;
@@ -3350,9 +3386,10 @@ static idist_status idist__host_open(idist_group *g, const uint64_t *offers) {
         if (i && idist__host_of(g, i) != idist__host_of(g, i - 1)) changes++;
         if (idist__host_of(g, i) != idist__host_of(g, g->rank)) continue;
         ranks[nnear] = g->ranks[i];
-        places[nnear++] = offers[i];
+        places[nnear++] = offers ? offers[i] : 1;
     }
-    if (s == IDIST_OK && nleads == 1) s = idist__share_meet(g, offers);
+    rg->offered = false; // all have heard all
+    if (s == IDIST_OK && nleads == 1) s = idist__share_meet(g, places);
     if (s == IDIST_OK && nleads > 1 && nleads < g->size) {
         rg->nhosts = nleads;
         rg->in_order = changes == nleads;
@@ -3361,21 +3398,6 @@ static idist_status idist__host_open(idist_group *g, const uint64_t *offers) {
         if (s == IDIST_OK && ranks[0] == g->w->group.rank) s = idist__host_group(g, 2, leads, nleads, &rg->leads);
     }
     idist__mem_free(mem, places);
-    return s;
-}
-
-// No word is needed for the world: everybody knows the table of hosts, and everybody's first place is free.
-static idist_status idist__host_world(idist_group *world) {
-    const idist_allocator *mem = &world->w->cfg.mem;
-    uint64_t *offers = (uint64_t *)idist__mem_alloc(mem, sizeof *offers * (size_t)world->size);
-    idist_status s = IDIST_ERR_NO_MEMORY;
-    int i;
-    for (i = 0; i < world->size && offers; i++) offers[i] = 1;
-    if (offers) {
-        idist__share_offer_place(world);
-        s = idist__host_open(world, offers);
-    }
-    idist__mem_free(mem, offers);
     return s;
 }
 
@@ -3427,7 +3449,12 @@ static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
 static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
     if (t->call.kind == IDIST__RECV)
         return t->call.root == group_rank && idist__verb_in(idist__ring_group_of(t->group)->recvs, t);
-    if (idist__op_of(t)->algorithm >= IDIST__FLAT) return idist__share_needs(t, group_rank);
+    if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm == IDIST__BY_HOST) { // then its part does
+        const idist__task *part = idist__op_of(t)->step;
+        int rank = part && !part->done ? idist__ring_group_of(part->group)->rank_of[t->group->ranks[group_rank]] : -1;
+        return rank >= 0 && idist__ring_needs(l, part, rank);
+    }
+    if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm >= IDIST__FLAT) return idist__share_needs(t, group_rank);
     return idist__verb_in(l->posted, t) || idist__verb_in(l->waiting, t);
 }
 
@@ -3443,21 +3470,27 @@ static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist_
     return true;
 }
 
-// The call this rank is blocked in, if that is all it does.
+// The call this rank is blocked in, if that is all it does. Its parts do not count.
 static idist__task *idist__ring_only_call(const idist__ring *ring) {
-    idist__task *t = ring->w->tasks;
-    return t && !t->next && !t->async && t->patient && idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1) ? t : NULL;
+    idist__task *t, *only = NULL;
+    for (t = ring->w->tasks; t; t = t->next) {
+        if (t->group->inner) continue;
+        if (only || t->async || !t->patient) return NULL;
+        only = t;
+    }
+    return only && idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
 static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     const idist__frame *waits = &l->peer_waits;
-    idist__task *ours = ring->w->tasks;
+    idist__task *ours;
     idist_group *theirs;
     char a[128], b[128], cause[400];
     int rank;
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL)) return;
-    if (!ours || !ours->announced || ours != idist__ring_only_call(ring)) return;
+    ours = idist__ring_only_call(ring);
+    if (!ours || !ours->announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     if (rank < 0 || (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq)) return;
     if (!idist__ring_needs(l, ours, rank) || idist__ring_answered(ring, l, waits)) return;
@@ -3586,6 +3619,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
         if (l->in.nbytes > IDIST__TEXT_BYTES) return false;
         l->target = l->text;
         break;
+    case IDIST__LEFT: idist__share_left(ring, l->in.ctx); break;
     case IDIST__BYE: l->bye = true; break;
     default: return false;
     }
@@ -3683,7 +3717,6 @@ static void idist__link_read(idist__ring *ring, int peer) {
             idist__link_ended(ring, peer, errno);
             return;
         }
-        ring->w->nmoved++;
         if (direct) {
             l->target += n;
             l->left -= (size_t)n;
@@ -3856,7 +3889,7 @@ static void idist__ring_start(idist__task *t) {
     if (t->call.kind < IDIST__SEND) shared = idist__share_choose(t->group, &t->call);
     if (t->call.kind < IDIST__SEND && idist__host_serves(t->group, &t->call)) shared = IDIST__BY_HOST;
     // After a while outside the library, hear first what the others have said: perhaps the group has failed.
-    if (t->started_ns - ring->looked_ns > IDIST__MS) {
+    if (t->started_ns - ring->looked_ns > IDIST__MS && !t->group->inner) {
         idist__ring_progress(t->group->w);
         if (t->done) return;
     }
@@ -3946,6 +3979,7 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
 
 static bool idist__ring_cancel(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
+    idist__op *o;
     idist__ring_group *rg = idist__ring_group_of(t->group);
     bool unmatched = idist__verbs_purge(ring, &rg->recvs, t), heard = false;
     int i;
@@ -3980,14 +4014,13 @@ static bool idist__ring_cancel(idist__task *t) {
     }
     if (t->call.kind == IDIST__RECV) return unmatched;
     if (t->call.kind == IDIST__SEND) return !heard;
-    if (idist__op_of(t)->algorithm == IDIST__BY_HOST) idist__host_remove(t);
-    else if (idist__op_of(t)->algorithm >= IDIST__FLAT) idist__share_cancel(t);
-    if (idist__op_of(t)->step && idist__op_of(t)->step->done) { // its group fails before the one of t
-        idist__task_free(idist__op_of(t)->step);
-        idist__op_of(t)->step = NULL;
-    }
-    idist__mem_free(&ring->w->cfg.mem, idist__op_of(t)->memory);
-    idist__op_of(t)->memory = NULL;
+    o = idist__op_of(t);
+    if (o->algorithm == IDIST__BY_HOST) idist__host_remove(t);
+    else if (o->algorithm >= IDIST__FLAT) idist__share_cancel(t);
+    if (o->step) idist__task_free(o->step); // it has ended: near and leads fail before the group that they are parts of
+    o->step = NULL;
+    idist__mem_free(&ring->w->cfg.mem, o->memory);
+    o->memory = NULL;
     return false;
 }
 
@@ -4000,10 +4033,10 @@ static void idist__ring_tell(idist_group *g) {
     f.ctx = g->ctx;
     f.aux = (uint64_t)(int64_t)g->status;
     idist__share_withdraw(g);
-    if (idist__ring_group_of(g)->near) idist__group_fail(idist__ring_group_of(g)->near, g->status, g->cause);
-    if (idist__ring_group_of(g)->leads) idist__group_fail(idist__ring_group_of(g)->leads, g->status, g->cause);
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
+    if (idist__ring_group_of(g)->near) idist__group_fail(idist__ring_group_of(g)->near, g->status, g->cause);
+    if (idist__ring_group_of(g)->leads) idist__group_fail(idist__ring_group_of(g)->leads, g->status, g->cause);
     idist__share_let_go(g);
 }
 
@@ -4046,9 +4079,14 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
                           g->w->nodes[g->ranks[t->call.root]].hostname, what);
         return 1;
     }
+    if (!t->announced && idist__op_of(t)->algorithm == IDIST__BY_HOST && idist__op_of(t)->step) { // nobody was asked yet
+        if (!idist__ring_missing(idist__op_of(t)->step, text, cap)) idist__append(text, cap, "ranks of another host");
+        return 1;
+    }
     idist__share_look(t);
     for (i = 0; i < g->size; i++) {
         if (i == g->rank || (int32_t)(rg->seen[i].seq - t->seq) >= 0) continue;
+        if (t->whole.kind && rg->seen[i].print.whole == t->whole.seq) continue; // it is in the call, in an earlier part
         if (n < 8)
             idist__append(text, cap, "%srank %d on %s", n ? ", " : "", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
         if (n < 8 && rg->seen[i].seq) {
@@ -4087,7 +4125,9 @@ static idist_status idist__ring_group_open(idist_group *g) {
             idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
         }
     }
-    return g == &g->w->group ? idist__host_world(g) : IDIST_OK;
+    if (g != &g->w->group) return IDIST_OK;
+    idist__share_offer_place(g);
+    return idist__host_open(g, NULL);
 }
 
 static void idist__ring_group_close(idist_group *g) {
