@@ -285,8 +285,16 @@ static void over_hosts(idist_group *world, int rank, int n, void *arg) {
 // Shared memory is there again for a new group when an old one is freed, and nothing of it stays in the world.
 static void used_again(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
+    idist_opts o = opts_of(world);
     bool mixed = ((idist__world *)(void *)world)->nnodes > 1;
     (void)arg;
+    for (int turn = 0; turn < 100; turn++) { // some of them fail before all members have met
+        idist_status s = idist_split(world, 0, rank, &g);
+        rank_check(s == IDIST_OK || s == IDIST_ERR_ABORTED, "rank %d: split: got %s", rank, idist_status_name(s));
+        if (g && rank == turn % n) rank_ok(rank, idist_abort(g));
+        if (g) rank_ok(rank, idist_free_group(&g));
+        rank_ok(rank, idist_barrier(&o));
+    }
     for (int turn = 0; turn < 100; turn++) {
         rank_ok(rank, idist_split(world, 0, rank, &g));
         const idist__ring_group *rg = idist__ring_group_of(g),

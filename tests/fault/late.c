@@ -149,6 +149,76 @@ static void missing_at_init(int n) {
     ranks_report("%d of %d ranks never come to idist_open: they are named, and nobody else", n / 2, n);
 }
 
+// Rank 1 sends without a pause what nobody waits for. Rank 0 waits for something else, with a time-out, and another thread
+// of it looks at a request meanwhile: neither may have to wait for a quiet moment.
+typedef struct glance {
+    idist_request request;
+    int64_t longest_ms;
+    int stop;
+} glance;
+
+static void *glances(void *arg) {
+    glance *g = (glance *)arg;
+    bool done = false;
+    while (!__atomic_load_n(&g->stop, __ATOMIC_ACQUIRE) && !done) {
+        int64_t start = tap_now_ms();
+        if (!rank_ok(0, idist_test(&g->request, &done))) break;
+        if (tap_now_ms() - start > g->longest_ms) g->longest_ms = tap_now_ms() - start;
+        tap_sleep_ms(2);
+    }
+    return NULL;
+}
+
+static int while_others_come(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { WANTED = 3, LAST = 4 };
+    idist_opts o = opts_of(world);
+    unsigned char c = 0, last = 0;
+    glance g = {{NULL}, 0, 0};
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 1) {
+        int64_t until = tap_now_ms() + 500;
+        for (long k = 0; tap_now_ms() < until && k < 10000; k++) { // fewer bytes than the window
+            int64_t next = tap_now_ns() + 50000;
+            rank_ok(rank, idist_send(&c, 1, IDIST_U8, 0, 1, &o));
+            while (tap_now_ns() < next) sched_yield();
+        }
+        rank_ok(rank, idist_send(&c, 1, IDIST_U8, 0, LAST, &o));
+    } else {
+        idist_opts async = opts_async(world, &g.request), hurry = o;
+        pthread_t thread;
+        rank_ok(rank, idist_recv(&last, 1, IDIST_U8, 1, LAST, NULL, &async));
+        TAP_REQUIRE(pthread_create(&thread, NULL, glances, &g) == 0);
+        hurry.timeout_ms = 200;
+        int64_t start = tap_now_ms();
+        rank_is(rank, idist_recv(&c, 1, IDIST_U8, 1, WANTED, NULL, &hurry), IDIST_ERR_TIMEOUT);
+        int64_t took = tap_now_ms() - start;
+        __atomic_store_n(&g.stop, 1, __ATOMIC_RELEASE);
+        TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+        rank_check(took >= 190 && took < 200 + 100 * test_slow_factor(), "the time-out of 200 ms came after %lld ms",
+                   (long long)took);
+        rank_check(g.longest_ms < 100 * test_slow_factor(), "idist_test took %lld ms", (long long)g.longest_ms);
+        rank_ok(rank, idist_wait(&g.request));
+    }
+    proc_result(slot, idist_barrier(&o));
+    return 0;
+}
+
+static void come_what_may(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("a time-out while other messages keep coming, %s", transport);
+    ranks_reset();
+    procs_start(&p, 2, &d, while_others_come, NULL);
+    rank_check(procs_wait(&p, 10000) == 0, "hang");
+    for (int k = 0; k < 2; k++)
+        rank_check(p.slot[k].status == IDIST_OK && p.wait_status[k] == 0, "rank %d: %s, status 0x%x", k, p.slot[k].text,
+                   (unsigned)p.wait_status[k]);
+    ranks_report("a time-out while other messages keep coming, %s", transport);
+    procs_free(&p);
+}
+
 int main(void) {
     uint64_t random_state = tap_seed();
     tap_deadline(60);
@@ -168,6 +238,7 @@ int main(void) {
         int is_over = 0;
         ranks_case_fault(4, &d, left_is_not_missing, &is_over, "who has left a call is not missing, %s", d.transport);
     }
+    for (int t = 0; t < N_TRANSPORTS; t++) come_what_may(transport_names[t]);
     missing_at_init(3);
     missing_at_init(5);
     return tap_done();
