@@ -3556,30 +3556,29 @@ static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     return true;
 }
 
-static bool idist__link_cts(idist__ring *ring, idist__link *l) {
-    idist__verb **at;
+// Takes out the send that the frame answers; NULL: it was cancelled meanwhile.
+static idist__verb *idist__link_answered(idist__link *l) {
+    idist__verb **at, *v;
     for (at = &l->waiting; *at && (*at)->id != l->in.id; at = &(*at)->next) continue;
-    if (*at) { // otherwise the send was cancelled meanwhile
-        idist__verb *v = *at;
-        *at = v->next;
-        v->frame.type = IDIST__DATA;
-        v->frame.id = l->in.aux;
-        v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
-        v->frame.nbytes = v->piece;
-        idist__link_push(l, v);
-        idist__link_flush(ring, l);
-    }
-    return true;
+    v = *at;
+    if (v) *at = v->next;
+    return v;
+}
+
+static void idist__link_cts(idist__ring *ring, idist__link *l) {
+    idist__verb *v = idist__link_answered(l);
+    if (!v) return;
+    v->frame.type = IDIST__DATA;
+    v->frame.id = l->in.aux;
+    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
 }
 
 static void idist__link_pulled(idist__ring *ring, idist__link *l) {
-    idist__verb **at;
-    for (at = &l->waiting; *at && (*at)->id != l->in.id; at = &(*at)->next) continue;
-    if (*at) { // otherwise the send was cancelled meanwhile
-        idist__verb *v = *at;
-        *at = v->next;
-        idist__verb_done(ring, v);
-    }
+    idist__verb *v = idist__link_answered(l);
+    if (v) idist__verb_done(ring, v);
 }
 
 static bool idist__link_data(idist__link *l) {
@@ -3601,7 +3600,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
     switch (l->in.type) {
     case IDIST__EAGER:
     case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
-    case IDIST__CTS: ok = idist__link_cts(ring, l); break;
+    case IDIST__CTS: idist__link_cts(ring, l); break;
     case IDIST__DATA: ok = idist__link_data(l); break;
     case IDIST__PULLED: idist__link_pulled(ring, l); break;
     case IDIST__CREDIT:
@@ -4577,7 +4576,7 @@ static idist_status idist__join_links(idist__join *j) {
 // it, reserves its own share, and says whether that went well. Only when it did for all is it used; if not, once
 // more without windows (a limit on address space, say), and then the links stay what they are.
 
-enum { IDIST__SHM_OK = 1, IDIST__SHM_OK_FENCED }; // what a rank answers; fenced: the kernel has no membarrier
+enum { IDIST__SHM_NO, IDIST__SHM_OK_FENCED, IDIST__SHM_OK }; // votes of a rank; fenced: its kernel has no membarrier
 
 typedef struct idist__shm_hello {
     uint64_t shm_nbytes, window_nbytes;
@@ -4712,76 +4711,55 @@ static idist_status idist__join_broken(const idist__join *j, int rank) {
                        j->w->nodes[rank].hostname);
 }
 
-// One attempt of the lowest rank; ranks[0] is itself.
-static idist_status idist__shm_lead(idist__join *j, idist__shm *m, const int *ranks, bool *all) {
+// The least of what the ranks of this host say, on all of them. The lowest one collects.
+static idist_status idist__shm_vote(idist__join *j, const idist__shm *m, const int *ranks, char *vote) {
+    const idist__link *links = j->ring->links;
+    int i, n = m->me == 0 ? m->n : 1, lead = ranks[0];
+    for (i = 1; i < n; i++) {
+        char other = 0;
+        if (!idist__sock_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns)) return idist__join_broken(j, ranks[i]);
+        if (other < *vote) *vote = other;
+    }
+    for (i = 1; i < n; i++)
+        if (!idist__sock_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns)) return idist__join_broken(j, ranks[i]);
+    if (m->me && (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns) ||
+                  !idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns)))
+        return idist__join_broken(j, lead);
+    return IDIST_OK;
+}
+
+// Makes the file and passes it on, or receives it. all: everybody has mapped it.
+static idist_status idist__shm_open(idist__join *j, idist__shm *m, const int *ranks, bool *all) {
     idist__shm_hello hello;
-    int i, fd, err = 0;
+    int i, fd = -1, err = EINVAL;
+    char vote;
+    idist_status s;
     hello.shm_nbytes = j->w->cfg.shm_nbytes;
     hello.window_nbytes = m->window_nbytes;
+    if (m->me && !idist__shm_recv_fd(j->ring->links[ranks[0]].fd, &hello, sizeof hello, &fd, j->deadline_ns))
+        return idist__join_broken(j, ranks[0]);
     idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-    fd = idist__os_memfd(idist__shm_nbytes(m));
-    if (fd < 0) err = errno;
-    for (i = 1; i < m->n; i++)
+    if (m->me == 0 && (fd = idist__os_memfd(idist__shm_nbytes(m))) < 0) err = errno;
+    for (i = 1; i < m->n && m->me == 0; i++)
         if (!idist__shm_send_fd(j->ring->links[ranks[i]].fd, &hello, sizeof hello, fd, j->deadline_ns)) {
             idist__os_close(&fd);
             return idist__join_broken(j, ranks[i]);
         }
-    *all = fd >= 0 && (err = idist__shm_map(m, fd)) == 0;
-    m->fenced = !idist__os_fence_others(true);
-    if (!*all) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
-    for (i = 1; i < m->n; i++) {
-        char ok = 0;
-        if (!idist__sock_read_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
-            return idist__join_broken(j, ranks[i]);
-        *all = *all && ok;
-        if (ok == IDIST__SHM_OK_FENCED) m->fenced = true;
-    }
-    if (*all) {
+    if (fd >= 0) err = idist__shm_map(m, fd);
+    if (err) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
+    vote = err ? IDIST__SHM_NO : idist__os_fence_others(true) ? IDIST__SHM_OK : IDIST__SHM_OK_FENCED;
+    s = idist__shm_vote(j, m, ranks, &vote);
+    *all = s == IDIST_OK && vote != IDIST__SHM_NO;
+    if (!*all) return s;
+    if (m->me == 0) {
         idist__shm_head *head = idist__shm_head_of(m);
         head->ncores = (uint32_t)idist__cpus_count(&head->cpus);
-        head->fenced = m->fenced || m->n > (int)head->ncores;
+        head->fenced = vote == IDIST__SHM_OK_FENCED || m->n > (int)head->ncores;
     }
-    for (i = 1; i < m->n; i++) {
-        char ok = (char)*all;
-        if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
-            return idist__join_broken(j, ranks[i]);
-    }
-    if (!*all) return IDIST_OK;
-    m->far = idist__shm_sees_all(m); // the answers have come: everybody has mapped it and left its proof
-    for (i = 1; i < m->n; i++) {
-        char ok = 0;
-        if (!idist__sock_read_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
-            return idist__join_broken(j, ranks[i]);
-        m->far = m->far && ok;
-    }
-    for (i = 1; i < m->n; i++) {
-        char ok = (char)m->far;
-        if (!idist__sock_write_all(j->ring->links[ranks[i]].fd, &ok, 1, j->deadline_ns))
-            return idist__join_broken(j, ranks[i]);
-    }
-    return IDIST_OK;
-}
-
-static idist_status idist__shm_follow(idist__join *j, idist__shm *m, int leader, bool *all) {
-    idist__shm_hello hello;
-    int sock = j->ring->links[leader].fd, fd, err = EINVAL;
-    char ok;
-    if (!idist__shm_recv_fd(sock, &hello, sizeof hello, &fd, j->deadline_ns)) return idist__join_broken(j, leader);
-    if (fd >= 0) {
-        idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-        err = idist__shm_map(m, fd);
-        if (err) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
-    }
-    ok = (char)(err ? 0 : idist__os_fence_others(true) ? IDIST__SHM_OK : IDIST__SHM_OK_FENCED);
-    if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
-        return idist__join_broken(j, leader);
-    *all = ok != 0;
-    if (!*all) return IDIST_OK;
-    ok = (char)idist__shm_sees_all(m);
-    if (!idist__sock_write_all(sock, &ok, 1, j->deadline_ns) || !idist__sock_read_all(sock, &ok, 1, j->deadline_ns))
-        return idist__join_broken(j, leader);
-    m->far = ok != 0;
-    return IDIST_OK;
+    vote = idist__shm_sees_all(m); // everybody has mapped it by now, and left its proof
+    s = idist__shm_vote(j, m, ranks, &vote);
+    m->far = vote != 0;
+    return s;
 }
 
 static void idist__shm_free(const idist_allocator *mem, idist__shm *m) {
@@ -4848,7 +4826,7 @@ static idist_status idist__join_share(idist__join *j, const idist__record *recor
     m->window_nbytes = idist__shm_window_nbytes(n);
     for (attempt = 0; attempt < 2 && n > 1 && s == IDIST_OK && !all; attempt++) {
         if (attempt) m->window_nbytes = 0;
-        s = m->me == 0 ? idist__shm_lead(j, m, ranks, &all) : idist__shm_follow(j, m, ranks[0], &all);
+        s = idist__shm_open(j, m, ranks, &all);
         if (m->window && !all) idist__window_close(m->window);
         if (!all) m->window = NULL;
     }
