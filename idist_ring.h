@@ -236,7 +236,7 @@ typedef struct idist__ring_group {
     idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
     struct idist__share *share;           // NULL: its collectives are made of messages
-    bool offered;                         // a place, and the others have not been heard yet
+    bool met;                             // all members have heard of all places
     int nhosts;                           // of a group over several hosts, 0: see ring:host
     bool in_order;                        // the members on a host follow each other
     idist_group *near, *leads;            // NULL: no other member on this host; this rank leads no host
@@ -3007,7 +3007,7 @@ static uint64_t idist__share_offer_place(idist_group *g) {
     uint32_t nmembers = 0;
     int i;
     for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
-    if (nmembers < 2) return 0;
+    if (nmembers < 2 || g->status != IDIST_OK) return 0; // who heard of a failure before this may have left
     for (i = 0; i < m->nplaces; i++) {
         if (m->taken[i]) {
             if (__atomic_load_n(&idist__share_place_pace(m, m->me, i)->left, __ATOMIC_ACQUIRE) < m->members[i]) continue;
@@ -3016,7 +3016,6 @@ static uint64_t idist__share_offer_place(idist_group *g) {
         m->taken[i] = true;
         m->members[i] = nmembers;
         m->groups[i] = g->ctx;
-        idist__ring_group_of(g)->offered = true;
         return (uint64_t)i + 1;
     }
     return 0;
@@ -3059,7 +3058,7 @@ static void idist__share_free(idist_group *g) {
     idist__share *s = rg->share;
     const idist_allocator *mem = &g->w->cfg.mem;
     int i;
-    if (rg->offered) idist__share_decline(g);
+    if (!rg->met && !g->inner && idist__ring_of(g->w)->shm) idist__share_decline(g);
     if (!s) return;
     for (i = 0; i < g->size; i++)
         if (s->places[i]) __atomic_fetch_add(&idist__share_pace(s, i)->left, 1u, __ATOMIC_RELEASE);
@@ -3388,7 +3387,7 @@ static idist_status idist__host_open(idist_group *g, const uint64_t *offers) {
         ranks[nnear] = g->ranks[i];
         places[nnear++] = offers ? offers[i] : 1;
     }
-    rg->offered = false; // all have heard all
+    rg->met = true;
     if (s == IDIST_OK && nleads == 1) s = idist__share_meet(g, places);
     if (s == IDIST_OK && nleads > 1 && nleads < g->size) {
         rg->nhosts = nleads;
@@ -4014,9 +4013,10 @@ static bool idist__ring_cancel(idist__task *t) {
     if (t->call.kind == IDIST__RECV) return unmatched;
     if (t->call.kind == IDIST__SEND) return !heard;
     o = idist__op_of(t);
+    if (o->step && !o->step->done) return false; // near and leads fail before the group that they are parts of
     if (o->algorithm == IDIST__BY_HOST) idist__host_remove(t);
     else if (o->algorithm >= IDIST__FLAT) idist__share_cancel(t);
-    if (o->step) idist__task_free(o->step); // it has ended: near and leads fail before the group that they are parts of
+    if (o->step) idist__task_free(o->step);
     o->step = NULL;
     idist__mem_free(&ring->w->cfg.mem, o->memory);
     o->memory = NULL;
