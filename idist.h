@@ -985,8 +985,8 @@ static int idist__os_ncores(void) {
     return idist__cpus_count(&cpus);
 }
 
-// Keeps the calling thread on the k-th of the processors it may use.
-static bool idist__os_bind(int k) {
+// Moves the calling thread to the k-th of the processors it may use, and, if it is to stay there, keeps it from the others.
+static bool idist__os_bind(int k, bool stay) {
     idist__cpus cpus, one;
     int i, bit, width = 8 * (int)sizeof cpus.bits[0];
     idist__os_cpus(&cpus);
@@ -995,7 +995,8 @@ static bool idist__os_bind(int k) {
         bit = (int)(cpus.bits[i / width] >> (i % width) & 1);
         if (bit && k-- == 0) {
             one.bits[i / width] = 1ul << (i % width);
-            return syscall(SYS_sched_setaffinity, 0, sizeof one, &one) == 0;
+            if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
+            return stay || syscall(SYS_sched_setaffinity, 0, sizeof cpus, &cpus) == 0; // by then it is there
         }
     }
     return false;
@@ -5381,13 +5382,15 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
 }
 
 // Where this rank runs, and how it waits. Polling costs the power of a core, so it is bounded; with more ranks than cores
-// it would take the core from the rank that everybody waits for.
+// it would take the core from the rank that everybody waits for. Such ranks begin evenly spread: the kernel would take a
+// good part of a second to see that one core has three of them and the other one has one.
 static void idist__world_settle_in(idist__world *w) {
     const idist__node *me = &w->nodes[w->group.rank];
     int own = idist__os_ncores(), ncores = w->ncores ? w->ncores : own;
     w->spin_ns = w->patience_ns = me->local_size <= ncores ? IDIST__SPIN_NS : 0;
-    if (w->cfg.bind && own > 1 && !idist__os_bind(me->local_rank % own))
+    if (own > 1 && w->cfg.bind && !idist__os_bind(me->local_rank % own, true))
         idist__log_print(&w->log, IDIST_LOG_WARN, "could not bind to a processor: %s", strerror(errno));
+    if (own > 1 && !w->cfg.bind && me->local_size > ncores) (void)idist__os_bind(me->local_rank % own, false);
 }
 
 static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list, idist__world **out) {

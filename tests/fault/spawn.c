@@ -290,6 +290,46 @@ static void one_per_core(void) {
     munmap(b, sizeof *b);
 }
 
+// What a worker may use: all that its parent may, or with desc.bind one core, the workers taking turns.
+typedef struct cores {
+    unsigned long mask[64];
+    int n; // of bits
+    bool bound;
+} cores;
+
+static int looks_at_cores(int local_rank, void *arg) {
+    const cores *all = (const cores *)arg;
+    unsigned long mask[64] = {0};
+    int k = 0;
+    TAP_REQUIRE(syscall(SYS_sched_getaffinity, 0, sizeof mask, mask) > 0);
+    for (int i = 0; i < 64 * 64; i++) {
+        bool allowed = all->mask[i / 64] >> (i % 64) & 1, used = mask[i / 64] >> (i % 64) & 1;
+        bool expected = allowed && (!all->bound || k == local_rank % all->n);
+        rank_check(used == expected, "rank %d, processor %d: %s", local_rank, i, used ? "may be used" : "may not be used");
+        k += allowed;
+    }
+    return 0;
+}
+
+static void cores_of_workers(void) {
+    cores all;
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    memset(&all, 0, sizeof all);
+    TAP_REQUIRE(syscall(SYS_sched_getaffinity, 0, sizeof all.mask, all.mask) > 0);
+    for (int i = 0; i < 64 * 64; i++) all.n += (int)(all.mask[i / 64] >> (i % 64) & 1);
+    for (int bound = 0; bound < 2; bound++) {
+        all.bound = bound && all.n > 1;
+        d.bind = bound ? "core" : "none";
+        for (int n = 2; n <= all.n + 2 && n <= 8; n++) {
+            tap_running("%d workers, bind=%s", n, d.bind);
+            ranks_reset();
+            rank_ok(-1, idist_spawn(looks_at_cores, &all, n, &d));
+            ranks_report("%d workers, bind=%s: the cores that each may use", n, d.bind);
+        }
+    }
+}
+
 static int survivor(int local_rank, void *arg) {
     failing *f = (failing *)arg;
     sign_in(f->b, local_rank);
@@ -628,6 +668,7 @@ int main(void) {
     stopped();
     exit_codes();
     one_per_core();
+    cores_of_workers();
     keep_going();
     parallel_run();
     parent_unchanged();
