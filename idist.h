@@ -4211,8 +4211,9 @@ typedef struct idist__node { // what is known of a rank
     int local_rank, local_size, node_rank;
 } idist__node;
 
-// A backend. The core calls all but refuse, open, close, group_close and alloc with the world's lock held. None but open,
-// close, sleep and flush may block, and the last two give the lock up meanwhile; quick and tell may take a moment.
+// A backend. The core calls all but refuse, open, close and alloc with the world's lock held; only for the group of the
+// world itself group_open and group_close come when nobody else can use the world. None but open, close, sleep and flush
+// may block, and the last two give the lock up meanwhile; quick and tell may take a moment.
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -4257,11 +4258,11 @@ struct idist_backend_api {
     void *(*alloc)(idist__world *w, size_t nbytes);
 };
 
-#define IDIST__BACKEND_ABI 2
+#define IDIST__BACKEND_ABI 3
 #define IDIST__SPIN_NS 500000
-#define IDIST__YIELDS 1000      // half a millisecond of the waiting rank's own time
-#define IDIST__YIELD_NS 5000000 // and no more than this of everybody's
-#define IDIST__TIMERS_NS (5 * IDIST__MS)
+#define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
+#define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
+#define IDIST__TIMERS_NS (5 * IDIST__MS) // who polls looks at the timers this often
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
@@ -5155,7 +5156,7 @@ static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     bool woken;
     pthread_mutex_unlock(&w->lock);
     woken = idist__sock_wait(fd, POLLIN, until_ns);
-    idist__world_lock(w);
+    pthread_mutex_lock(&w->lock);
     if (woken)
         while (read(fd, &n, sizeof n) < 0 && errno == EINTR) continue;
 }
@@ -5387,10 +5388,11 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
 static void idist__world_settle_in(idist__world *w) {
     const idist__node *me = &w->nodes[w->group.rank];
     int own = idist__os_ncores(), ncores = w->ncores ? w->ncores : own;
-    w->spin_ns = w->patience_ns = me->local_size <= ncores ? IDIST__SPIN_NS : 0;
-    if (own > 1 && w->cfg.bind && !idist__os_bind(me->local_rank % own, true))
-        idist__log_print(&w->log, IDIST_LOG_WARN, "could not bind to a processor: %s", strerror(errno));
-    if (own > 1 && !w->cfg.bind && me->local_size > ncores) (void)idist__os_bind(me->local_rank % own, false);
+    bool crowded = me->local_size > ncores;
+    w->spin_ns = w->patience_ns = crowded ? 0 : IDIST__SPIN_NS;
+    if (own > 1 && (w->cfg.bind || crowded) && !idist__os_bind(me->local_rank % own, w->cfg.bind))
+        idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO, "could not choose a processor: %s",
+                         strerror(errno));
 }
 
 static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list, idist__world **out) {

@@ -1189,7 +1189,7 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     if (!idist__shm_has_room((idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes)) return false;
     l->window -= (size_t)f.nbytes + sizeof f;
     l->p2p_sent++;
-    l->transport->write(l->port, parts, f.nbytes ? 2 : 1);
+    l->transport->write(l->port, parts, f.nbytes ? 2 : 1); // all of it: there is room
     idist__shm_claim((const idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes);
     return true;
 }
@@ -1208,7 +1208,7 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
         return false;
     if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
     if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes) return false; // the rest is still to come
-    l->transport->read(l->port, &f, sizeof f);
+    l->transport->read(l->port, &f, sizeof f);                                            // all of it is there
     if (f.nbytes) l->transport->read(l->port, c->recv, (size_t)f.nbytes);
     l->p2p_got++;
     l->peer_waits.type = 0;

@@ -7,7 +7,7 @@
 # build/bench/peers.csv, the curves of all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured,
 # to tests/bench/all_reduce.svg, which the README shows.
 #
-#     tests/bench/bench_peers.sh                                            # everything, most of an hour
+#     tests/bench/bench_peers.sh                                            # everything, half an hour
 #     ROUNDS=1 OPS=all_reduce RANKS=2 tests/bench/bench_peers.sh            # a minute
 #     ROUNDS=1 OPS=all_reduce RANKS="2 4" SIZES=4,64K,1M LIBRARIES="idist openmpi4" tests/bench/bench_peers.sh
 #     tests/bench/bench_peers.sh report                                     # prints the report of the last run again
