@@ -478,6 +478,8 @@ typedef struct idist_desc {
     const char *bind;        // "none", or "core": each rank stays on one of the processors it may use; IDIST_BIND
     size_t shm_nbytes;       // shared memory each rank reserves; IDIST_SHM_MIB (in MiB); 0: 4 MiB
     const char *host_id;     // ranks with equal ids share a host; IDIST_HOSTID. NULL: boot id, user, network namespace
+    const void *mpi_comm;    // an MPI_Comm *, for idist_mpi.h: the communicator whose ranks become those of the world. It is
+                             // duplicated and stays yours. NULL: MPI_COMM_WORLD
     idist_allocator allocator;
     idist_logger logger;
     int grace_ms;         // idist_spawn: time the others get after a first failure; 0: 2 s
@@ -1302,8 +1304,8 @@ static void idist__window_unmap(idist__window *win) {
     idist__window **at;
     for (at = &idist__windows; *at != win; at = &(*at)->next) continue;
     *at = win->next;
-    munmap(win->map, win->map_nbytes);
-    close(win->fd);
+    if (win->fd >= 0) munmap(win->map, win->map_nbytes);
+    if (win->fd >= 0) close(win->fd);
     free(win);
 }
 
@@ -1331,6 +1333,20 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes
     return win;
 }
 
+// A window in memory that somebody else has mapped, and unmaps when the window is closed.
+IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
+    idist__window *win = (idist__window *)calloc(1, sizeof *win);
+    if (!win) return NULL;
+    win->fd = -1;
+    win->map = memory;
+    win->nbytes = nbytes;
+    pthread_mutex_lock(&idist__windows_lock);
+    win->next = idist__windows;
+    idist__windows = win;
+    pthread_mutex_unlock(&idist__windows_lock);
+    return win;
+}
+
 IDIST__UNUSED static void idist__window_close(idist__window *win) {
     pthread_mutex_lock(&idist__windows_lock);
     win->closed = true;
@@ -1349,7 +1365,7 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes
     nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
     pthread_mutex_lock(&idist__windows_lock);
     for (link = &win->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next) at = (*link)->at + (*link)->nbytes;
-    if (win->nbytes - at < nbytes || idist__os_reserve(win->fd, win->at + at, nbytes) != 0) {
+    if (win->nbytes - at < nbytes || (win->fd >= 0 && idist__os_reserve(win->fd, win->at + at, nbytes) != 0)) {
         free(b);
         b = NULL;
     } else {
@@ -1357,6 +1373,7 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes
         b->nbytes = nbytes;
         b->next = *link;
         *link = b;
+        if (win->fd < 0) memset(win->map + at, 0, nbytes);
     }
     pthread_mutex_unlock(&idist__windows_lock);
     return b ? win->map + win->at + at : NULL;
@@ -1375,7 +1392,8 @@ static bool idist__window_free(void *p) {
         for (link = &win->blocks; *link && (char *)p != base + (*link)->at; link = &(*link)->next) continue;
         if ((b = *link) == NULL) break; // freed already
         *link = b->next;
-        if (win->pid == getpid()) madvise(p, b->nbytes, 9 /* MADV_REMOVE: the pages go back to the system */);
+        if (win->fd >= 0 && win->pid == getpid())
+            madvise(p, b->nbytes, 9 /* MADV_REMOVE: the pages go back to the system */);
         if (win->closed && !win->blocks) idist__window_unmap(win);
         break;
     }
@@ -3886,6 +3904,8 @@ typedef struct idist__config {
     int algorithm;     // 0 auto, 1 latency, 2 bandwidth, 3 chunked
     int bind;          // 1: each rank to a processor of its own, if there are enough
     size_t shm_nbytes; // of shared memory per rank
+    const void *mpi_comm;
+    bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
@@ -4057,7 +4077,7 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     idist_desc d;
     idist_status s;
     const char *text;
-    int mib = 0;
+    int mib = 0, check = 1;
     memset(c, 0, sizeof *c);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -4068,7 +4088,10 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
         return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
     if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 3, &c->transport)) != IDIST_OK) return s;
     if ((s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) != IDIST_OK) return s;
+    if ((s = idist__env_int("IDIST_CHECK", 0, 1, &check)) != IDIST_OK) return s;
     if ((s = idist__launch_choice(d.bind, "IDIST_BIND", bindings, 2, &c->bind)) != IDIST_OK) return s;
+    c->unchecked = !check;
+    c->mpi_comm = d.mpi_comm;
     c->shm_nbytes = d.shm_nbytes ? d.shm_nbytes : (size_t)(mib ? mib : IDIST__SHM_MIB) << 20;
     if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 4, &c->algorithm)) != IDIST_OK) return s;
     if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
@@ -4082,6 +4105,27 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     if ((s = idist__secret_find(&c->secret, d.secret, d.secret_nbytes)) != IDIST_OK) return s;
     if ((s = idist__launch_rank(c, &d)) != IDIST_OK) return s;
     return idist__launch_where(c, &d);
+}
+
+// What ranks of one host have in common.
+IDIST__UNUSED static uint64_t idist__host_key(const idist__config *cfg) {
+    char text[256];
+    struct stat st;
+    ssize_t n;
+    int fd;
+    if (cfg->host_id[0]) return idist__hash(cfg->host_id, strlen(cfg->host_id));
+    memset(text, 0, sizeof text);
+    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        do n = read(fd, text, 64);
+        while (n < 0 && errno == EINTR);
+        close(fd);
+    }
+    if (!text[0] && gethostname(text, 64) != 0) text[0] = '?';
+    // Local sockets live in a network namespace and are checked against the user.
+    if (stat("/proc/self/ns/net", &st) == 0) idist__append(text, sizeof text, "/%llu", (unsigned long long)st.st_ino);
+    idist__append(text, sizeof text, "/%lu", (unsigned long)geteuid());
+    return idist__hash(text, strlen(text));
 }
 
 //------------------------------------------------------------------------------
@@ -4211,17 +4255,18 @@ typedef struct idist__node { // what is known of a rank
     int local_rank, local_size, node_rank;
 } idist__node;
 
-// A backend. The core calls all but refuse, open, close and alloc with the world's lock held; only for the group of the
-// world itself group_open and group_close come when nobody else can use the world. None but open, close, sleep and flush
-// may block, and the last two give the lock up meanwhile; quick and tell may take a moment.
+// A backend. The core calls all but claim, open, close and alloc with the world's lock held; only for the group of the
+// world itself group_open and group_close come when nobody else can use the world. None but open, close, sleep, flush,
+// shrink and agree may block, and sleep and flush give the lock up meanwhile; quick and tell may take a moment.
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
     const char *name;
     size_t task_nbytes;  // room it wants behind each task, not cleared
     size_t group_nbytes; // and behind each group
-    // Why it cannot serve this configuration; NULL when it can.
-    const char *(*refuse)(const idist__config *config);
+    // Whether it serves this configuration. If not: IDIST_ERR_NO_BACKEND, *why says the reason, and the next one is asked;
+    // any other failure ends the start. A backend that knows rank and size better than the launcher's variables sets them.
+    idist_status (*claim)(idist__config *config, const char **why);
     // Meets the other ranks within cfg.init_timeout_ms, fills w->nodes. On failure everything it made is gone again.
     idist_status (*open)(idist__world *w);
     // Frees all. clean: everybody is through the last barrier; otherwise say good-bye to whoever listens, and go.
@@ -4256,9 +4301,15 @@ struct idist_backend_api {
     int (*missing)(idist__task *t, char *text, size_t cap);
     // May be NULL. Memory that other ranks can reach, for idist_alloc; NULL: there is none, take plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
+    // May be NULL, both: then a group that lost a rank is of no use any more. shrink lists the members of a group that
+    // still live, the same list on each of them (world ranks, in the group's order); *serial becomes
+    // the largest of theirs; group_open for just these follows.
+    // agree makes *flag the bitwise AND over the members that live. Both work in a group that has failed.
+    idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
+    idist_status (*agree)(idist_group *g, int *flag);
 };
 
-#define IDIST__BACKEND_ABI 3
+#define IDIST__BACKEND_ABI 4
 #define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
@@ -4298,6 +4349,7 @@ struct idist__world {
     int64_t timers_ns;       // when somebody who polls looks at the timers again
     int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
+    bool threadless; // the backend bears one thread only: requests move on inside calls
     pthread_t thread;
 };
 
@@ -4367,6 +4419,17 @@ static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
     idist__append(buf, cap, ")");
 }
 
+// The field in which two calls differ, or NULL.
+IDIST__UNUSED static const char *idist__print_difference(const idist__print *a, const idist__print *b) {
+    if (a->kind != b->kind) return "operation";
+    if (a->dtype != b->dtype) return "dtype";
+    if (a->op != b->op) return "op";
+    if (a->root != b->root) return "root";
+    if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
+    if (a->algorithm != b->algorithm) return "algorithm";
+    return NULL;
+}
+
 static void idist__task_text(const idist__task *t, char *buf, size_t cap) {
     const idist__call *c = &t->call;
     if (c->kind == IDIST__SEND || c->kind == IDIST__RECV) {
@@ -4433,6 +4496,17 @@ IDIST__UNUSED static void idist__world_lost(idist__world *w, int rank, const cha
     for (g = &w->group; g; g = g->next)
         for (i = 0; i < g->size && g->rank >= 0; i++)
             if (g->ranks[i] == rank) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+}
+
+// The call this rank is blocked in, if that is all it does. Its parts do not count.
+IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
+    idist__task *t, *only = NULL;
+    for (t = w->tasks; t; t = t->next) {
+        if (t->group->inner) continue;
+        if (only || t->async || !t->patient) return NULL;
+        only = t;
+    }
+    return only && idist__os_nthreads() <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
 // Deadlines and announcements of the running tasks; returns when to look again.
@@ -4598,7 +4672,7 @@ static void *idist__world_thread(void *arg) {
 }
 
 static idist_status idist__world_need_thread(idist__world *w) {
-    if (w->thread_runs) return IDIST_OK;
+    if (w->thread_runs || w->threadless) return IDIST_OK;
     if (idist__os_thread(&w->thread, idist__world_thread, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM, "no thread for the progress of requests");
     w->thread_runs = true;
@@ -5210,8 +5284,9 @@ static int idist__self_missing(idist__task *t, char *text, size_t cap) {
     return 1;
 }
 
-static const char *idist__self_refuse(const idist__config *c) {
-    return c->world_size > 1 ? "it serves a world of 1 only" : NULL;
+static idist_status idist__self_claim(idist__config *c, const char **why) {
+    *why = "it serves a world of 1 only";
+    return c->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
 const idist_backend_api *idist_self_backend(void) {
@@ -5220,7 +5295,7 @@ const idist_backend_api *idist_self_backend(void) {
                                           "self",
                                           0,
                                           sizeof(idist__self_group),
-                                          idist__self_refuse,
+                                          idist__self_claim,
                                           idist__self_open,
                                           idist__self_close,
                                           idist__self_group_open,
@@ -5237,6 +5312,8 @@ const idist_backend_api *idist_self_backend(void) {
                                           idist__self_flush,
                                           idist__self_announce,
                                           idist__self_missing,
+                                          NULL,
+                                          NULL,
                                           NULL};
     return &api;
 }
@@ -5284,25 +5361,25 @@ static const idist_backend_api *idist__backend_named(const idist_backend_list *l
 
 // The first backend that fits: of those asked for by name, else of all; alone, `self`.
 static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
-    const char *at = w->cfg.backends, *why = NULL;
+    const char *at = w->cfg.backends, *why = "none was built in";
+    idist_status s = IDIST_ERR_NO_BACKEND;
     size_t i;
-    if (!*at && w->cfg.world_size == 1) w->backend = idist_self_backend();
-    while (*at && !w->backend) {
+    while (*at && s == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
-        const idist_backend_api *b = idist__backend_named(list, at, n);
-        if (!b)
+        w->backend = idist__backend_named(list, at, n);
+        if (!w->backend)
             return idist__fail(IDIST_ERR_NO_BACKEND,
                                "backend \"%.*s\" is not built in; there are: %s. Include its header "
                                "(idist_%.*s.h) where idist_initialize is called",
                                (int)n, at, w->backends, (int)n, at);
-        if ((why = b->refuse(&w->cfg)) == NULL) w->backend = b;
+        s = w->backend->claim(&w->cfg, &why);
         at += n + (at[n] == ',');
     }
-    for (i = 0; !w->cfg.backends[0] && !w->backend && i < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && (why = list->items[i]->refuse(&w->cfg)) == NULL) w->backend = list->items[i];
-    if (w->backend) return IDIST_OK;
+    for (i = 0; !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
+        if ((w->backend = list->items[i]) != NULL) s = w->backend->claim(&w->cfg, &why);
+    if (s != IDIST_ERR_NO_BACKEND) return s;
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s", w->cfg.world_size, w->backends,
-                       why ? why : "none was built in");
+                       why);
 }
 
 // Local and node ranks from the table of hosts, so that uneven and cyclic placements come out right.
@@ -5356,7 +5433,7 @@ static void idist__world_free(idist__world *w) {
 static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list, idist__world **out) {
     idist__world *w = (idist__world *)idist__mem_alloc(&cfg->mem, sizeof *w);
     idist_status s;
-    int i, n = cfg->world_size;
+    int i, n;
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
     w->cfg = *cfg;
@@ -5366,12 +5443,13 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     if (gethostname(w->hostname, sizeof w->hostname - 1) != 0)
         idist__copy_text(w->hostname, sizeof w->hostname, "localhost");
     if ((s = idist__log_init(&w->log, &cfg->logger)) != IDIST_OK) return s;
-    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", cfg->rank, n, w->hostname);
     if ((s = idist__backends_check(list, w->backends, sizeof w->backends)) != IDIST_OK) return s;
     if ((s = idist__backend_choose(w, list)) != IDIST_OK) return s;
+    n = w->cfg.world_size;
+    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, n, w->hostname);
     w->group.w = w;
     w->group.ctx = 1;
-    w->group.rank = cfg->rank;
+    w->group.rank = w->cfg.rank;
     w->group.size = n;
     w->group.ranks = (int *)idist__mem_alloc(&cfg->mem, sizeof(int) * (size_t)n);
     w->group.impl = idist__mem_alloc(&cfg->mem, w->backend->group_nbytes);
@@ -5411,8 +5489,8 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
         if (w) idist__world_free(w);
         return s;
     }
-    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", cfg->world_size,
-                     w->backend->name, cfg->launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", w->group.size,
+                     w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
     *out = w;
     return IDIST_OK;
 }

@@ -829,17 +829,6 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
 // uses link op . used by verb engine
 //------------------------------------------------------------------------------
 
-// The field in which two calls differ, or NULL.
-static const char *idist__print_difference(const idist__print *a, const idist__print *b) {
-    if (a->kind != b->kind) return "operation";
-    if (a->dtype != b->dtype) return "dtype";
-    if (a->op != b->op) return "op";
-    if (a->root != b->root) return "root";
-    if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
-    if (a->algorithm != b->algorithm) return "algorithm";
-    return NULL;
-}
-
 // Two ranks are in different calls: the group fails on all of them.
 static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, const idist__print *theirs,
                                  const idist__print *ours, const char *field) {
@@ -3469,17 +3458,6 @@ static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist_
     return true;
 }
 
-// The call this rank is blocked in, if that is all it does. Its parts do not count.
-static idist__task *idist__ring_only_call(const idist__ring *ring) {
-    idist__task *t, *only = NULL;
-    for (t = ring->w->tasks; t; t = t->next) {
-        if (t->group->inner) continue;
-        if (only || t->async || !t->patient) return NULL;
-        only = t;
-    }
-    return only && idist__os_nthreads() <= (ring->w->thread_runs ? 2 : 1) ? only : NULL;
-}
-
 static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     const idist__frame *waits = &l->peer_waits;
@@ -3488,7 +3466,7 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     char a[128], b[128], cause[400];
     int rank;
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL)) return;
-    ours = idist__ring_only_call(ring);
+    ours = idist__world_only_call(ring->w);
     if (!ours || !ours->announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     if (rank < 0 || (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq)) return;
@@ -4050,7 +4028,7 @@ static void idist__ring_announce(idist__task *t) {
     f.ctx = t->group->ctx;
     f.print = idist__task_print(t, 0);
     if (t->group->size == 1) return;
-    blocked = idist__ring_only_call(ring) == t;
+    blocked = idist__world_only_call(ring->w) == t;
     if (!p2p) f.print = rg->history[t->seq % IDIST__HISTORY];
     for (i = 0; i < t->group->size; i++) {
         idist__link *l = &ring->links[t->group->ranks[i]];
@@ -4195,26 +4173,6 @@ typedef struct idist__join {
     int nlinks;               // connected
     int64_t deadline_ns;
 } idist__join;
-
-static uint64_t idist__host_key(const idist__config *cfg) {
-    char text[256];
-    struct stat st;
-    ssize_t n;
-    int fd;
-    if (cfg->host_id[0]) return idist__hash(cfg->host_id, strlen(cfg->host_id));
-    memset(text, 0, sizeof text);
-    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        do n = read(fd, text, 64);
-        while (n < 0 && errno == EINTR);
-        close(fd);
-    }
-    if (!text[0] && gethostname(text, 64) != 0) text[0] = '?';
-    // Local sockets live in a network namespace and are checked against the user.
-    if (stat("/proc/self/ns/net", &st) == 0) idist__append(text, sizeof text, "/%llu", (unsigned long long)st.st_ino);
-    idist__append(text, sizeof text, "/%lu", (unsigned long)geteuid());
-    return idist__hash(text, strlen(text));
-}
 
 static void idist__join_key(const idist__join *j, char *key, size_t cap, const char *what, int rank) {
     if (rank < 0) snprintf(key, cap, "%s%s", j->prefix, what);
@@ -4976,20 +4934,37 @@ static void idist__ring_close(idist__world *w, bool clean) {
     idist__ring_free(ring);
 }
 
-static const char *idist__ring_refuse(const idist__config *config) {
-    (void)config;
-    return NULL;
+static idist_status idist__ring_claim(idist__config *config, const char **why) {
+    *why = "a world of 1 needs no backend";
+    return config->world_size == 1 && !config->backends[0] ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
 const idist_backend_api *idist_ring_backend(void) {
-    static const idist_backend_api api = {IDIST__BACKEND_ABI,      sizeof(idist_backend_api), "ring",
-                                          sizeof(idist__op),       sizeof(idist__ring_group), idist__ring_refuse,
-                                          idist__ring_open,        idist__ring_close,         idist__ring_group_open,
-                                          idist__ring_group_close, idist__share_offer_place,  idist__host_open,
-                                          idist__ring_quick,       idist__ring_start,         idist__ring_progress,
-                                          idist__ring_sleep,       idist__ring_wake,          idist__ring_cancel,
-                                          idist__ring_tell,        idist__ring_flush,         idist__ring_announce,
-                                          idist__ring_missing,     idist__ring_alloc};
+    static const idist_backend_api api = {IDIST__BACKEND_ABI,
+                                          sizeof(idist_backend_api),
+                                          "ring",
+                                          sizeof(idist__op),
+                                          sizeof(idist__ring_group),
+                                          idist__ring_claim,
+                                          idist__ring_open,
+                                          idist__ring_close,
+                                          idist__ring_group_open,
+                                          idist__ring_group_close,
+                                          idist__share_offer_place,
+                                          idist__host_open,
+                                          idist__ring_quick,
+                                          idist__ring_start,
+                                          idist__ring_progress,
+                                          idist__ring_sleep,
+                                          idist__ring_wake,
+                                          idist__ring_cancel,
+                                          idist__ring_tell,
+                                          idist__ring_flush,
+                                          idist__ring_announce,
+                                          idist__ring_missing,
+                                          idist__ring_alloc,
+                                          NULL,
+                                          NULL};
     return &api;
 }
 
