@@ -178,7 +178,7 @@ ERRORS
 
     Three kinds:
         local          IDIST_ERR_ARG, _STATE, _TRUNCATED, _UNSUPPORTED ...: this call did nothing. Everything goes on.
-        of a group     IDIST_ERR_PEER_LOST, _MISMATCH, _TIMEOUT (of a collective), _ABORTED: all its ranks get the same
+        of a group     IDIST_ERR_PEER_LOST, _MISMATCH, _TIMEOUT (not of a receive), _ABORTED: all its ranks get the same
                        status, from the call they are in or the next one, and the group is unusable from then on.
         of the start   IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
 
@@ -188,9 +188,9 @@ ERRORS
 
     Ranks that call different things get IDIST_ERR_MISMATCH, naming two of them and the field that differs
     (operation, dtype, op, root, count, group, sequence). A rank whose own part was already done gets it from its
-    next call. Two ranks that wait for each other in calls on different groups, or in a receive and a collective, or
-    in two sends or two receives, get it too, if that is all they do; longer cycles end by the time-out. A receive
-    whose message has another dtype gets it alone, and nothing is broken.
+    next call that waits for others, at the latest from the fifth. Two ranks that wait for each other in calls on different groups, or in a receive and a collective, or
+    in two sends or two receives, get it too, if that is all they do; longer cycles, and calls on two groups over
+    several hosts, may end by the time-out. A receive whose message has another dtype gets it alone, and nothing is broken.
 
 TIME-OUTS AND ABORT
 
@@ -217,7 +217,8 @@ MEMORY
     Ranks of one host share a file in memory that has no name: 4 MiB per rank (desc.shm_nbytes), reserved when they
     join, gone with the last of them. Where it cannot be had (no memfd, a limit on memory, addresses or file sizes)
     they talk over local sockets, and a line at info level says why. Large buffers are read straight from the memory
-    of the other process where the kernel allows that. idist_alloc gives memory that all of them have mapped.
+    of the other process where the kernel allows that (a program that changes its user after it has joined must set
+    IDIST_TRANSPORT=socket). idist_alloc gives memory that all of them have mapped.
 
 WAITING
 
@@ -628,7 +629,8 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 //
 // Messages from one rank to another with the same tag arrive in the order they were sent. A send may return before the
 // receiver asked for the message (up to some KiB), or only then: never rely on either. Tags are 0 .. 2^31 - 1.
-// A receive that runs into its time-out before a message came is cancelled: IDIST_ERR_TIMEOUT, nothing lost or broken.
+// A receive that runs into its time-out before a message came is cancelled: IDIST_ERR_TIMEOUT, nothing lost or broken. A
+// send that does, of more than some KiB, takes the group with it: the other side has heard of the message.
 //------------------------------------------------------------------------------
 
 IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
@@ -3259,8 +3261,8 @@ static void idist__server_porch(idist__server *sv) {
         idist__client *c;
         if (h->fd < 0) continue;
         if (idist__auth_step(h, &done) != IDIST_OK) {
+            if (!idist__sock_at_end(h->fd)) __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED); // else it just went away
             idist__os_close(&h->fd);
-            __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
         }
         if (h->fd < 0 || !done) continue;
         c = sv->nclients < (int)IDIST__COUNT_OF(sv->clients) ? (idist__client *)idist__mem_alloc(&sv->mem, sizeof *c) : NULL;
@@ -4243,9 +4245,10 @@ struct idist_group {
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
-    bool inner;        // of a backend's own making
-    bool flushed;      // the others know of the failure, as far as we can tell
-    idist_group *node; // the members on this host, made when one_rank_first asks for it
+    bool inner;               // of a backend's own making
+    bool flushed;             // the others know of the failure, as far as we can tell
+    idist_group *node;        // the members on this host, made when one_rank_first asks for it
+    const idist_group *maker; // while it is being made: if that one fails, this one never will be
     void *impl;
 };
 
@@ -4445,6 +4448,28 @@ static void idist__task_text(const idist__task *t, char *buf, size_t cap) {
     }
 }
 
+// For `missing`: a member that has not come, and where it was seen last; the first eight of them.
+IDIST__UNUSED static void idist__missing_rank(const idist_group *g, int rank, const idist__print *seen, int nth, char *text,
+                                              size_t cap) {
+    char last[128];
+    if (nth >= 8) return;
+    idist__append(text, cap, "%srank %d on %s", nth ? ", " : "", g->ranks[rank], g->w->nodes[g->ranks[rank]].hostname);
+    if (!seen->seq) return;
+    idist__print_text(seen, last, sizeof last);
+    idist__append(text, cap, " (last seen in %s)", last);
+}
+
+// And the other side of a send or receive.
+IDIST__UNUSED static int idist__missing_peer(const idist__task *t, char *text, size_t cap) {
+    const idist_group *g = t->group;
+    if (t->call.root == IDIST_ANY_SOURCE) idist__append(text, cap, "a message from any rank");
+    else
+        idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
+                      g->w->nodes[g->ranks[t->call.root]].hostname,
+                      t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits");
+    return 1;
+}
+
 // Ends a task. text says why when it failed, without the name of the operation.
 static void idist__complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
@@ -4470,6 +4495,7 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
 // for the cause.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
+    idist_group *child;
     idist__task *t, *next;
     if (g->status != IDIST_OK) return;
     g->status = status;
@@ -4485,6 +4511,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
         idist__complete(t, status, g->cause);
         next = w->tasks; // the backend may have ended others
     }
+    for (child = w->group.next; child; child = child->next)
+        if (child->maker == g) idist__group_fail(child, status, cause);
 }
 
 // A rank is gone: every group with it fails.
@@ -4522,6 +4550,11 @@ static int64_t idist__world_timers(idist__world *w) {
             snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
             idist__append(cause, sizeof cause, "; missing: ");
             missing = w->backend->missing(t, cause, sizeof cause);
+            if (t->call.kind == IDIST__RECV && !missing && !t->patient) { // its message is coming in: that goes to its end
+                t->patient = true;
+                t->deadline_ns = w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+                continue;
+            }
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
             if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
@@ -6096,15 +6129,19 @@ static idist_status idist__group_make(idist_group *parent, uint64_t color, const
     uint64_t ctx = idist__mix(idist__mix(parent->ctx, parent->nchildren), color);
     idist_group *g = idist__group_new(w, ctx ? ctx : 1, ranks, n);
     idist_status s = IDIST_OK;
-    if (!g) return IDIST_ERR_NO_MEMORY;
-    g->next = w->group.next;
-    w->group.next = g;
-    if (g->rank >= 0) s = w->backend->group_open(g);
-    if (s != IDIST_OK) {
-        g->rank = -1; // was never opened
-        idist__group_free(g);
-        return s;
+    if (g) {
+        g->next = w->group.next;
+        w->group.next = g;
+        g->maker = parent;
+        if (g->rank >= 0) s = w->backend->group_open(g);
     }
+    if (!g || s != IDIST_OK) { // the other members are about to meet us there
+        if (g) g->rank = -1;   // was never opened
+        if (g) idist__group_free(g);
+        idist__group_fail(parent, IDIST_ERR_NO_MEMORY, "a rank has no memory for a new group");
+        return g ? s : IDIST_ERR_NO_MEMORY;
+    }
+    if (parent->status != IDIST_OK) idist__group_fail(g, parent->status, parent->cause);
     *out = g;
     return IDIST_OK;
 }
@@ -6117,7 +6154,10 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     idist_opts o;
     idist_status s;
     uint64_t *offers;
-    if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) return IDIST_OK;
+    if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) {
+        g->maker = NULL;
+        return IDIST_OK;
+    }
     offers = (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
     if (!offers) {
         idist_abort(g);
@@ -6134,6 +6174,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
             idist__group_fail(g, s, "a rank is out of memory");
         pthread_mutex_unlock(&w->lock);
     }
+    g->maker = NULL;
     idist__mem_free(&w->cfg.mem, offers);
     if (s != IDIST_OK && g->status != IDIST_OK) s = IDIST_OK;
     if (s != IDIST_OK) {

@@ -38,7 +38,8 @@ CONTENTS
 LIMITS
 
     n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
-    Over several hosts gather, scatter, all_to_all, scan and the v-forms are made of messages among all.
+    Over several hosts gather, scatter, all_to_all, scan, the v-forms, and reductions of 16-bit floats or in a fixed order
+    are made of messages among all.
 
     Licence: MIT, as idist.h.
 */
@@ -211,11 +212,11 @@ typedef struct idist__ring { // the backend's part of a world
     int wake;
     struct idist__shm *shm; // shared with the other ranks of this host, or NULL
     int nstreams;           // links whose bytes go through a descriptor
-    int64_t polled_ns;      // when we last polled
+    int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
     bool judging;           // inside idist__link_ended
     idist__verb *idle;
     uint64_t stamp, next_id;
-    int64_t looked_ns; // when we last read the links
+    int64_t looked_ns; // when the last call began that read the links
     // A failure noticed in the middle of something is carried out when that is through.
     idist_group *failed;
     idist_status failed_status;
@@ -768,7 +769,12 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 // Queues a frame that no task waits for; text may follow it.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f, const char *text) {
     idist__verb *v = l->open && !l->write_dead ? idist__verb_new(ring) : NULL;
-    if (!v) return;
+    idist_group *g = v ? NULL : idist__ring_find_group(ring, f->ctx);
+    if (!v) { // if it is for want of memory, the other side waits for what the frame says
+        if (l->open && !l->write_dead)
+            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return;
+    }
     v->send = true;
     v->frame = *f;
     if (text) {
@@ -1150,7 +1156,8 @@ static void idist__send_start(idist__task *t) {
 // Waits a moment for another rank, without looking at anything else. False when that was tried often enough.
 static bool idist__quick_waits(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
-    if (ring->failed || turns >= (w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS)) return false;
+    if (ring->failed || __atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) return false; // the long way gives others the lock
+    if (turns >= (w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS)) return false;
     if (w->spin_ns) idist__os_relax();
     else sched_yield();
     return true;
@@ -2275,8 +2282,8 @@ static size_t idist__share_given_nbytes(const idist__task *t) {
     return (idist__share_many(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
 }
 
-// Whether contributions are read in the other process, instead of being copied into a buffer. It copies once only; but
-// system calls are dear, the kernel copies slowly, and a chunk that many read stays in the cache.
+// Whether contributions are read in the other process, instead of being copied into a buffer: the same on all ranks. It
+// copies once only; but system calls are dear, the kernel copies slowly, and a chunk that many read stays in the cache.
 static bool idist__share_reads_far(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     const idist__shm *m = idist__share_of(t)->shm;
@@ -2312,8 +2319,9 @@ static void idist__share_scale(const idist__task *t, char *buf, size_t count) {
     if (o->user && !o->user->fn) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
 }
 
-// Says where our buffers are, so that the others read them there; not where they would read what we overwrite.
-static void idist__share_offer(idist__task *t, idist__notice *e) {
+// Says where our buffers are, so that the others read them there; not where they would read what we overwrite. False: the
+// group has failed.
+static bool idist__share_offer(idist__task *t, idist__notice *e) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     const idist__call *c = &t->call;
@@ -2327,19 +2335,20 @@ static void idist__share_offer(idist__task *t, idist__notice *e) {
         o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, idist__share_given_nbytes(t));
         if (!o->memory) {
             idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
-            return;
+            return false;
         }
         memcpy(o->memory, o->in, idist__share_given_nbytes(t));
         o->in = o->memory;
         overwrites = false;
     }
-    if (!idist__share_gives(o, c->kind, o->r) || scaled || overwrites) return;
+    if (!idist__share_gives(o, c->kind, o->r) || scaled || overwrites) return true;
     e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
     if (all) e->u.where.recv_at = idist__share_offset(s, o->out, o->nbytes);
     if (o->far) e->u.where.far_send = (uint64_t)(uintptr_t)o->in;
     if (o->far && all) e->u.where.far_recv = (uint64_t)(uintptr_t)o->out;
     idist__share_locate(t, o->r, e);
     o->stays = e->u.where.send_at || e->u.where.far_send;
+    return true;
 }
 
 // The counts of a v-form, which the others compare with what they expect.
@@ -2373,7 +2382,8 @@ static void idist__share_claim_next(const idist__task *t) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
 }
 
-static void idist__share_enter(idist__task *t) {
+// False: it could not, and the group has failed.
+static bool idist__share_enter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     idist__notice *e;
@@ -2382,7 +2392,7 @@ static void idist__share_enter(idist__task *t) {
     e = idist__share_notice(s, o->r, o->nth);
     if (o->algorithm == IDIST__CHUNKED) {
         if (idist__kind_is_v(t->call.kind)) idist__share_offer_parts(t, e);
-        else idist__share_offer(t, e);
+        else if (!idist__share_offer(t, e)) return false;
     } else if (idist__share_gives(o, t->call.kind, o->r)) {
         char *payload = idist__share_payload(t, o->r);
         size_t nbytes = idist__share_given_nbytes(t);
@@ -2399,6 +2409,7 @@ static void idist__share_enter(idist__task *t) {
     idist__share_claim_next(t);
     o->entered = true;
     o->who = 0;
+    return true;
 }
 
 // Compares the call of another rank with ours, and what it says about counts that only the two of us know.
@@ -2681,7 +2692,7 @@ static void idist__share_chunked(idist__task *t) {
     idist__pace *pace = idist__share_pace(s, o->r);
     IDIST__CO_BEGIN(o)
     IDIST__CO_AWAIT(o, idist__share_may_enter(t));
-    idist__share_enter(t);
+    if (!idist__share_enter(t)) return;
     if (idist__kind_is_v(t->call.kind)) {
         IDIST__CO_AWAIT(o, idist__share_entered(t, true));
         idist__share_plan(t);
@@ -2788,7 +2799,7 @@ static void idist__share_blocks(idist__task *t) {
     idist__pace *pace = idist__share_pace(s, o->r);
     IDIST__CO_BEGIN(o)
     IDIST__CO_AWAIT(o, idist__share_may_enter(t));
-    idist__share_enter(t);
+    if (!idist__share_enter(t)) return;
     idist__share_plan(t);
     if (!o->stays) idist__share_expose(t); // whoever the others are, it is our buffer
     o->who = 0;
@@ -2959,7 +2970,13 @@ static void idist__share_cancel(idist__task *t) {
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
-    return s && s->head == t && o->entered && idist__share_reads(t, rank) && !idist__share_has_entered(s, rank, o->nth);
+    if (!s || s->head != t || !o->entered || idist__share_has_entered(s, rank, o->nth)) return false;
+    if (idist__share_reads(t, rank)) return true;
+    if (o->algorithm != IDIST__CHUNKED || !idist__share_gives(o, t->call.kind, o->r)) return false;
+    // It has to read what we give: all of it where that stays in our buffer, else what was in the place of the next chunk.
+    return (o->stays ||
+            (o->i < o->chunks && o->use + o->i >= IDIST__BUFFERS &&
+             __atomic_load_n(&idist__share_pace(s, rank)->freed, __ATOMIC_ACQUIRE) < o->use + o->i - IDIST__BUFFERS + 1));
 }
 
 // For error texts: what the notices say about how far the others are.
@@ -3870,6 +3887,13 @@ static void idist__ring_start(idist__task *t) {
         if (t->done) return;
     }
     ring->looked_ns = t->started_ns;
+    // The end of a process shows at its socket only, which otherwise is looked at by who sleeps: perhaps nobody does.
+    if (ring->shm && t->started_ns - ring->polled_ns > IDIST__LOOK_NS && !t->group->inner) {
+        ring->polled_ns = t->started_ns;
+        idist__ring_poll(ring, 0, false);
+        idist__ring_settle(ring);
+        if (t->done) return;
+    }
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
@@ -4048,14 +4072,8 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     idist_group *g = t->group;
     idist__ring_group *rg = idist__ring_group_of(g);
     int i, n = 0;
-    if (t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV) {
-        const char *what = t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits";
-        if (t->call.root == IDIST_ANY_SOURCE) idist__append(text, cap, "a message from any rank");
-        else
-            idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
-                          g->w->nodes[g->ranks[t->call.root]].hostname, what);
-        return 1;
-    }
+    if (t->call.kind == IDIST__RECV && !idist__verb_in(rg->recvs, t)) return 0; // its message is on its way
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
     if (!t->announced && idist__op_of(t)->algorithm == IDIST__BY_HOST && idist__op_of(t)->step) { // nobody was asked yet
         if (!idist__ring_missing(idist__op_of(t)->step, text, cap)) idist__append(text, cap, "ranks of another host");
         return 1;
@@ -4064,14 +4082,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     for (i = 0; i < g->size; i++) {
         if (i == g->rank || (int32_t)(rg->seen[i].seq - t->seq) >= 0) continue;
         if (t->whole.kind && rg->seen[i].print.whole == t->whole.seq) continue; // it is in the call, in an earlier part
-        if (n < 8)
-            idist__append(text, cap, "%srank %d on %s", n ? ", " : "", g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
-        if (n < 8 && rg->seen[i].seq) {
-            char last[128];
-            idist__print_text(&rg->seen[i].print, last, sizeof last);
-            idist__append(text, cap, " (last seen in %s)", last);
-        }
-        n++;
+        idist__missing_rank(g, i, &rg->seen[i].print, n++, text, cap);
     }
     if (n > 8) idist__append(text, cap, " and %d more", n - 8);
     return n;
@@ -4152,8 +4163,9 @@ static void *idist__ring_alloc(idist__world *w, size_t nbytes) {
 typedef struct idist__record { // what a rank says about itself
     char hostname[64];
     uint64_t host;
-    char local[64]; // address of its local socket, or ""
-    uint64_t shm;   // whether it takes part in shared memory
+    char local[64];     // address of its local socket, or ""
+    uint32_t shm;       // whether it takes part in shared memory
+    uint32_t algorithm; // what it was told to use
 } idist__record;
 
 typedef struct idist__join {
@@ -4402,6 +4414,7 @@ static idist_status idist__join_table(idist__join *j, idist__record *records) {
     idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
     me->host = idist__host_key(&w->cfg);
     me->shm = w->cfg.transport == 0;
+    me->algorithm = (uint32_t)w->cfg.algorithm;
     if (w->cfg.transport != 2) s = idist__join_listen_local(j, me);
     if (s == IDIST_OK) s = idist__join_set(j, "node", w->group.rank, me, sizeof *me);
     for (i = 0; i < w->group.size && s == IDIST_OK; i++) {
@@ -4411,6 +4424,9 @@ static idist_status idist__join_table(idist__join *j, idist__record *records) {
         idist__copy_text(w->nodes[i].hostname, sizeof w->nodes[i].hostname, records[i].hostname);
         w->nodes[i].host = records[i].host;
         if (records[i].host != me->host) one_host = false;
+        if (s == IDIST_OK && records[i].algorithm != me->algorithm)
+            s = idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ALGO (desc.algorithm) differs between rank %d and rank %d", i,
+                            w->group.rank);
     }
     if (s == IDIST_OK && (w->cfg.transport == 2 || !one_host)) s = idist__join_listen_tcp(j, one_host);
     return s;
