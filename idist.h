@@ -3261,8 +3261,8 @@ static void idist__server_porch(idist__server *sv) {
         idist__client *c;
         if (h->fd < 0) continue;
         if (idist__auth_step(h, &done) != IDIST_OK) {
-            if (!idist__sock_at_end(h->fd)) __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED); // else it just went away
             idist__os_close(&h->fd);
+            __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
         }
         if (h->fd < 0 || !done) continue;
         c = sv->nclients < (int)IDIST__COUNT_OF(sv->clients) ? (idist__client *)idist__mem_alloc(&sv->mem, sizeof *c) : NULL;

@@ -4217,8 +4217,10 @@ static idist_status idist__join_hint(const idist__join *j) {
     const idist__server *sv = idist__join_server(j);
     int refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
     if (refused)
-        idist__append(idist__me.text, sizeof idist__me.text,
-                      ". %d connections were refused: another secret, another build, or strangers", refused);
+        idist__append(
+            idist__me.text, sizeof idist__me.text,
+            ". %d connections were refused or broke off: another secret, another build, strangers, or a rank that died",
+            refused);
     return IDIST_ERR_TIMEOUT;
 }
 
