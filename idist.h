@@ -188,9 +188,10 @@ ERRORS
 
     Ranks that call different things get IDIST_ERR_MISMATCH, naming two of them and the field that differs
     (operation, dtype, op, root, count, group, sequence). A rank whose own part was already done gets it from its
-    next call that waits for others, at the latest from the fifth. Two ranks that wait for each other in calls on different groups, or in a receive and a collective, or
-    in two sends or two receives, get it too, if that is all they do; longer cycles, and calls on two groups over
-    several hosts, may end by the time-out. A receive whose message has another dtype gets it alone, and nothing is broken.
+    next call that waits for others, at the latest from the fifth. Two ranks that wait for each other in calls on
+    different groups, or in a receive and a collective, or in two sends or two receives, get it too, if that is all they
+    do; longer cycles, and calls on two groups over several hosts, may end by the time-out. A receive whose message has
+    another dtype gets it alone, and nothing is broken.
 
 TIME-OUTS AND ABORT
 

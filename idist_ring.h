@@ -1018,7 +1018,7 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 
 // The largest message that goes out without being asked for.
 static size_t idist__eager_nbytes(const idist__ring *ring, const idist__link *l) {
-    return l->transport->polled && ring->shm->far ? IDIST__EAGER_NEAR_BYTES : IDIST__EAGER_BYTES;
+    return l->transport->polled && ring->shm && ring->shm->far ? IDIST__EAGER_NEAR_BYTES : IDIST__EAGER_BYTES;
 }
 
 static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data, size_t nbytes,
@@ -1046,7 +1046,7 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     } else {
         v->frame.type = IDIST__RTS;
         v->id = v->frame.id = ++ring->next_id;
-        if (l->transport->polled && ring->shm->far) {
+        if (l->transport->polled && ring->shm && ring->shm->far) {
             v->frame.aux = (uint64_t)(uintptr_t)data;
             v->frame.flags = (uint8_t)idist__shm_bell(ring->shm, ring->shm->me)->withdrawn;
         }
