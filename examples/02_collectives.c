@@ -157,7 +157,7 @@ int main(void) {
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = 60000;
     // Set: start that many processes. Not set: join what a launcher made, which is known from the environment.
-    if (!getenv("WORLD_SIZE") && !getenv("IDIST_WORLD_SIZE")) desc.nproc_per_node = RANKS;
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = RANKS;
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

@@ -139,7 +139,7 @@ int main(int argc, char **argv) {
     }
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    if (argc > 1 || (!getenv("WORLD_SIZE") && !getenv("IDIST_WORLD_SIZE"))) desc.nproc_per_node = ranks;
+    if (argc > 1 || strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

@@ -559,9 +559,7 @@ static int parse_options(job *j, int argc, char **argv) {
 }
 
 // Somebody else started the ranks when these are set; idist complains when they are set by halves.
-static bool is_launched(void) {
-    return getenv("WORLD_SIZE") || getenv("RANK") || getenv("IDIST_WORLD_SIZE") || getenv("IDIST_RANK");
-}
+static bool is_launched(void) { return strcmp(idist_launcher(), "none") != 0; }
 
 static int ranks_to_start(const job *j) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

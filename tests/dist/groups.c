@@ -1,5 +1,7 @@
 // groups: new_group, split, translate, non-members, overlapping groups at work at the same time, free
+#ifndef RANKS_MPI
 #define IDIST_IMPLEMENTATION
+#endif
 #include "idist.h"
 
 #include "grid.h"
@@ -200,38 +202,6 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
     free(x);
 }
 
-// idist_new_group works on the default world: in processes of their own.
-static int new_group_worker(int local_rank, void *arg) {
-    static const int list[3] = {3, 0, 1};
-    static const int index_of[4] = {0, 1, -1, 2};
-    idist_group *g = NULL;
-    int rank = idist_get_rank();
-    (void)local_rank;
-    (void)arg;
-    if (!rank_ok(rank, idist_new_group(list, 3, &g))) return 1;
-    rank_check(idist_group_rank(g) == index_of[rank], "rank %d: got %d expected %d", rank, idist_group_rank(g),
-               index_of[rank]);
-    if (rank != 2) {
-        rank_check(idist_group_translate(NULL, 3, g) == 2 && idist_group_translate(g, 2, NULL) == 3, "rank %d: translate",
-                   rank);
-        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank, idist_group_size(g));
-        rank_check(sum_in(g, rank, rank) == 4, "rank %d: wrong sum", rank);
-        int32_t x = rank;
-        idist_opts o = opts_of(g);
-        rank_ok(rank, idist_broadcast(&x, 1, IDIST_I32, 2, &o)); // world rank 3
-        rank_check(x == 3, "rank %d: got %d expected 3", rank, x);
-    } else {
-        idist_opts o = opts_of(g);
-        rank_is(rank, idist_barrier(&o), IDIST_ERR_STATE);
-    }
-    rank_ok(rank, idist_free_group(&g));
-    rank_ok(rank, idist_new_group(&list[0], 1, &g)); // rank 3 alone
-    if (rank == 3) rank_check(sum_in(g, rank, 5) == 5, "a group of one");
-    rank_ok(rank, idist_free_group(&g));
-    rank_check(sum_in(NULL, rank, 1) == 4, "rank %d: the world works on", rank);
-    return 0;
-}
-
 // Every collective that goes by host, in a group of all ranks but the last, in another order: blocks of each host follow
 // each other in one of them, and not in the other. Sums are of small integers and powers of two, so they are exact.
 static void by_host(idist_group *g, int rank, int n) {
@@ -282,6 +252,7 @@ static void over_hosts(idist_group *world, int rank, int n, void *arg) {
     rank_check(sum_in(world, rank, 1) == n, "rank %d: the world works on", rank);
 }
 
+#ifndef RANKS_MPI
 // Shared memory is there again for a new group when an old one is freed, and nothing of it stays in the world.
 static void used_again(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
@@ -308,9 +279,55 @@ static void used_again(idist_group *world, int rank, int n, void *arg) {
     rank_check(groups <= 3, "rank %d: %d groups are left", rank, groups);
 }
 
+// idist_new_group works on the default world: in processes of their own.
+static int new_group_worker(int local_rank, void *arg) {
+    static const int list[3] = {3, 0, 1};
+    static const int index_of[4] = {0, 1, -1, 2};
+    idist_group *g = NULL;
+    int rank = idist_get_rank();
+    (void)local_rank;
+    (void)arg;
+    if (!rank_ok(rank, idist_new_group(list, 3, &g))) return 1;
+    rank_check(idist_group_rank(g) == index_of[rank], "rank %d: got %d expected %d", rank, idist_group_rank(g),
+               index_of[rank]);
+    if (rank != 2) {
+        rank_check(idist_group_translate(NULL, 3, g) == 2 && idist_group_translate(g, 2, NULL) == 3, "rank %d: translate",
+                   rank);
+        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank, idist_group_size(g));
+        rank_check(sum_in(g, rank, rank) == 4, "rank %d: wrong sum", rank);
+        int32_t x = rank;
+        idist_opts o = opts_of(g);
+        rank_ok(rank, idist_broadcast(&x, 1, IDIST_I32, 2, &o)); // world rank 3
+        rank_check(x == 3, "rank %d: got %d expected 3", rank, x);
+    } else {
+        idist_opts o = opts_of(g);
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_STATE);
+    }
+    rank_ok(rank, idist_free_group(&g));
+    rank_ok(rank, idist_new_group(&list[0], 1, &g)); // rank 3 alone
+    if (rank == 3) rank_check(sum_in(g, rank, 5) == 5, "a group of one");
+    rank_ok(rank, idist_free_group(&g));
+    rank_check(sum_in(NULL, rank, 1) == 4, "rank %d: the world works on", rank);
+    return 0;
+}
+
+static void of_the_ring(void) {
+    idist_desc spawn = desc_with(NULL, NULL);
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        if (t == 0 || t >= N_TRANSPORTS)
+            ranks_case(4, &d, used_again, NULL, "100 groups that share memory, %s", d.transport);
+    }
+    tap_running("idist_new_group in 4 processes");
+    ranks_reset();
+    spawn.timeout_ms = RANKS_TIMEOUT_MS;
+    rank_ok(-1, idist_spawn(new_group_worker, NULL, 4, &spawn));
+    ranks_report("idist_new_group in 4 processes");
+}
+#endif
+
 int main(void) {
     idist_desc tcp = desc_with("tcp", "auto");
-    idist_desc spawn = desc_with(NULL, NULL);
     tap_deadline(60);
     ranks_case(5, NULL, new_group, NULL, "members and others n=5");
     ranks_case(5, &tcp, new_group, NULL, "members and others n=5, tcp");
@@ -329,15 +346,8 @@ int main(void) {
             idist_desc d = desc_with(transport_names[t], "auto");
             ranks_case(n, &d, over_hosts, NULL, "groups over several hosts n=%d, %s", n, d.transport);
         }
-    for (int t = 0; t < N_PLACEMENTS; t++) {
-        idist_desc d = desc_with(transport_names[t], "auto");
-        if (t == 0 || t >= N_TRANSPORTS)
-            ranks_case(4, &d, used_again, NULL, "100 groups that share memory, %s", d.transport);
-    }
-    tap_running("idist_new_group in 4 processes");
-    ranks_reset();
-    spawn.timeout_ms = RANKS_TIMEOUT_MS;
-    rank_ok(-1, idist_spawn(new_group_worker, NULL, 4, &spawn));
-    ranks_report("idist_new_group in 4 processes");
+#ifndef RANKS_MPI
+    of_the_ring();
+#endif
     return tap_done();
 }

@@ -218,6 +218,7 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
 typedef struct inside {
     idist_group *world;
     idist_status status;
+    bool called;
 } inside;
 
 static void calls_back(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
@@ -229,12 +230,13 @@ static void calls_back(const void *in, void *inout, size_t count, idist_dtype dt
     (void)count;
     (void)dtype;
     o.timeout_ms = 1000;
+    i->called = true;
     i->status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
 }
 
 static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
-    inside i = {world, IDIST_OK};
+    inside i = {world, IDIST_OK, false};
     idist_op op;
     int32_t x = rank;
     (void)n;
@@ -242,7 +244,7 @@ static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
     o.timeout_ms = 3000 * test_slow_factor();
     rank_ok(rank, idist_op_create(calls_back, &i, true, world, &op));
     rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, op, &o));
-    rank_is(rank, i.status, IDIST_ERR_STATE);
+    if (i.called) rank_is(rank, i.status, IDIST_ERR_STATE); // an MPI may compute on one rank alone
     rank_ok(rank, idist_op_free(op, world));
     rank_ok(rank, idist_barrier(&o));
 }

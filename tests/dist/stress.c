@@ -720,22 +720,30 @@ int main(void) {
     tap_deadline((int)seconds + 60);
     (void)ranks__log();
     tap_diag("seed %llu", (unsigned long long)tap_seed());
+#ifdef RANKS_MPI // every process has to come to the same number
+    end_ns = tap_now_ns();
+    slice_ns = 200000000;
+#endif
     for (uint64_t i = 0; i < 14 || tap_now_ns() < end_ns; i++) {
         int n = 2 + (int)(i / 2 % 7);
         bool threads = i % 2 == 1;
         uint64_t h = tap_mix(tap_seed() + i);
         idist_desc d = desc_with(transport_names[(h >> 16) % 3 ? 0 : (h >> 20) % N_TRANSPORTS], algorithms[h % 6]);
+#ifdef RANKS_MPI
+        d = desc_with(NULL, NULL);
+#endif
         d.shm_nbytes = shm_nbytes[(h >> 8) % 4];
         d.timeout_ms = RANKS_TIMEOUT_MS * test_slow_factor();
         shared->seed = h;
         shared->n_calls = 0;
         shared->end_ns = tap_now_ns() + slice_ns;
-        tap_running("stress n=%d %s %s %s", n, threads ? "threads" : "processes", d.transport, d.algorithm);
+        tap_running("stress n=%d %s", n, threads ? "threads" : "processes");
         ranks_reset();
         if (threads) ranks_threads(n, &d, storm, shared);
         else ranks_processes(n, &d, storm, shared, (int)(slice_ns / 1000000) + RANKS_TIMEOUT_MS);
         ranks_report("n=%d %s transport=%s algorithm=%s shm=%zu: %lld random calls", n, threads ? "threads" : "processes",
-                     d.transport, d.algorithm, d.shm_nbytes, (long long)shared->n_calls);
+                     d.transport ? d.transport : "any", d.algorithm ? d.algorithm : "any", d.shm_nbytes,
+                     (long long)shared->n_calls);
     }
     return tap_done();
 }

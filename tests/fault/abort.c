@@ -188,21 +188,20 @@ int main(void) {
     tap_deadline(60);
     for (int place = 0; place < N_PLACES; place++) {
         for (int n = 2; n <= 5; n += n == 2 ? 1 : 2) {
-            experiment e = {0, 0, 0, 0};
+            experiment *e = (experiment *)shared_alloc(sizeof *e);
             idist_desc d = desc_with(n == 3 ? "tcp" : "auto", "auto");
-            e.place = place;
-            e.aborter = (int)(tap_rand(&random_state) % (uint64_t)n);
-            ranks_case_fault(n, &d, body, &e, "rank %d of %d aborts, the others are in %s, %s", e.aborter, n, places[place],
+            e->place = place;
+            e->aborter = (int)(tap_rand(&random_state) % (uint64_t)n);
+            ranks_case_fault(n, &d, body, e, "rank %d of %d aborts, the others are in %s, %s", e->aborter, n, places[place],
                              d.transport);
         }
     }
-    experiment e = {0, 0, 0, 0};
-    ranks_case(4, NULL, group_only, &e, "abort of a group leaves the world alone");
+    ranks_case(4, NULL, group_only, shared_alloc(sizeof(experiment)), "abort of a group leaves the world alone");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         for (int n = t == 0 ? 1 : 2; n <= 2; n++) {
-            experiment alone = {0, 0, 0, 0};
-            ranks_case_fault(n, &d, wakes_the_sleeper, &alone, "abort wakes who sleeps alone n=%d, %s", n, d.transport);
+            ranks_case_fault(n, &d, wakes_the_sleeper, shared_alloc(sizeof(experiment)),
+                             "abort wakes who sleeps alone n=%d, %s", n, d.transport);
         }
         for (int n = 2; n <= 3; n++)
             ranks_case(n, &d, abort_at_once, NULL, "abort of a group that others do not have yet n=%d, %s", n, d.transport);

@@ -338,6 +338,7 @@ static void close_against_barrier(const char *transport) {
     procs_free(&p);
 }
 
+#ifndef RANKS_MPI
 // idist_new_group with another list on rank 1.
 static int other_lists(int local_rank, void *arg) {
     static const int lists[2][2] = {{0, 1}, {0, 2}};
@@ -354,6 +355,7 @@ static void new_group_lists(void) {
     (void)idist_spawn(other_lists, NULL, 3, NULL); // the world has failed, and its end says so
     ranks_report("idist_new_group with another list on one rank");
 }
+#endif
 
 // A mismatch inside of a group leaves the world alone.
 static void only_the_group(idist_group *world, int rank, int n, void *arg) {
@@ -395,7 +397,9 @@ int main(void) {
     crossing_calls(2, "auto", RECV_AGAINST_RECV, "deadlock", "both ranks receive from each other");
     crossing_calls(3, "blocks", RECV_AGAINST_BARRIER, "operation", "one rank receives, the others are in a barrier");
     for (int t = 0; t < N_PLACEMENTS; t++) close_against_barrier(transport_names[t]);
+#ifndef RANKS_MPI
     new_group_lists();
+#endif
     ranks_case_fault(4, NULL, only_the_group, NULL, "a mismatch in a group leaves the world usable");
     return tap_done();
 }

@@ -5,6 +5,8 @@
 //
 //     static void body(idist_group *world, int rank, int n, void *arg) { ... rank_check(x == 3, "x is %d", x); }
 //     ranks_case(3, NULL, body, NULL, "body with 3 ranks");
+//
+// With RANKS_MPI the ranks are those of the mpirun that started the test, see ranks_mpi.h.
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -31,11 +33,21 @@ typedef struct ranks_log {
     char message[RANKS_MESSAGES][600];
 } ranks_log;
 
+#ifdef RANKS_MPI
+#include "ranks_mpi.h"
+#endif
+
 // Zeroed memory that forked processes share; given back by munmap.
 static inline void *shared_alloc(size_t nbytes) {
+#ifdef RANKS_MPI
+    void *p = ranks_mpi_shared(nbytes);
+    TAP_REQUIRE(p);
+    return p;
+#else
     void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     TAP_REQUIRE(p != MAP_FAILED);
     return p;
+#endif
 }
 
 static inline ranks_log *ranks__log(void) {
@@ -56,12 +68,25 @@ static inline void rank_fail(const char *fmt, ...) {
     va_end(args);
 }
 
-static inline void ranks_reset(void) { memset(ranks__log(), 0, sizeof(ranks_log)); }
+static inline void ranks_reset(void) {
+#ifdef RANKS_MPI
+    ranks_log *log_area = ranks__log(); // the first time it is made, by all
+    ranks_mpi_meet();
+    if (!ranks_mpi.rank) memset(log_area, 0, sizeof *log_area);
+    ranks_mpi_meet();
+#else
+    memset(ranks__log(), 0, sizeof(ranks_log));
+#endif
+}
 
 // Turns what the ranks reported since ranks_reset into one TAP line.
 static inline bool ranks_report(const char *fmt, ...) TAP_PRINTF(1, 2);
 static inline bool ranks_report(const char *fmt, ...) {
     ranks_log *log_area = ranks__log();
+#ifdef RANKS_MPI
+    if (ranks_mpi.left_out) return true;
+    ranks_mpi_meet();
+#endif
     int n = __atomic_load_n(&log_area->n_failures, __ATOMIC_ACQUIRE);
     va_list args;
     va_start(args, fmt);
@@ -183,6 +208,9 @@ static inline void *ranks__thread_main(void *p) {
     desc.world_size = t->n;
     desc.store = t->store;
     ranks__place(&desc);
+#ifdef RANKS_MPI
+    desc.mpi_comm = ranks_mpi.comm;
+#endif
     if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
     if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
     idist_group *world = NULL;
@@ -194,6 +222,28 @@ static inline void *ranks__thread_main(void *p) {
     return NULL;
 }
 
+#ifdef RANKS_MPI
+static inline bool ranks__one_of(const char *text, const char *a, const char *b, const char *c) {
+    return !text || strcmp(text, a) == 0 || strcmp(text, b) == 0 || strcmp(text, c) == 0;
+}
+
+static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg, bool close_may_fail) {
+    ranks__thread self;
+    memset(&self, 0, sizeof self);
+    self.base = base;
+    self.rank = ranks_mpi.rank;
+    self.n = n;
+    self.close_may_fail = close_may_fail;
+    self.fn = fn;
+    self.arg = arg;
+    ranks_mpi.left_out = n > ranks_mpi.size || (base && !(ranks__one_of(base->transport, "auto", "hosts", "blocks") &&
+                                                          ranks__one_of(base->algorithm, "auto", "auto", "auto")));
+    if (ranks_mpi.left_out) return;
+    ranks_mpi_enter(n);
+    if (ranks_mpi.comm) ranks__thread_main(&self);
+    ranks_mpi_leave();
+}
+#else
 static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg, bool close_may_fail) {
     ranks__thread threads[RANKS_MAX];
     idist_store *store = NULL;
@@ -214,6 +264,7 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
     for (int k = 0; k < n; k++) TAP_REQUIRE(pthread_join(threads[k].id, NULL) == 0);
     rank_ok(-1, idist_store_close(&store));
 }
+#endif
 
 // Runs fn in n ranks of one world; what failed is in the log.
 static inline void ranks_threads(int n, const idist_desc *base, ranks_fn fn, void *arg) {
@@ -304,6 +355,7 @@ typedef struct proc_slot {
     int iterations;  //
     int status;      // an idist_status
     int has_result;  //
+    int exit_code;   // what the body returned, where the ranks are mpirun's
     int64_t when_ns; // CLOCK_MONOTONIC, the same in all processes of a machine
     char text[600];
 } proc_slot;
@@ -343,6 +395,35 @@ static inline void proc_result(proc_slot *slot, idist_status status) {
 
 static inline void proc_phase(proc_slot *slot, int phase) { __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE); }
 
+#ifdef RANKS_MPI
+// The ranks are here already: runs the body, and returns when all are through.
+static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
+    idist_group *world = NULL;
+    idist_desc desc;
+    memset(p, 0, sizeof *p);
+    memset(&desc, 0, sizeof desc);
+    if (base) desc = *base;
+    desc.rank = ranks_mpi.rank;
+    desc.world_size = n;
+    ranks__place(&desc);
+    p->n = n;
+    p->slot = (proc_slot *)shared_alloc(sizeof(proc_slot) * RANKS_MAX);
+    ranks_mpi.left_out = n > ranks_mpi.size;
+    if (ranks_mpi.left_out) return;
+    ranks_mpi_enter(n);
+    desc.mpi_comm = ranks_mpi.comm;
+    if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
+    if (desc.mpi_comm && rank_ok(ranks_mpi.rank, idist_open(&desc, &world)))
+        p->slot[ranks_mpi.rank].exit_code = fn(world, ranks_mpi.rank, n, &p->slot[ranks_mpi.rank], arg);
+    ranks_mpi_leave();
+}
+
+static inline int procs_wait(procs *p, int timeout_ms) {
+    (void)timeout_ms;
+    for (int k = 0; k < p->n; k++) p->wait_status[k] = p->slot[k].exit_code << 8;
+    return 0;
+}
+#else
 static inline void proc__child(procs *p, int rank, int port, const idist_desc *base, proc_fn fn, void *arg) {
     char url[64];
     idist_desc desc;
@@ -420,6 +501,8 @@ static inline int procs_wait(procs *p, int timeout_ms) {
     return n_hung;
 }
 
+#endif
+
 static inline void procs_free(procs *p) {
     munmap(p->slot, sizeof(proc_slot) * RANKS_MAX);
     p->slot = NULL;
@@ -439,6 +522,10 @@ static inline int procs__run_body(idist_group *world, int rank, int n, proc_slot
 
 // ranks_threads with processes; what is to come back must lie in shared memory.
 static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, void *arg, int timeout_ms) {
+#ifdef RANKS_MPI
+    (void)timeout_ms;
+    ranks_threads(n, base, fn, arg);
+#else
     procs p;
     procs__body body = {fn, arg};
     procs_start(&p, n, base, procs__run_body, &body);
@@ -447,6 +534,7 @@ static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, v
     for (int k = 0; k < n; k++)
         rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
     procs_free(&p);
+#endif
 }
 
 static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) TAP_PRINTF(5, 6);

@@ -1,0 +1,1999 @@
+/* idist_mpi.h - v0.1.0 - the MPI backend of idist: the same program on a cluster - MIT licence
+
+DO THIS
+
+    Include it where idist.h is included, or on the command line, and compile with your MPI's compiler:
+
+        mpicc -DIDIST_IMPLEMENTATION -include idist_mpi.h app.c -o app && mpirun -n 4 ./app
+
+    The source stays as it is. Started by mpirun or mpiexec, idist_initialize picks this backend; started alone, by
+    idist_spawn or by torchrun, it picks what it would without this header. IDIST_BACKEND=mpi or =ring decides otherwise.
+
+WHAT IT IS
+
+    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's non-blocking ones. Any MPI
+    from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI of MPI 5.0
+    (mpicc_abi) runs on every library that has it.
+
+    Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
+    to log2(n) ranks, finds those that call something else and those that do not come, and carries contributions of up to
+    24 bytes, for which MPI's collective is not needed any more. IDIST_CHECK=0 hands every call to MPI as it is: faster by
+    that message, but without mismatches, without deadlines in blocking collectives, and with MPI's own rule that all ranks
+    block, or none, and are in place, or none.
+
+    Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a message that does not
+    fit; large messages go from buffer to buffer once both sides know of each other.
+
+WHO OWNS MPI
+
+    Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone otherwise. Not yet:
+    idist_initialize calls MPI_Init_thread and the end of the last world MPI_Finalize; MPI cannot begin again after that,
+    and a later idist_initialize is IDIST_ERR_STATE. If the world failed and not everybody comes to its end within a
+    second, MPI is not finalized: mpirun then ends the job when this process exits. With a thread level below
+    MPI_THREAD_SERIALIZED (a program that called MPI_Init) only the thread that initialised MPI may call idist, and
+    requests move on inside calls of idist only. Several worlds at once: one thread, without requests in the first of
+    them, or MPI_THREAD_MULTIPLE.
+
+WHAT MPI DOES NOT GIVE
+
+    A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under `mpirun --with-ft ulfm`
+    does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them a group to go on with.
+    A deadline or idist_abort ends a call that waits for a rank; once all ranks have entered a collective, it is MPI's.
+    Same bits on all ranks: up to 24 bytes always; above, as far as MPI_Allreduce gives it. The MPIs that are tested do.
+    Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
+    IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
+
+CONTENTS
+
+      [mpi:api]     the backend's entry in IDIST_BACKENDS
+      [mpi:types]   worlds, groups, tasks
+      [mpi:error]   MPI's errors, and who is lost
+      [mpi:type]    dtypes and ops
+      [mpi:native]  a call as MPI's own
+      [mpi:slip]    what every rank shows the others before a collective
+      [mpi:coll]    a collective from the first slip to the result
+      [mpi:note]    messages between two ranks: send, receive, and what ranks tell each other
+      [mpi:wait]    who waits, who is missing, who waits for whom
+      [mpi:engine]  progress, sleep, failure
+      [mpi:join]    adopt or initialise, open, shrink, close
+
+LIMITS
+
+    A slip is 56 bytes per rank: beyond some thousand ranks use IDIST_CHECK=0. 16-bit floats are reduced as F32, since
+    results are rounded once, at the cost of F32. Licence: MIT, as idist.h.
+*/
+#ifndef IDIST_H
+#include "idist.h"
+#endif
+#ifndef IDIST_MPI_H
+#define IDIST_MPI_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+//------------------------------------------------------------------------------
+// [mpi:api]  the backend's entry in IDIST_BACKENDS
+//------------------------------------------------------------------------------
+
+// The ranks of an MPI communicator; CPU memory.
+IDIST_API const idist_backend_api *idist_mpi_backend(void);
+
+#undef IDIST__ENTRY_MPI
+#define IDIST__ENTRY_MPI idist_mpi_backend()
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // IDIST_MPI_H
+
+// Only here for the API? Stop reading.
+
+#if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_MPI_IMPLEMENTATION_DONE)
+#define IDIST_MPI_IMPLEMENTATION_DONE
+
+#include <limits.h>
+#include <mpi.h>
+#if defined(OPEN_MPI) && OMPI_MAJOR_VERSION >= 5
+#include <mpi-ext.h>
+#endif
+#ifdef OMPI_HAVE_MPI_EXT_FTMPI
+#define IDIST__ULFM 1 // user-level failure mitigation
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+//------------------------------------------------------------------------------
+// [mpi:types]  worlds, groups, tasks
+// used by error type native slip coll note wait engine join
+//------------------------------------------------------------------------------
+
+#ifndef IDIST__MPI_COUNT
+#define IDIST__MPI_COUNT INT_MAX // elements in one call of MPI; tests lower it
+#endif
+#define IDIST__SLIP_BYTES 24 // of contribution in a slip, which is 56 bytes then: a cache line with what MPI adds
+#define IDIST__SLIP_RANKS 64 // groups above this never use it
+#define IDIST__NOTE_BYTES ((size_t)8192)
+#define IDIST__NAP_NS ((int64_t)20000)        // the first sleep of who waits; then twice as long each time, ...
+#define IDIST__NAP_MOST_NS ((int64_t)1000000) // up to this,
+#define IDIST__NAP_MOVING_NS ((int64_t)50000) // or this while data is on its way: MPI moves it inside calls only
+#define IDIST__FAREWELL_MS 1000               // how long a failed world waits for the others before MPI_Finalize
+#define IDIST__FIND_MS 2000                   // how long MPI may need to say which rank is lost
+#define IDIST__QUICK_LOOKS 64                 // of a call without a task
+
+// Tags on our communicators, which nobody else uses. MPI guarantees 15 bits.
+enum { IDIST__TAG_NOTE = 1, IDIST__TAG_PAIRS = 2, IDIST__TAG_SLIP = 16, IDIST__TAG_DATA = 64, IDIST__TAG_RANGE = 16384 };
+
+// What a rank shows the others of its group when it enters a collective.
+typedef struct idist__slip {
+    idist__print print;
+    uint32_t flags;
+    uint32_t nbytes; // of data
+    unsigned char data[IDIST__SLIP_BYTES];
+} idist__slip;
+
+// BUSY: this rank has other calls under way, so nobody may block in MPI. MANY: its counts are too large for MPI.
+// IN_PLACE: its two buffers are one, which MPI wants to hear from all ranks or none.
+enum { IDIST__SLIP_BUSY = 1, IDIST__SLIP_MANY = 2, IDIST__SLIP_IN_PLACE = 4 };
+
+// The head of a message between two ranks; nbytes of payload follow in the same message.
+//
+//   type    what follows               fields used besides ctx and print
+//   EAGER   the message                tag
+//   LARGE   nothing                    tag, id (the sender's name for it)
+//   GRANT   nothing: send it           id (as in LARGE), tag (of MPI, to send it with)
+//   WAITS   nothing: I wait in a call  flags; id (of a LARGE), sent, got (messages of send / recv so far)
+//   HERE    nothing: I entered it too  -
+//   ABSENT  nothing: I did not         -
+//   FAIL    text: the group failed     tag (the status)
+typedef struct idist__note {
+    uint8_t type, flags;
+    uint16_t zero;
+    int32_t tag;
+    uint64_t ctx;
+    idist__print print; // check of a message: its count
+    uint64_t id;
+    uint32_t sent, got;
+    uint64_t nbytes;
+} idist__note;
+
+enum {
+    IDIST__NOTE_EAGER = 1,
+    IDIST__NOTE_LARGE,
+    IDIST__NOTE_GRANT,
+    IDIST__NOTE_WAITS,
+    IDIST__NOTE_HERE,
+    IDIST__NOTE_ABSENT,
+    IDIST__NOTE_FAIL
+};
+
+enum { IDIST__WAITS_FOR_YOU = 1, IDIST__WAITS_ONLY = 2 }; // flags of WAITS
+
+typedef struct idist__outgoing { // a note under way
+    struct idist__outgoing *next;
+    MPI_Request request;
+    idist__note note; // the payload follows
+} idist__outgoing;
+
+typedef struct idist__early { // a note that came before somebody could use it
+    struct idist__early *next;
+    int source;       // world rank
+    idist__note note; // the payload follows
+} idist__early;
+
+typedef struct idist__peer { // what is known of a rank of the world
+    uint32_t sent, got;      // messages of send / recv
+    idist__note waits;       // the last WAITS
+    uint64_t absent_ctx;     // it said that it has not entered this call
+    uint32_t absent_seq;
+    bool lost;
+} idist__peer;
+
+// A call handed to MPI: what MPI gets, which may be scratch, and what is to be done with the result.
+typedef struct idist__native {
+    const idist_group *g;
+    const idist__call *c;
+    MPI_Comm comm;
+    bool blocking;
+    int error; // the first one, or MPI_SUCCESS
+    MPI_Request *requests, few[4];
+    int nrequests, room;
+    MPI_Datatype type;
+    MPI_Op op;
+    bool own_type, own_op;
+    const char *in;
+    char *out;
+    bool in_place;
+    size_t size;         // of an element of in and out
+    char *scratch;       // freed at the end
+    int *counts;         // four arrays of v-forms
+    const char *what;    // the function of MPI that failed
+    idist__user_op user; // a copy, for idist__mpi_user
+} idist__native;
+
+typedef enum idist__phase { // of a task
+    IDIST__QUEUED,          // behind other collectives of its group
+    IDIST__ENTERING,        // its slips are under way
+    IDIST__RUNNING,         // in MPI
+    IDIST__ASKING,          // a large send waits for its receive; a receive waits for its message
+    IDIST__MOVING           // and the data is on its way
+} idist__phase;
+
+typedef struct idist__mpi_op { // the backend's part of a task
+    idist__task *next;         // in the queue or the receives of its group
+    idist__phase phase;
+    idist__native native;
+    idist__user_op user; // a copy: the op may be freed meanwhile
+    uint64_t id;         // of a large send
+    int source;          // of a receive that was matched: world rank,
+    idist__note note;    // and the head of its message
+} idist__mpi_op;
+
+typedef struct idist__mpi_group {
+    MPI_Comm comm;
+    int *rank_of;             // rank in the group by world rank; -1
+    idist__print *seen;       // the latest call in which each member was seen
+    idist__task *head, *last; // collectives before RUNNING, in order; only the first one has slips
+    idist__task *receives;    // oldest first
+    idist__slip *slips;       // [i]: of rank r + i, as far as they are here
+    MPI_Request requests[2];  // of the step under way
+    int distance;             // slips that are here; g->size: all
+    uint32_t slip_seq;        // the call they belong to
+    bool known;               // all members know by themselves that it failed
+    idist__print entered;     // the latest call of our own that was compared
+} idist__mpi_group;
+
+typedef struct idist__mpi { // the backend's part of a world
+    idist__world *w;
+    MPI_Comm wire; // for notes and data; its ranks are those of the world
+    bool fault_tolerant;
+    uint32_t wakes; // counts, and is slept on
+    int64_t nap_ns;
+    char note[sizeof(idist__note) + IDIST__NOTE_BYTES]; // the one that comes next
+    int64_t looked_ns;                                  // when the quick way was last taken
+    idist__peer *peers;
+    MPI_Request incoming;
+    idist__outgoing *outgoing, *idle;
+    idist__early *early;
+    uint64_t next_id;
+    int next_tag;
+    MPI_Op ops[4];   // our own SUM, PROD, MIN, MAX
+    MPI_Comm shrunk; // made by shrink, for the group_open that follows
+    MPI_Win win;
+    idist__window *window;
+} idist__mpi;
+
+static idist__mpi *idist__mpi_of(const idist__world *w) { return (idist__mpi *)w->impl; }
+static idist__mpi_group *idist__mpi_group_of(const idist_group *g) { return (idist__mpi_group *)g->impl; }
+static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mpi_op *)t->impl; }
+
+//------------------------------------------------------------------------------
+// [mpi:error]  MPI's errors, and who is lost
+// uses types . used by native slip coll note engine join
+//------------------------------------------------------------------------------
+
+static idist_status idist__mpi_fail(const char *what, int error) {
+    char text[MPI_MAX_ERROR_STRING + 1];
+    int kind = MPI_ERR_OTHER, n = 0;
+    MPI_Error_class(error, &kind);
+    MPI_Error_string(error, text, &n);
+    return idist__fail(kind == MPI_ERR_NO_MEM ? IDIST_ERR_NO_MEMORY : IDIST_ERR_SYSTEM, "%s: %.*s", what, n, text);
+}
+
+// Whether an error says that a process is gone, be it that another rank said so by revoking the communicator.
+static bool idist__mpi_is_loss(int error) {
+#ifdef IDIST__ULFM
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(error, &kind);
+    return kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING || kind == MPIX_ERR_REVOKED;
+#else
+    (void)error;
+    return false;
+#endif
+}
+
+// Asks MPI who is lost; every group with one of them fails.
+static void idist__mpi_find_lost(idist__mpi *m) {
+#ifdef IDIST__ULFM
+    MPI_Group all, failed;
+    int i, n = 0;
+    if (!m->fault_tolerant || MPIX_Comm_failure_ack(m->wire) != MPI_SUCCESS) return;
+    if (MPIX_Comm_failure_get_acked(m->wire, &failed) != MPI_SUCCESS) return;
+    MPI_Comm_group(m->wire, &all);
+    MPI_Group_size(failed, &n);
+    for (i = 0; i < n; i++) {
+        int rank = -1;
+        MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
+        if (rank < 0 || rank >= m->w->group.size || m->peers[rank].lost) continue;
+        m->peers[rank].lost = true;
+        idist__world_lost(m->w, rank, "its process ended");
+    }
+    MPI_Group_free(&failed);
+    MPI_Group_free(&all);
+#else
+    (void)m;
+#endif
+}
+
+// Something of MPI failed in this group, which fails with it. After a loss MPI may need a moment to know whose.
+static void idist__mpi_trouble(idist__mpi *m, idist_group *g, const char *what, int error) {
+    char cause[400];
+    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
+    int there;
+    while (idist__mpi_is_loss(error) && g->status == IDIST_OK && idist__os_now_ns() < deadline_ns) {
+        idist__mpi_find_lost(m);
+        MPI_Iprobe(MPI_ANY_SOURCE, IDIST__TAG_PAIRS, m->wire, &there, MPI_STATUS_IGNORE); // moves MPI on
+    }
+    idist__mpi_fail(what, error);
+    snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
+    idist__group_fail(g, idist__mpi_is_loss(error) ? IDIST_ERR_PEER_LOST : IDIST_ERR_SYSTEM, cause);
+}
+
+// Waits for a request of MPI, with a deadline.
+static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const char *what) {
+    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(timeout_ms);
+    int done = 0, error;
+    for (;;) {
+        if ((error = MPI_Test(request, &done, MPI_STATUS_IGNORE)) != MPI_SUCCESS) return idist__mpi_fail(what, error);
+        if (done) return IDIST_OK;
+        if (idist__os_now_ns() > deadline_ns)
+            return idist__fail(IDIST_ERR_TIMEOUT, "%s: not all ranks of the communicator came within %d ms", what,
+                               timeout_ms);
+        sched_yield();
+    }
+}
+
+//------------------------------------------------------------------------------
+// [mpi:type]  dtypes and ops
+// uses types . used by native join
+//------------------------------------------------------------------------------
+
+// 16-bit floats only travel as such; they are reduced as F32.
+static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
+    static const MPI_Datatype types[IDIST_DTYPE_COUNT] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T, MPI_UINT16_T,
+                                                          MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T,
+                                                          MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE};
+    return types[(unsigned)dtype < IDIST_DTYPE_COUNT ? dtype : IDIST_U8];
+}
+
+// Ops of our own, for the first four, where MPI's do something else. It does not say what MIN and MAX of a NaN are, and
+// MPICH 4 takes unsigned numbers for signed ones there; Open MPI 4 lets sums of 8 and 16 bits end at the largest value.
+static MPI_Op idist__mpi_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
+    bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
+    static const MPI_Op ops[IDIST_OP_COUNT] = {MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
+                                               MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR};
+    return !own || op > IDIST_AVG ? ops[op] : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
+}
+
+static void idist__mpi_reduce(void *in, void *inout, int count, MPI_Datatype type, idist_op op) {
+    int d = 0;
+    while (d < IDIST_F64 && type != idist__mpi_type((idist_dtype)d)) d++;
+    idist__reduce_table[d][op](inout, in, inout, (size_t)count);
+}
+
+#define IDIST__MPI_OP(name, op)                                                            \
+    static void idist__mpi_##name(void *in, void *inout, int *count, MPI_Datatype *type) { \
+        idist__mpi_reduce(in, inout, *count, *type, op);                                   \
+    }
+IDIST__MPI_OP(sum, IDIST_SUM)
+IDIST__MPI_OP(prod, IDIST_PROD)
+IDIST__MPI_OP(min, IDIST_MIN)
+IDIST__MPI_OP(max, IDIST_MAX)
+
+// MPI tells a function of the user's neither dtype nor arg. Both hang on the datatype of the call, which MPI hands on.
+static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
+
+static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *type) {
+    idist__native *nat = NULL;
+    int found = 0;
+    MPI_Type_get_attr(*type, idist__mpi_keyval, &nat, &found);
+    if (!found || !nat) return;
+    idist__me.callbacks++;
+    nat->user.fn(in, inout, (size_t)*count, nat->c->dtype, nat->user.arg);
+    idist__me.callbacks--;
+}
+
+//------------------------------------------------------------------------------
+// [mpi:native]  a call as MPI's own
+// uses error type . used by coll
+//------------------------------------------------------------------------------
+
+static MPI_Request *idist__native_request(idist__native *nat) {
+    if (nat->nrequests == nat->room) {
+        size_t room = (size_t)nat->room * 2;
+        MPI_Request *more = (MPI_Request *)idist__mem_raw(&nat->g->w->cfg.mem, sizeof *more * room);
+        if (!more) return NULL;
+        memcpy(more, nat->requests, sizeof *more * (size_t)nat->nrequests);
+        if (nat->requests != nat->few) idist__mem_free(&nat->g->w->cfg.mem, nat->requests);
+        nat->requests = more;
+        nat->room = (int)room;
+    }
+    nat->requests[nat->nrequests] = MPI_REQUEST_NULL;
+    return &nat->requests[nat->nrequests++];
+}
+
+// Calls the blocking function, or the other one with a request, unless an earlier one has failed.
+#define IDIST__NATIVE(nat, function, i_function, ...)               \
+    do {                                                            \
+        if ((nat)->blocking && (nat)->error == MPI_SUCCESS) {       \
+            (nat)->what = #function;                                \
+            (nat)->error = function(__VA_ARGS__);                   \
+        } else IDIST__NATIVE_REQUEST(nat, i_function, __VA_ARGS__); \
+    } while (0)
+#define IDIST__NATIVE_REQUEST(nat, i_function, ...)                                   \
+    do {                                                                              \
+        MPI_Request *request_ = idist__native_request(nat);                           \
+        if ((nat)->error != MPI_SUCCESS) break;                                       \
+        (nat)->what = #i_function;                                                    \
+        (nat)->error = request_ ? i_function(__VA_ARGS__, request_) : MPI_ERR_NO_MEM; \
+    } while (0)
+
+// The elements that go from rank `from` to rank `to`, in the buffer of `at_sender` or in that of the receiver.
+static char *idist__native_part(const idist__native *nat, int from, int to, bool at_sender, size_t *count) {
+    const idist__call *c = nat->c;
+    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts, *displs = at_sender ? c->senddispls : c->recvdispls;
+    char *base = at_sender ? (char *)nat->in : nat->out;
+    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV, spread = counts && c->sendcounts && c->recvcounts;
+    bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
+    int k = at_sender ? to : from; // which part of a buffer of many
+    *count = 0;
+    if ((gather && to != c->root) || (scatter && from != c->root)) return base;
+    *count = c->count;
+    if (c->kind != IDIST__ALL_TO_ALL && !spread && at_sender != scatter) return base; // a buffer of one part
+    if (!idist__kind_is_v(c->kind)) return base + (size_t)k * c->count * nat->size;
+    *count = counts[k];
+    return base + idist__displ(counts, displs, k) * nat->size;
+}
+
+// Any collective that only moves data, as messages between each two ranks: for counts above MPI's.
+static void idist__native_pairs(idist__native *nat) {
+    int i, me = nat->g->rank, n = nat->g->size;
+    bool blocking = nat->blocking;
+    nat->blocking = false;
+    for (i = 0; i < n && nat->error == MPI_SUCCESS; i++) {
+        size_t nsend, nrecv, at, k;
+        char *send = idist__native_part(nat, me, i, true, &nsend), *recv = idist__native_part(nat, i, me, false, &nrecv);
+        if (i == me) {
+            if (nrecv) idist__copy(recv, send, nrecv * nat->size);
+            continue;
+        }
+        for (at = 0; at < nrecv; at += k) {
+            k = nrecv - at < IDIST__MPI_COUNT ? nrecv - at : IDIST__MPI_COUNT;
+            IDIST__NATIVE_REQUEST(nat, MPI_Irecv, recv + at * nat->size, (int)k, nat->type, i, IDIST__TAG_PAIRS, nat->comm);
+        }
+        for (at = 0; at < nsend; at += k) {
+            k = nsend - at < IDIST__MPI_COUNT ? nsend - at : IDIST__MPI_COUNT;
+            IDIST__NATIVE_REQUEST(nat, MPI_Isend, send + at * nat->size, (int)k, nat->type, i, IDIST__TAG_PAIRS, nat->comm);
+        }
+    }
+    nat->blocking = blocking;
+    for (i = 0; blocking && i < nat->nrequests && nat->error == MPI_SUCCESS; i++)
+        nat->error = MPI_Wait(&nat->requests[i], MPI_STATUS_IGNORE);
+}
+
+// Reductions and broadcast, in pieces of a length that MPI can count.
+static void idist__native_pieces(idist__native *nat) {
+    const idist__call *c = nat->c;
+    size_t at, k, max = IDIST__MPI_COUNT, count = c->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)nat->g->size : 1);
+    bool root = c->root == nat->g->rank;
+    for (at = 0; at < count; at += k) {
+        const void *in = nat->in + at * nat->size;
+        char *out = nat->out + at * nat->size;
+        int n;
+        k = count - at < max ? count - at : max;
+        n = (int)k;
+        if (nat->in_place) in = MPI_IN_PLACE;
+        switch (c->kind) {
+        case IDIST__ALL_REDUCE:
+        case IDIST__REDUCE_SCATTER: // with too many elements for MPI's own
+            IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, n, nat->type, nat->op, nat->comm);
+            break;
+        case IDIST__REDUCE:
+            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root ? out : NULL, n, nat->type, nat->op, c->root, nat->comm);
+            break;
+        case IDIST__SCAN: IDIST__NATIVE(nat, MPI_Scan, MPI_Iscan, in, out, n, nat->type, nat->op, nat->comm); break;
+        case IDIST__EXSCAN: IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, n, nat->type, nat->op, nat->comm); break;
+        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, n, nat->type, c->root, nat->comm); break;
+        }
+    }
+}
+
+// Whether MPI, which counts by int, can take the counts and displacements of this rank.
+static bool idist__native_fits(const idist_group *g, const idist__call *c) {
+    bool looked_at = idist__kind_is_v(c->kind) && (c->root < 0 || c->root == g->rank);
+    size_t sends = looked_at && c->sendcounts ? idist__extent_v(c->sendcounts, c->senddispls, g->size) : 0;
+    size_t recvs = looked_at && c->recvcounts ? idist__extent_v(c->recvcounts, c->recvdispls, g->size) : 0;
+    return c->count <= IDIST__MPI_COUNT && sends <= IDIST__MPI_COUNT && recvs <= IDIST__MPI_COUNT;
+}
+
+// MPI_Iallgatherv of Intel MPI 2021 never ends when one rank gives much and another one nothing.
+static bool idist__native_has_gap(const idist_group *g, const idist__call *c) {
+    int i;
+    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++)
+        if (!c->recvcounts[i]) return true;
+    return false;
+}
+
+static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
+    size_t at = 0;
+    int i;
+    for (i = 0; i < n; i++) {
+        if (displs) at = displs[i];
+        ints[i] = (int)counts[i];
+        ints[n + i] = (int)at;
+        at += counts[i];
+    }
+}
+
+static void idist__native_move_v(idist__native *nat) {
+    const idist__call *c = nat->c;
+    int n = nat->g->size, *sends, *recvs, count = (int)c->count;
+    const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
+    bool root = c->root == nat->g->rank;
+    sends = nat->counts = (int *)idist__mem_alloc(&nat->g->w->cfg.mem, sizeof(int) * 4 * (size_t)n);
+    if (!sends) {
+        nat->error = MPI_ERR_NO_MEM;
+        return;
+    }
+    recvs = sends + 2 * n;
+    if (c->sendcounts && (root || c->kind == IDIST__ALL_TO_ALLV)) idist__native_ints(c->sendcounts, c->senddispls, n, sends);
+    if (c->recvcounts && (root || c->kind != IDIST__GATHERV)) idist__native_ints(c->recvcounts, c->recvdispls, n, recvs);
+    if (c->kind == IDIST__ALL_GATHERV)
+        IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, count, nat->type, nat->out, recvs, recvs + n, nat->type,
+                      nat->comm);
+    else if (c->kind == IDIST__GATHERV)
+        IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, count, nat->type, nat->out, recvs, recvs + n, nat->type, c->root,
+                      nat->comm);
+    else if (c->kind == IDIST__SCATTERV)
+        IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + n, nat->type,
+                      nat->in_place ? MPI_IN_PLACE : nat->out, count, nat->type, c->root, nat->comm);
+    else
+        IDIST__NATIVE(nat, MPI_Alltoallv, MPI_Ialltoallv, nat->in, sends, sends + n, nat->type, nat->out, recvs, recvs + n,
+                      nat->type, nat->comm);
+}
+
+static void idist__native_move(idist__native *nat) {
+    const idist__call *c = nat->c;
+    const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
+    int count = (int)c->count;
+    switch (c->kind) {
+    case IDIST__BARRIER: IDIST__NATIVE(nat, MPI_Barrier, MPI_Ibarrier, nat->comm); break;
+    case IDIST__ALL_GATHER:
+        IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, count, nat->type, nat->out, count, nat->type, nat->comm);
+        break;
+    case IDIST__GATHER:
+        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, count, nat->type, nat->out, count, nat->type, c->root, nat->comm);
+        break;
+    case IDIST__SCATTER:
+        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, count, nat->type, nat->in_place ? MPI_IN_PLACE : nat->out,
+                      count, nat->type, c->root, nat->comm);
+        break;
+    case IDIST__REDUCE_SCATTER:
+        IDIST__NATIVE(nat, MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, nat->out, count, nat->type, nat->op,
+                      nat->comm);
+        break;
+    default:
+        IDIST__NATIVE(nat, MPI_Alltoall, MPI_Ialltoall, in, count, nat->type, nat->out, count, nat->type, nat->comm);
+        break;
+    }
+}
+
+// The user's op as an op of MPI, and a datatype that leads from it to us.
+static void idist__native_user_op(idist__native *nat, int size) {
+    nat->error = MPI_Type_contiguous(size, MPI_BYTE, &nat->type);
+    nat->own_type = nat->error == MPI_SUCCESS;
+    if (nat->own_type) nat->error = MPI_Type_commit(&nat->type);
+    if (nat->error == MPI_SUCCESS) nat->error = MPI_Type_set_attr(nat->type, idist__mpi_keyval, nat);
+    if (nat->error == MPI_SUCCESS) nat->error = MPI_Op_create(idist__mpi_user, nat->user.commutative, &nat->op);
+    nat->own_op = nat->error == MPI_SUCCESS;
+    if (nat->error != MPI_SUCCESS) nat->what = "MPI_Op_create";
+}
+
+// What a reduction needs beyond its buffers: 16-bit floats are widened, premultiplied contributions scaled, into scratch,
+// which holds the result too. A reduce_scatter of more elements than MPI counts is an all_reduce there.
+static void idist__native_reduction(idist__native *nat, bool many) {
+    const idist__call *c = nat->c;
+    const idist__user_op *user = (int)c->op >= IDIST_OP_USER ? idist__call_user_op(nat->g, c) : NULL;
+    bool half = idist__type_is_half(c->dtype), all = c->kind == IDIST__REDUCE_SCATTER, reduce = c->kind == IDIST__REDUCE;
+    size_t n = (all ? (size_t)nat->g->size : 1) * c->count, size = nat->size;
+    idist_dtype dtype = half ? IDIST_F32 : c->dtype;
+    if (user) nat->user = *user;
+    if (user && user->fn) {
+        idist__native_user_op(nat, (int)size);
+    } else {
+        nat->size = idist_dtype_size(dtype);
+        nat->type = idist__mpi_type(dtype);
+        nat->op = idist__mpi_builtin_op(idist__mpi_of(nat->g->w), user ? IDIST_SUM : c->op, dtype);
+    }
+    if ((half && !nat->user.fn) || (user && !user->fn) || (all && many) || (reduce && nat->in_place)) {
+        nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, (reduce ? 2 : 1) * n * nat->size);
+        if (!nat->scratch) {
+            nat->error = MPI_ERR_NO_MEM;
+            return;
+        }
+        if (half && !nat->user.fn) idist__type_widen((float *)(void *)nat->scratch, c->send, n, c->dtype);
+        else idist__copy(nat->scratch, c->send, n * size);
+        if (user && !user->fn) idist__reduce_scale(nat->scratch, n, dtype, user->factor);
+        nat->in = nat->scratch;
+        nat->out = nat->scratch + (reduce ? n * nat->size : 0); // MPICH 4 does not survive MPI_Reduce in place
+        nat->in_place = !reduce;
+    } else if (all && nat->in_place) { // ours lies in the middle of what we send; MPI's rule for in place is another one
+        nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, c->count * nat->size);
+        if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
+        nat->out = nat->scratch;
+        nat->in_place = false;
+    }
+}
+
+// Whether send and receive buffer are one, by the in-place rule of the call.
+static bool idist__native_in_place(const idist_group *g, const idist__call *c) {
+    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
+    size_t size = idist_dtype_size(c->dtype), own = (size_t)g->rank * c->count * size;
+    bool root = c->root == g->rank;
+    if (!recv || !send || (!root && c->root >= 0)) return false;
+    switch (c->kind) {
+    case IDIST__ALL_GATHER:
+    case IDIST__GATHER: return send == recv + own;
+    case IDIST__SCATTER:
+    case IDIST__REDUCE_SCATTER: return recv == send + own;
+    case IDIST__ALL_GATHERV:
+    case IDIST__GATHERV: return send == recv + idist__displ(c->recvcounts, c->recvdispls, g->rank) * size;
+    case IDIST__SCATTERV: return recv == send + idist__displ(c->sendcounts, c->senddispls, g->rank) * size;
+    default: return send == recv;
+    }
+}
+
+// Some ranks are in place. Then all are; but nobody in all_to_all, where MPI is slower that way.
+static void idist__native_same_place(idist__native *nat) {
+    const idist__call *c = nat->c;
+    bool spread = c->kind == IDIST__ALL_TO_ALL, first = c->kind == IDIST__EXSCAN && nat->g->rank == 0;
+    size_t own = c->count * nat->size * (spread ? (size_t)nat->g->size : 1), at = 0;
+    if (c->root >= 0 || c->kind == IDIST__REDUCE_SCATTER || nat->scratch) return;
+    if (c->kind == IDIST__ALL_GATHER) at = own * (size_t)nat->g->rank;
+    if (c->kind == IDIST__ALL_GATHERV) at = idist__displ(c->recvcounts, c->recvdispls, nat->g->rank) * nat->size;
+    if (nat->in_place ? spread : first) { // the first rank of an exscan must not be written to
+        nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, own);
+        if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
+        else memcpy(nat->scratch, c->send, own);
+        if (spread) nat->in = nat->scratch;
+        else nat->out = nat->scratch;
+    } else if (!nat->in_place && !spread) {
+        idist__copy(nat->out + at, c->send, own);
+    }
+    nat->in_place = !spread;
+}
+
+static void idist__native_init(idist__native *nat, const idist_group *g) {
+    memset(nat, 0, sizeof *nat);
+    nat->what = "MPI";
+    nat->g = g;
+    nat->error = MPI_SUCCESS;
+    nat->requests = nat->few;
+    nat->room = (int)IDIST__COUNT_OF(nat->few);
+}
+
+// Hands a call to MPI; with blocking, it is through on return. flags: those of all slips.
+static void idist__native_begin(idist__native *nat, idist_group *g, const idist__call *c, bool blocking, uint32_t flags) {
+    bool many = (flags & IDIST__SLIP_MANY) != 0;
+    idist__native_init(nat, g);
+    nat->c = c;
+    nat->comm = idist__mpi_group_of(g)->comm;
+    nat->blocking = blocking;
+    nat->type = idist__mpi_type(c->dtype);
+    nat->size = idist_dtype_size(c->dtype);
+    nat->in = (const char *)c->send;
+    nat->out = (char *)c->recv;
+    if (c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind)) return; // nothing, on all ranks
+    nat->in_place = idist__native_in_place(g, c);
+    if (idist__kind_reduces(c->kind)) idist__native_reduction(nat, many);
+    if (nat->error == MPI_SUCCESS && (flags & IDIST__SLIP_IN_PLACE)) idist__native_same_place(nat);
+    if (nat->error != MPI_SUCCESS) return;
+    if ((idist__kind_reduces(c->kind) && (many || c->kind != IDIST__REDUCE_SCATTER)) || c->kind == IDIST__BROADCAST)
+        idist__native_pieces(nat);
+    else if (many || idist__native_has_gap(g, c)) idist__native_pairs(nat);
+    else if (idist__kind_is_v(c->kind)) idist__native_move_v(nat);
+    else idist__native_move(nat);
+    if (c->kind == IDIST__REDUCE_SCATTER && many) nat->out += (size_t)g->rank * c->count * nat->size;
+}
+
+// Whether it is through, or has failed.
+static bool idist__native_done(idist__native *nat) {
+    while (nat->nrequests && nat->error == MPI_SUCCESS) {
+        int done = 0, error = MPI_Test(&nat->requests[nat->nrequests - 1], &done, MPI_STATUS_IGNORE);
+        if (error != MPI_SUCCESS) nat->error = error;
+        else if (!done) return false;
+        nat->nrequests--;
+    }
+    return true;
+}
+
+// Gives the result its last form and place.
+static void idist__native_finish(idist__native *nat) {
+    const idist__call *c = nat->c;
+    const idist_group *g = nat->g;
+    if (!idist__kind_reduces(c->kind) || !c->count) return;
+    if ((c->kind == IDIST__REDUCE && c->root != g->rank) || (c->kind == IDIST__EXSCAN && g->rank == 0)) return;
+    if (idist__type_is_half(c->dtype) && !nat->user.fn) {
+        if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
+        idist__type_narrow(c->recv, (const float *)(const void *)nat->out, c->count, c->dtype);
+        return;
+    }
+    if (nat->out != c->recv) memcpy(c->recv, nat->out, c->count * nat->size);
+    if (!nat->user.fn) idist__reduce_finish(c->recv, c->count, c->dtype, c->op, g->size);
+}
+
+static void idist__native_free(idist__native *nat) {
+    const idist_allocator *mem = &nat->g->w->cfg.mem;
+    if (nat->own_op) MPI_Op_free(&nat->op);
+    if (nat->own_type) MPI_Type_free(&nat->type);
+    if (nat->requests != nat->few) idist__mem_free(mem, nat->requests);
+    idist__mem_free(mem, nat->scratch);
+    idist__mem_free(mem, nat->counts);
+}
+
+//------------------------------------------------------------------------------
+// [mpi:slip]  what every rank shows the others before a collective
+// uses types . used by coll
+//
+// Each rank has a slip of 56 bytes and needs those of all others: an all_gather by dissemination (Bruck et al., 1997). In
+// step k a rank sends all slips it has, its own and those of the 2^k - 1 ranks after it, to the rank 2^k before it:
+//
+//     5 ranks, what rank r has        r        | r+1      | r+2 r+3  | r+4
+//                             before  step 0     step 1     step 2
+//
+// ceil(log2 n) steps of one message each, n slips sent in all. It is made of sends and receives, not of MPI_Allgather,
+// because that could be neither given up at a deadline nor asked who is missing.
+//
+// Slips of consecutive calls cannot be mixed up: a step is received from one rank, on the group's communicator, and MPI
+// keeps the order.
+//------------------------------------------------------------------------------
+
+static void idist__slip_post(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    int n = g->size, have = mg->distance, count = n - have < have ? n - have : have, step = 0;
+    size_t nbytes = sizeof(idist__slip) * (size_t)count;
+    while ((1 << step) < have) step++;
+    MPI_Isend(mg->slips, (int)nbytes, MPI_BYTE, (g->rank - have + n) % n, IDIST__TAG_SLIP + step, mg->comm,
+              &mg->requests[1]); // first, since the other one waits for it
+    MPI_Irecv(mg->slips + have, (int)nbytes, MPI_BYTE, (g->rank + have) % n, IDIST__TAG_SLIP + step, mg->comm,
+              &mg->requests[0]);
+}
+
+// Shows our slip for call number seq; its print is what the call says, its data what it contributes.
+static void idist__slip_begin(idist_group *g, const idist__print *print, uint32_t flags, const void *data, size_t nbytes) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__slip *own = &mg->slips[0];
+    own->print = *print;
+    own->flags = flags;
+    own->nbytes = (uint32_t)nbytes;
+    if (nbytes) memcpy(own->data, data, nbytes);
+    mg->entered = *print;
+    mg->slip_seq = print->seq;
+    mg->distance = 1;
+    if (g->size > 1) idist__slip_post(g);
+}
+
+// 1: all slips are here. 0: not yet. -1: MPI failed, *error says how.
+static int idist__slip_step(idist_group *g, int *error) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    while (mg->distance < g->size) {
+        int done = 0, i;
+        for (i = 0; i < 2; i++) {
+            if ((*error = MPI_Test(&mg->requests[i], &done, MPI_STATUS_IGNORE)) != MPI_SUCCESS) return -1;
+            if (!done) return 0;
+        }
+        g->w->nmoved++;
+        mg->distance = 2 * mg->distance < g->size ? 2 * mg->distance : g->size;
+        if (mg->distance < g->size) idist__slip_post(g);
+    }
+    return 1;
+}
+
+static void idist__slip_cancel(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
+    MPI_Wait(&mg->requests[0], MPI_STATUS_IGNORE);
+    if (mg->requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&mg->requests[1]);
+}
+
+static const idist__slip *idist__slip_of(const idist_group *g, int rank) {
+    return &idist__mpi_group_of(g)->slips[(rank - g->rank + g->size) % g->size];
+}
+
+// Whether all slips are of the same call; if not, the same text on every rank.
+static bool idist__slips_agree(const idist_group *g, char *text, size_t cap) {
+    const idist__mpi_group *mg = idist__mpi_group_of(g);
+    const idist__print *first = &idist__slip_of(g, 0)->print;
+    const char *field;
+    char a[128], b[128];
+    int i;
+    for (i = 1; i < g->size && memcmp(&mg->slips[i].print, &mg->slips[0].print, sizeof *first) == 0; i++) continue;
+    if (i >= g->size) return true;
+    for (i = 1; memcmp(&idist__slip_of(g, i)->print, first, sizeof *first) == 0; i++) continue;
+    field = idist__print_difference(first, &idist__slip_of(g, i)->print);
+    idist__print_text(first, a, sizeof a);
+    idist__print_text(&idist__slip_of(g, i)->print, b, sizeof b);
+    snprintf(text, cap, "the %s differs: rank %d called %s, rank %d called %s", field ? field : "sequence", g->ranks[0], a,
+             g->ranks[i], b);
+    return false;
+}
+
+static uint32_t idist__slip_flags(const idist_group *g) {
+    uint32_t flags = 0;
+    int i;
+    for (i = 0; i < g->size; i++) flags |= idist__mpi_group_of(g)->slips[i].flags;
+    return flags;
+}
+
+// The bytes of this rank's contribution, if the result of the call follows from what fits into slips; on all ranks or none.
+// Negative: it does not.
+static int idist__slip_contribution(const idist_group *g, const idist__call *c) {
+    size_t size = idist_dtype_size(c->dtype);
+    bool all = c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCATTER, root;
+    if (g->size > IDIST__SLIP_RANKS || idist__kind_is_v(c->kind) || c->count > IDIST__SLIP_BYTES) return -1;
+    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) return -1;
+    size *= c->count * (all ? (size_t)g->size : 1);
+    if (size > IDIST__SLIP_BYTES) return -1;
+    root = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
+    return root ? (int)size : 0;
+}
+
+// The result of a call whose contributions are all in the slips. Reductions go from rank to rank, in order.
+static void idist__slip_result(const idist_group *g, const idist__call *c) {
+    size_t part = c->count * idist_dtype_size(c->dtype), at = 0;
+    const void *in[IDIST__SLIP_RANKS];
+    char *recv = (char *)c->recv;
+    int i, n = g->size;
+    if (c->kind == IDIST__SCAN) n = g->rank + 1;
+    if (c->kind == IDIST__EXSCAN) n = g->rank;
+    if (!part || !n || ((c->kind == IDIST__GATHER || c->kind == IDIST__REDUCE) && c->root != g->rank)) return;
+    if (c->kind == IDIST__SCATTER || c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL)
+        at = part * (size_t)g->rank;
+    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER) {
+        if (c->kind == IDIST__SCATTER || c->root != g->rank) memcpy(recv, idist__slip_of(g, c->root)->data + at, part);
+        return;
+    }
+    for (i = 0; i < n; i++) in[i] = idist__slip_of(g, i)->data + at;
+    if (idist__kind_reduces(c->kind)) idist__reduce_many(recv, in, n, c->count, c->dtype, c->op, c->op == IDIST_AVG ? n : 0);
+    else
+        for (i = 0; i < n; i++) memcpy(recv + part * (size_t)i, in[i], part);
+}
+
+//------------------------------------------------------------------------------
+// [mpi:coll]  a collective from the first slip to the result
+// uses slip native error . used by engine
+//
+//     QUEUED -> ENTERING -> RUNNING -> done
+//                  \--- all was in the slips
+//
+// In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind. They block when no rank
+// has said that it is BUSY with other calls. Nothing can then wait in a circle: of two calls that are under way together
+// on some rank, the later one was entered as BUSY there, and blocks nowhere.
+//------------------------------------------------------------------------------
+
+// Appends to the group's collectives that have not reached MPI yet.
+static void idist__coll_queue(idist__task *t) {
+    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    op->phase = IDIST__QUEUED;
+    op->next = NULL;
+    if (mg->head) idist__mpi_op_of(mg->last)->next = t;
+    else mg->head = t;
+    mg->last = t;
+}
+
+// In three of the v-forms only two ranks know how much goes from one to the other: what this rank says about it.
+static size_t idist__coll_count(const idist_group *g, const idist__call *c, int peer, bool sends) {
+    int root = c->root, me = g->rank;
+    if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
+    if (c->kind == IDIST__GATHERV) return sends ? (peer == root ? c->count : 0) : me == root ? c->recvcounts[peer] : 0;
+    return sends ? (me == root ? c->sendcounts[peer] : 0) : peer == root ? c->count : 0;
+}
+
+// A number for each count, added for what is sent and subtracted for what is expected: over all ranks the sum is 0 when all
+// pairs agree, and else, as good as always, not.
+static uint64_t idist__coll_balance(const idist_group *g, const idist__call *c) {
+    uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
+    int i;
+    if (c->kind == IDIST__ALL_GATHERV) return 0; // those are in the print
+    for (i = 0; i < g->size; i++) {
+        sum += idist__mix(me * n + (uint64_t)i, idist__coll_count(g, c, i, true));
+        sum -= idist__mix((uint64_t)i * n + me, idist__coll_count(g, c, i, false));
+    }
+    return sum;
+}
+
+static bool idist__coll_balanced(const idist_group *g) {
+    uint64_t sum = 0, one;
+    int i;
+    for (i = 0; i < g->size; i++) {
+        memcpy(&one, idist__mpi_group_of(g)->slips[i].data, sizeof one);
+        sum += one;
+    }
+    return sum == 0;
+}
+
+// All ranks know that two of them do not agree. Which ones, and about what, they find by showing all counts.
+static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, char *text, size_t cap) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t n = (size_t)g->size, i;
+    uint64_t *all = (uint64_t *)idist__mem_alloc(mem, sizeof *all * 2 * n * (n + 1)), *own = all + 2 * n * n;
+    MPI_Request request;
+    snprintf(text, cap, "the counts of two ranks differ in %s #%u", idist__kind_names[t->call.label], (unsigned)t->seq);
+    if (!all) return;
+    for (i = 0; i < n; i++) own[i] = idist__coll_count(g, &t->call, (int)i, true);
+    for (i = 0; i < n; i++) own[n + i] = idist__coll_count(g, &t->call, (int)i, false);
+    if (MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T, idist__mpi_group_of(g)->comm,
+                       &request) != MPI_SUCCESS ||
+        idist__mpi_await(&request, IDIST__FAREWELL_MS, "MPI_Iallgather") != IDIST_OK)
+        return; // MPI may have the memory still
+    for (i = 0; i < n * n; i++) {
+        uint64_t sent = all[i / n * 2 * n + i % n], expected = all[i % n * 2 * n + n + i / n];
+        if (sent == expected) continue;
+        snprintf(text, cap, "the count differs: rank %d sends %llu elements to rank %d, which expects %llu, in %s #%u",
+                 g->ranks[i / n], (unsigned long long)sent, g->ranks[i % n], (unsigned long long)expected,
+                 idist__kind_names[t->call.label], (unsigned)t->seq);
+        break;
+    }
+    idist__mem_free(mem, all);
+}
+
+static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print, bool busy) {
+    int nbytes = idist__slip_contribution(g, c);
+    uint32_t flags = busy ? IDIST__SLIP_BUSY : 0;
+    uint64_t balance = idist__kind_is_v(c->kind) ? idist__coll_balance(g, c) : 0;
+    if (!idist__native_fits(g, c)) flags |= IDIST__SLIP_MANY;
+    if (idist__native_in_place(g, c)) flags |= IDIST__SLIP_IN_PLACE;
+    if (idist__kind_is_v(c->kind)) idist__slip_begin(g, print, flags, &balance, sizeof balance);
+    else
+        idist__slip_begin(g, print, flags, c->kind == IDIST__BROADCAST ? c->recv : c->send, nbytes > 0 ? (size_t)nbytes : 0);
+}
+
+static void idist__coll_done(idist__mpi *m, idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    int error = op->native.error;
+    const char *what = op->native.what;
+    if (error == MPI_SUCCESS) idist__native_finish(&op->native);
+    idist__native_free(&op->native);
+    op->phase = IDIST__ASKING; // nothing of it is with MPI
+    m->nap_ns = 0;
+    m->w->nmoved++;
+    if (error == MPI_SUCCESS) idist__complete(t, IDIST_OK, "");
+    else idist__mpi_trouble(m, t->group, what, error);
+}
+
+static void idist__coll_run(idist__mpi *m, idist__task *t, uint32_t flags) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    bool blocking = m->w->cfg.unchecked ? !t->async : !(flags & IDIST__SLIP_BUSY);
+    op->phase = IDIST__RUNNING;
+    idist__native_begin(&op->native, t->group, &t->call, blocking, flags);
+    if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
+}
+
+static void idist__coll_pop(idist__task *t) {
+    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    mg->head = idist__mpi_op_of(t)->next;
+    idist__mpi_op_of(t)->next = NULL;
+}
+
+// All slips of the first collective are here.
+static void idist__coll_entered(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    uint32_t flags = idist__slip_flags(g);
+    char text[400];
+    bool agree = idist__slips_agree(g, text, sizeof text);
+    if (agree && idist__kind_is_v(t->call.kind) && !idist__coll_balanced(g)) {
+        idist__coll_unbalanced(g, t, text, sizeof text);
+        agree = false;
+    }
+    if (!agree) {
+        idist__mpi_group_of(g)->known = true;
+        idist__group_fail(g, IDIST_ERR_MISMATCH, text);
+        return;
+    }
+    idist__coll_pop(t);
+    if (idist__slip_contribution(g, &t->call) < 0) {
+        idist__coll_run(m, t, flags);
+    } else {
+        idist__slip_result(g, &t->call);
+        idist__complete(t, IDIST_OK, "");
+    }
+}
+
+// What the flags of all would be. In v-forms one rank does not know whether the counts of the others fit.
+static uint32_t idist__coll_guess(const idist_group *g, const idist__call *c) {
+    uint32_t flags = idist__native_in_place(g, c) ? IDIST__SLIP_IN_PLACE : 0;
+    return idist__kind_is_v(c->kind) || !idist__native_fits(g, c) ? flags | IDIST__SLIP_MANY : flags;
+}
+
+// One step of the group's first collective. False when it has to wait.
+static bool idist__coll_step(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__print print;
+    int error = MPI_SUCCESS, there;
+    if (op->phase == IDIST__QUEUED && m->w->cfg.unchecked) {
+        idist__coll_pop(t);
+        idist__coll_run(m, t, idist__coll_guess(g, &t->call));
+        return true;
+    }
+    if (op->phase == IDIST__QUEUED) {
+        print = idist__task_print(t, 0);
+        op->phase = IDIST__ENTERING;
+        // The quick way may have begun it already.
+        if (idist__mpi_group_of(g)->slip_seq != t->seq)
+            idist__coll_enter(g, &t->call, &print, t->async || t->next || t->prev || idist__me.group_depth);
+    }
+    there = idist__slip_step(g, &error);
+    if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
+    if (there <= 0) return there != 0;
+    idist__coll_entered(m, t);
+    return true;
+}
+
+static void idist__note_progress(idist__mpi *m);
+
+static void idist__coll_progress(idist__mpi *m, idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    while (mg->head && g->status == IDIST_OK && idist__coll_step(m, mg->head)) continue;
+}
+
+// The most common call, without the detour over idist__native. False: it is another one.
+static bool idist__coll_plain(idist_group *g, const idist__call *c, uint32_t flags, int *error) {
+    bool in_place = c->send == c->recv;
+    if (c->kind != IDIST__ALL_REDUCE || !c->count || c->count > IDIST__MPI_COUNT || (int)c->op >= IDIST_OP_USER)
+        return false;
+    if (c->op == IDIST_AVG || idist__type_is_half(c->dtype) || (!in_place && (flags & IDIST__SLIP_IN_PLACE))) return false;
+    *error = MPI_Allreduce(in_place ? MPI_IN_PLACE : c->send, c->recv, (int)c->count, idist__mpi_type(c->dtype),
+                           idist__mpi_builtin_op(idist__mpi_of(g->w), c->op, c->dtype), idist__mpi_group_of(g)->comm);
+    return true;
+}
+
+// A blocking call while there is nothing else: without a task, if the others come soon. If not, or if anything is wrong, the
+// task that follows goes on from here.
+static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__native nat;
+    idist__print print;
+    char text[400];
+    int i, there = 0, error;
+    uint32_t flags;
+    if (c->kind >= IDIST__SEND || g->size == 1) return false;
+    if (!m->w->cfg.unchecked) {
+        int64_t now = idist__os_now_ns();
+        // After a while elsewhere, hear first what was said: MPI may need some looks for that.
+        for (i = 0; i < 8 && now - m->looked_ns > IDIST__MS; i++) idist__note_progress(m);
+        m->looked_ns = now;
+        if (g->status != IDIST_OK) return false;
+        print = idist__call_print(c, g->seq + 1);
+        idist__coll_enter(g, c, &print, false);
+        for (i = 0; i < IDIST__QUICK_LOOKS && !there; i++) there = idist__slip_step(g, &error);
+        if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
+        if (there <= 0 || !idist__slips_agree(g, text, sizeof text)) return false;
+        if (idist__kind_is_v(c->kind) && !idist__coll_balanced(g)) return false;
+        if (idist__slip_contribution(g, c) >= 0) {
+            idist__slip_result(g, c);
+            g->seq++;
+            return true;
+        }
+    }
+    flags = m->w->cfg.unchecked ? idist__coll_guess(g, c) : idist__slip_flags(g);
+    if (flags & IDIST__SLIP_BUSY) return false;
+    if (!idist__coll_plain(g, c, flags, &error)) {
+        idist__native_begin(&nat, g, c, true, flags);
+        if (nat.error == MPI_SUCCESS) idist__native_finish(&nat);
+        idist__native_free(&nat);
+        error = nat.error;
+    }
+    if (error == MPI_SUCCESS) g->seq++;
+    else idist__mpi_trouble(m, g, "a collective of MPI", error);
+    return error == MPI_SUCCESS;
+}
+
+//------------------------------------------------------------------------------
+// [mpi:note]  messages between two ranks: send, receive, and what ranks tell each other
+// uses types error . used by wait engine
+//
+// One receive for any note from anybody is posted at all times. Notes go to the group and the receive that they are meant
+// for, or wait in the list of early ones. A message of up to 8 KiB comes with its note. A larger one:
+//
+//     sender                          receiver
+//       LARGE  (what it is, its id) ->  waits for a receive that wants it, which posts MPI_Irecv
+//              <- GRANT (id, tag)
+//       MPI_Isend with that tag ----->  from buffer to buffer
+//------------------------------------------------------------------------------
+
+static void idist__note_take(idist__mpi *m, int source, const idist__note *note, const void *payload);
+
+static idist__outgoing *idist__note_new(idist__mpi *m) {
+    idist__outgoing *o = m->idle;
+    if (o) m->idle = o->next;
+    else o = (idist__outgoing *)idist__mem_raw(&m->w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
+    return o;
+}
+
+// Sends a note; the payload is copied. A rank that is out of memory or whose MPI refuses fails the group of the note.
+static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, const void *payload, size_t nbytes) {
+    idist__outgoing *o;
+    idist_group *g;
+    int error;
+    if (m->peers[rank].lost) return;
+    if (rank == m->w->cfg.rank) {
+        idist__note own = *note;
+        own.nbytes = nbytes;
+        idist__note_take(m, rank, &own, payload);
+        return;
+    }
+    o = idist__note_new(m);
+    if (o) {
+        o->note = *note;
+        o->note.nbytes = nbytes;
+        if (nbytes) memcpy(o + 1, payload, nbytes);
+        error = MPI_Isend(&o->note, (int)(sizeof o->note + nbytes), MPI_BYTE, rank, IDIST__TAG_NOTE, m->wire, &o->request);
+        if (error == MPI_SUCCESS) {
+            o->next = m->outgoing;
+            m->outgoing = o;
+            return;
+        }
+        o->next = m->idle;
+        m->idle = o;
+    }
+    g = idist__world_find_group(m->w, note->ctx);
+    if (!o && g) idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    else if (g) idist__mpi_trouble(m, g, "MPI_Isend", error);
+}
+
+static void idist__note_sweep(idist__mpi *m) {
+    idist__outgoing **at = &m->outgoing;
+    while (*at) {
+        idist__outgoing *o = *at;
+        int done = 0;
+        if (MPI_Test(&o->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
+            at = &o->next;
+            continue;
+        }
+        *at = o->next; // gone out, or its receiver is gone
+        o->next = m->idle;
+        m->idle = o;
+    }
+}
+
+static bool idist__receive_wants(const idist__task *t, int source, const idist__note *note) {
+    const idist__call *c = &t->call;
+    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == source) &&
+           (c->tag == IDIST_ANY_TAG || c->tag == note->tag);
+}
+
+// Data from or to the other rank's buffer, in pieces that MPI can count.
+static void idist__data_move(idist__task *t, int rank, int tag, size_t nbytes) {
+    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__native *nat = &idist__mpi_op_of(t)->native;
+    bool send = t->call.kind == IDIST__SEND;
+    size_t at, k, most = IDIST__MPI_COUNT < ((size_t)1 << 30) ? IDIST__MPI_COUNT : (size_t)1 << 30;
+    idist__native_init(nat, t->group);
+    idist__mpi_op_of(t)->phase = IDIST__MOVING;
+    for (at = 0; at < nbytes; at += k) {
+        k = nbytes - at < most ? nbytes - at : most;
+        if (send)
+            IDIST__NATIVE_REQUEST(nat, MPI_Isend, (const char *)t->call.send + at, (int)k, MPI_BYTE, rank, tag, m->wire);
+        else IDIST__NATIVE_REQUEST(nat, MPI_Irecv, (char *)t->call.recv + at, (int)k, MPI_BYTE, rank, tag, m->wire);
+    }
+}
+
+// A receive takes a large message.
+static void idist__receive_grant(idist__mpi *m, idist__task *t, int source, const idist__note *note) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__note grant;
+    memset(&grant, 0, sizeof grant);
+    grant.type = IDIST__NOTE_GRANT;
+    grant.ctx = note->ctx;
+    grant.id = note->id;
+    grant.tag = IDIST__TAG_DATA + m->next_tag;
+    m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
+    op->source = source;
+    op->note = *note;
+    idist__data_move(t, source, grant.tag, (size_t)note->print.check * idist_dtype_size(t->call.dtype));
+    idist__note_send(m, source, &grant, NULL, 0);
+}
+
+// Gives a message to the oldest receive that wants it. False: there is none. Receives that it does not fit fail.
+static bool idist__receive_match(idist__mpi *m, idist_group *g, int source, const idist__note *note, const void *payload) {
+    idist__task **at = &idist__mpi_group_of(g)->receives;
+    int from = idist__mpi_group_of(g)->rank_of[source];
+    while (*at) {
+        idist__task *t = *at;
+        idist_status s;
+        char text[256];
+        if (!idist__receive_wants(t, source, note)) {
+            at = &idist__mpi_op_of(t)->next;
+            continue;
+        }
+        *at = idist__mpi_op_of(t)->next;
+        if (!idist__message_fits(&t->call, (idist_dtype)note->print.dtype, (size_t)note->print.check, from, note->tag, &s,
+                                 text, sizeof text)) {
+            idist__complete(t, s, text);
+            continue;
+        }
+        if (note->type == IDIST__NOTE_LARGE) {
+            idist__receive_grant(m, t, source, note);
+        } else {
+            idist__copy(t->call.recv, payload, (size_t)note->nbytes);
+            idist__recv_done(t, from, note->tag, (size_t)note->print.check);
+        }
+        return true;
+    }
+    return false;
+}
+
+static void idist__note_keep(idist__mpi *m, int source, const idist__note *note, const void *payload) {
+    idist__early **last, *e = (idist__early *)idist__mem_raw(&m->w->cfg.mem, sizeof *e + (size_t)note->nbytes);
+    if (!e) {
+        idist__group_fail(&m->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return;
+    }
+    e->next = NULL;
+    e->source = source;
+    e->note = *note;
+    if (note->nbytes) memcpy(e + 1, payload, (size_t)note->nbytes);
+    for (last = &m->early; *last; last = &(*last)->next) continue;
+    *last = e;
+}
+
+static void idist__send_begin(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    const idist__call *c = &t->call;
+    size_t nbytes = c->count * idist_dtype_size(c->dtype);
+    int rank = g->ranks[c->root];
+    bool eager = nbytes <= IDIST__NOTE_BYTES || rank == m->w->cfg.rank;
+    idist__note note;
+    memset(&note, 0, sizeof note);
+    note.type = eager ? IDIST__NOTE_EAGER : IDIST__NOTE_LARGE;
+    note.ctx = g->ctx;
+    note.tag = c->tag;
+    note.print = idist__task_print(t, 0);
+    note.id = idist__mpi_op_of(t)->id = ++m->next_id;
+    m->peers[rank].sent++;
+    idist__note_send(m, rank, &note, c->send, eager ? nbytes : 0);
+    if (eager) idist__complete(t, IDIST_OK, "");
+}
+
+static void idist__receive_begin(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    idist__task **last;
+    idist__early **at;
+    idist__mpi_op_of(t)->next = NULL;
+    for (last = &idist__mpi_group_of(g)->receives; *last; last = &idist__mpi_op_of(*last)->next) continue;
+    *last = t;
+    for (at = &m->early; *at; at = &(*at)->next) {
+        idist__early *e = *at;
+        if (e->note.ctx != g->ctx || e->note.type > IDIST__NOTE_LARGE || !idist__receive_wants(t, e->source, &e->note))
+            continue;
+        if (idist__receive_match(m, g, e->source, &e->note, e + 1)) {
+            *at = e->next;
+            idist__mem_free(&m->w->cfg.mem, e);
+        }
+        return; // taken, or it did not fit
+    }
+}
+
+// A GRANT: the task that it is for sends.
+static void idist__note_granted(idist__mpi *m, int source, const idist__note *note) {
+    idist__task *t;
+    for (t = m->w->tasks; t; t = t->next) {
+        idist__mpi_op *op = idist__mpi_op_of(t);
+        if (t->call.kind != IDIST__SEND || op->phase != IDIST__ASKING || op->id != note->id) continue;
+        idist__data_move(t, source, note->tag, t->call.count * idist_dtype_size(t->call.dtype));
+        return;
+    }
+}
+
+// The data of a large message has gone out, or is here.
+static void idist__data_done(idist__mpi *m, idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    int error = op->native.error;
+    idist__native_free(&op->native);
+    op->phase = IDIST__ASKING;
+    m->nap_ns = 0;
+    m->w->nmoved++;
+    if (error != MPI_SUCCESS)
+        idist__mpi_trouble(m, t->group, t->call.kind == IDIST__SEND ? "MPI_Isend" : "MPI_Irecv", error);
+    else if (t->call.kind == IDIST__SEND) idist__complete(t, IDIST_OK, "");
+    else idist__recv_done(t, idist__mpi_group_of(t->group)->rank_of[op->source], op->note.tag, (size_t)op->note.print.check);
+}
+
+//------------------------------------------------------------------------------
+// [mpi:wait]  who waits, who is missing, who waits for whom
+// uses note slip . used by engine
+//
+// A rank that has waited for a while tells the other members (WAITS). Who has entered the same call answers HERE, who has
+// not ABSENT; at the deadline the others are missing. Ranks in different collectives of one group show each other
+// different slips. Ranks in calls of different groups, or in a receive and a collective, show each other nothing: they are
+// found by what they wait for. Neither will ever go on when, on both sides,
+//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
+//   - that call lacks something that only the other rank can begin to send,
+//   - and the other rank has not begun it.
+//------------------------------------------------------------------------------
+
+// Whether t lacks something that this rank of its group has to begin.
+static bool idist__wait_needs(const idist__task *t, int rank) {
+    const idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    const idist__mpi_op *op = idist__mpi_op_of(t);
+    if (idist__kind_is_p2p(t->call.kind)) return op->phase == IDIST__ASKING && t->call.root == rank;
+    if (op->phase == IDIST__QUEUED) return true;
+    return op->phase == IDIST__ENTERING && (rank - t->group->rank + t->group->size) % t->group->size >= mg->distance;
+}
+
+// Whether what the other rank waits for may still come from us.
+static bool idist__wait_answered(const idist__mpi *m, int peer) {
+    const idist__note *waits = &m->peers[peer].waits;
+    const idist_group *g = idist__world_find_group(m->w, waits->ctx);
+    const idist__early *e;
+    if (waits->print.kind == IDIST__RECV) return waits->got != m->peers[peer].sent;
+    if (waits->print.kind != IDIST__SEND) return !g || (int32_t)(waits->print.seq - g->seq) <= 0;
+    for (e = m->early; e; e = e->next) // its message lies here, and nobody wants it
+        if (e->source == peer && e->note.type == IDIST__NOTE_LARGE && e->note.id == waits->id) return false;
+    return true;
+}
+
+// Whether the other rank has not begun what we wait for.
+static bool idist__wait_unbegun(const idist__mpi *m, const idist__task *ours, int peer) {
+    const idist__peer *p = &m->peers[peer];
+    if (ours->call.kind == IDIST__RECV) return p->waits.sent == p->got;
+    return ours->call.kind == IDIST__SEND || (p->absent_ctx == ours->group->ctx && p->absent_seq == ours->seq);
+}
+
+static void idist__wait_find_deadlock(idist__mpi *m, int peer) {
+    const idist__note *waits = &m->peers[peer].waits;
+    idist__task *ours = idist__world_only_call(m->w);
+    idist_group *theirs = idist__world_find_group(m->w, waits->ctx);
+    char cause[400];
+    bool same;
+    int rank;
+    if (!ours || !ours->announced || waits->flags != (IDIST__WAITS_FOR_YOU | IDIST__WAITS_ONLY)) return;
+    rank = idist__mpi_group_of(ours->group)->rank_of[peer];
+    same = ours->group->ctx == waits->ctx;
+    if (rank < 0 || (same && ours->seq == waits->print.seq && ours->seq)) return;
+    if (!idist__wait_needs(ours, rank) || !idist__wait_unbegun(m, ours, peer) || idist__wait_answered(m, peer)) return;
+    idist__deadlock_text(ours, peer, &waits->print, same, cause, sizeof cause);
+    idist__group_fail(ours->group, IDIST_ERR_MISMATCH, cause);
+    if (theirs) idist__group_fail(theirs, IDIST_ERR_MISMATCH, cause);
+}
+
+static void idist__wait_seen(idist_group *g, int source, const idist__print *print) {
+    idist__print *seen = &idist__mpi_group_of(g)->seen[idist__mpi_group_of(g)->rank_of[source]];
+    if ((int32_t)(print->seq - seen->seq) >= 0) *seen = *print;
+}
+
+// The other rank waits in a call: it learns whether we have entered it.
+static void idist__wait_heard(idist__mpi *m, int source, const idist__note *note) {
+    idist_group *g = idist__world_find_group(m->w, note->ctx);
+    idist__note answer = *note;
+    m->peers[source].waits = *note;
+    if (!idist__kind_is_p2p((idist__kind)note->print.kind)) {
+        answer.type = IDIST__NOTE_ABSENT;
+        if (g) idist__wait_seen(g, source, &note->print);
+        if (g && (int32_t)(note->print.seq - g->seq) <= 0) {
+            answer.type = IDIST__NOTE_HERE;
+            answer.print = idist__mpi_group_of(g)->entered;
+        }
+        idist__note_send(m, source, &answer, NULL, 0);
+    }
+    idist__wait_find_deadlock(m, source);
+}
+
+static void idist__mpi_announce(idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi *m = idist__mpi_of(g->w);
+    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+    idist__note note;
+    int i;
+    if (m->w->cfg.unchecked && !p2p) return;
+    memset(&note, 0, sizeof note);
+    note.type = IDIST__NOTE_WAITS;
+    note.ctx = g->ctx;
+    note.print = idist__task_print(t, 0);
+    note.id = idist__mpi_op_of(t)->id;
+    for (i = 0; i < g->size && g->status == IDIST_OK; i++) {
+        int peer = g->ranks[i];
+        if (i == g->rank || (p2p && t->call.root != i)) continue;
+        note.flags = (uint8_t)((idist__wait_needs(t, i) ? IDIST__WAITS_FOR_YOU : 0) | (only ? IDIST__WAITS_ONLY : 0));
+        note.sent = m->peers[peer].sent;
+        note.got = m->peers[peer].got;
+        idist__note_send(m, peer, &note, NULL, 0);
+        if (!t->done) idist__wait_find_deadlock(m, peer);
+        if (t->done) return;
+    }
+}
+
+static int idist__mpi_missing(idist__task *t, char *text, size_t cap) {
+    const idist_group *g = t->group;
+    const idist__print *seen = idist__mpi_group_of(g)->seen;
+    int i, n = 0;
+    if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__MOVING) return 0;
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank && idist__wait_needs(t, i) && (int32_t)(seen[i].seq - t->seq) < 0)
+            idist__missing_rank(g, i, &seen[i], n++, text, cap);
+    if (n > 8) idist__append(text, cap, " and %d more", n - 8);
+    return n;
+}
+
+//------------------------------------------------------------------------------
+// [mpi:engine]  progress, sleep, failure
+// uses coll note wait . used by join
+//------------------------------------------------------------------------------
+
+static void idist__note_take(idist__mpi *m, int source, const idist__note *note, const void *payload) {
+    idist_group *g = idist__world_find_group(m->w, note->ctx);
+    m->nap_ns = 0;
+    switch (note->type) {
+    case IDIST__NOTE_EAGER:
+    case IDIST__NOTE_LARGE:
+        m->peers[source].got++;
+        m->w->nmoved++;
+        if (g && g->status != IDIST_OK) break;
+        if (!g || !idist__receive_match(m, g, source, note, payload)) idist__note_keep(m, source, note, payload);
+        break;
+    case IDIST__NOTE_GRANT: idist__note_granted(m, source, note); break;
+    case IDIST__NOTE_WAITS: idist__wait_heard(m, source, note); break;
+    case IDIST__NOTE_HERE:
+        if (g) idist__wait_seen(g, source, &note->print);
+        break;
+    case IDIST__NOTE_ABSENT:
+        m->peers[source].absent_ctx = note->ctx;
+        m->peers[source].absent_seq = note->print.seq;
+        idist__wait_find_deadlock(m, source);
+        break;
+    case IDIST__NOTE_FAIL: // of a group that may not exist here yet
+        if (g) idist__group_fail(g, (idist_status)note->tag, (const char *)payload);
+        else idist__note_keep(m, source, note, payload);
+        break;
+    default: break;
+    }
+}
+
+static void idist__note_listen(idist__mpi *m) {
+    int error = MPI_Irecv(m->note, (int)sizeof m->note, MPI_BYTE, MPI_ANY_SOURCE, IDIST__TAG_NOTE, m->wire, &m->incoming);
+    if (error != MPI_SUCCESS) idist__mpi_trouble(m, &m->w->group, "MPI_Irecv", error);
+}
+
+// With ULFM the receive from anybody is refused while somebody is lost, unless it was posted after we had heard of that.
+static bool idist__note_arrived(idist__mpi *m, MPI_Status *status) {
+    int there = 0, cancelled = 0, error = MPI_Test(&m->incoming, &there, status);
+    if (error == MPI_SUCCESS) return there;
+    idist__mpi_trouble(m, &m->w->group, "MPI_Test", error);
+    if (!idist__mpi_is_loss(error)) return false;
+    idist__mpi_find_lost(m);
+    if (m->incoming != MPI_REQUEST_NULL) {
+        MPI_Cancel(&m->incoming);
+        there = MPI_Wait(&m->incoming, status) == MPI_SUCCESS;
+        if (there) MPI_Test_cancelled(status, &cancelled);
+    }
+    if (!there || cancelled) idist__note_listen(m);
+    return there && !cancelled;
+}
+
+static void idist__note_progress(idist__mpi *m) {
+    MPI_Status status;
+    int turns;
+    for (turns = 0; turns < 64 && m->incoming != MPI_REQUEST_NULL && idist__note_arrived(m, &status); turns++) {
+        idist__note_take(m, status.MPI_SOURCE, (const idist__note *)(const void *)m->note, m->note + sizeof(idist__note));
+        idist__note_listen(m);
+    }
+}
+
+static void idist__mpi_progress(idist__world *w) {
+    idist__mpi *m = idist__mpi_of(w);
+    idist_group *g;
+    idist__task *t;
+    uint32_t ended;
+    idist__note_progress(m);
+    if (m->outgoing) idist__note_sweep(m);
+    for (g = &w->group; g; g = g->next)
+        if (g->rank >= 0) idist__coll_progress(m, g);
+    do {
+        ended = w->nended;
+        for (t = w->tasks; t && ended == w->nended; t = t->next) {
+            idist__mpi_op *op = idist__mpi_op_of(t);
+            if ((op->phase != IDIST__RUNNING && op->phase != IDIST__MOVING)) continue;
+            if (!idist__native_done(&op->native)) continue;
+            if (op->phase == IDIST__RUNNING) idist__coll_done(m, t);
+            else idist__data_done(m, t);
+        }
+    } while (ended != w->nended); // the list has changed
+}
+
+static void idist__mpi_start(idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    memset(op, 0, sizeof *op);
+    op->phase = IDIST__ASKING;
+    if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+        op->user = *idist__call_user_op(g, &t->call);
+        t->call.user = &op->user;
+    }
+    if (g->status != IDIST_OK) idist__complete(t, g->status, g->cause); // the quick way found out
+    else if (t->call.kind == IDIST__SEND) idist__send_begin(m, t);
+    else if (t->call.kind == IDIST__RECV) idist__receive_begin(m, t);
+    else if (g->size == 1) idist__self_collective(t);
+    else {
+        idist__coll_queue(t);
+        idist__coll_progress(m, g);
+    }
+}
+
+// MPI cannot be slept in. We sleep beside it, for longer and longer, and look.
+static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
+    idist__mpi *m = idist__mpi_of(w);
+    int64_t most = m->outgoing ? IDIST__NAP_MOVING_NS : IDIST__NAP_MOST_NS, wake_ns;
+    uint32_t wakes = m->wakes;
+    const idist__task *t;
+    for (t = w->tasks; t; t = t->next)
+        if (idist__mpi_op_of(t)->phase == IDIST__RUNNING || idist__mpi_op_of(t)->phase == IDIST__MOVING)
+            most = IDIST__NAP_MOVING_NS;
+    m->nap_ns = m->nap_ns ? 2 * m->nap_ns : IDIST__NAP_NS;
+    if (m->nap_ns > most) m->nap_ns = most;
+    wake_ns = idist__os_now_ns() + m->nap_ns;
+    pthread_mutex_unlock(&w->lock);
+    idist__os_futex_wait(&m->wakes, wakes, wake_ns < until_ns ? wake_ns : until_ns);
+    pthread_mutex_lock(&w->lock);
+}
+
+static void idist__mpi_wake(idist__world *w) {
+    __atomic_fetch_add(&idist__mpi_of(w)->wakes, 1u, __ATOMIC_SEQ_CST);
+    idist__os_futex_wake(&idist__mpi_of(w)->wakes);
+}
+
+// What is with MPI cannot be taken back. It ends soon, now that all are in it or somebody is lost; if not, MPI keeps what
+// is scratch of ours.
+static void idist__native_abandon(idist__native *nat) {
+    int64_t deadline_ns = idist__os_deadline(IDIST__FLUSH_MS);
+    int i;
+    for (i = 0; i < nat->nrequests; i++) {
+        int done = 0;
+        while (MPI_Test(&nat->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done)
+            if (idist__os_now_ns() > deadline_ns) return;
+    }
+    nat->nrequests = 0;
+    idist__native_free(nat);
+}
+
+static bool idist__p2p_cancel(idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__task **at = &idist__mpi_group_of(t->group)->receives;
+    bool receive = t->call.kind == IDIST__RECV;
+    int i;
+    while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
+    if (*at) *at = op->next;
+    if (op->phase == IDIST__ASKING) return receive; // the other side has heard of a send
+    for (i = 0; i < op->native.nrequests && receive; i++)
+        if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
+    idist__native_abandon(&op->native);
+    op->phase = IDIST__ASKING;
+    return false;
+}
+
+static bool idist__mpi_cancel(idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__task *before = mg->head;
+    if (idist__kind_is_p2p(t->call.kind)) return idist__p2p_cancel(t);
+    if (mg->head == t && op->phase == IDIST__ENTERING) idist__slip_cancel(g);
+    if (op->phase == IDIST__RUNNING) idist__native_abandon(&op->native);
+    if (mg->head == t) idist__coll_pop(t);
+    else {
+        while (before && idist__mpi_op_of(before)->next != t) before = idist__mpi_op_of(before)->next;
+        if (before) idist__mpi_op_of(before)->next = op->next;
+        if (before && mg->last == t) mg->last = before;
+    }
+    op->phase = IDIST__ASKING;
+    return false;
+}
+
+static void idist__mpi_tell(idist_group *g) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__note note;
+    int i;
+    if (mg->known) return;
+    mg->known = true;
+#ifdef IDIST__ULFM
+    if (m->fault_tolerant) MPIX_Comm_revoke(mg->comm); // who is in MPI comes out
+#endif
+    memset(&note, 0, sizeof note);
+    note.type = IDIST__NOTE_FAIL;
+    note.ctx = g->ctx;
+    note.tag = (int32_t)g->status;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank) idist__note_send(m, g->ranks[i], &note, g->cause, strlen(g->cause) + 1);
+}
+
+static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
+    while (idist__mpi_of(w)->outgoing && idist__os_now_ns() < until_ns) {
+        idist__mpi_progress(w);
+        pthread_mutex_unlock(&w->lock);
+        sched_yield();
+        pthread_mutex_lock(&w->lock);
+    }
+}
+
+//------------------------------------------------------------------------------
+// [mpi:join]  adopt or initialise, open, shrink, close
+// uses engine . used by -
+//------------------------------------------------------------------------------
+
+// MPI begins and ends once per process.
+static pthread_mutex_t idist__mpi_life = PTHREAD_MUTEX_INITIALIZER;
+static int idist__mpi_worlds;  // open
+static bool idist__mpi_ours;   // initialised by us
+static int idist__mpi_threads; // that MPI has made then
+static bool idist__mpi_kept;   // not all came to the end of a failed world: MPI_Finalize would hang
+
+static MPI_Comm idist__mpi_base(const idist__config *c) {
+    return c->mpi_comm ? *(const MPI_Comm *)c->mpi_comm : MPI_COMM_WORLD;
+}
+
+// A launcher of MPI started us, or the program uses MPI. A rank and size from the user or torchrun are of another world.
+static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
+    static const char *const launchers[] = {"openmpi", "mvapich2", "hydra"};
+    size_t i;
+    if (c->backends[0] || c->mpi_comm) return true;
+    for (i = 0; i < IDIST__COUNT_OF(launchers); i++)
+        if (strcmp(c->launcher, launchers[i]) == 0) return true;
+    return initialised && strcmp(c->launcher, "none") == 0;
+}
+
+static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, int size) {
+    char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
+    int n = 0;
+    MPI_Get_library_version(library, &n);
+    library[strcspn(library, "\n,")] = 0;
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: the launcher (%s%s%s) says rank %d of %d, the MPI that this program was linked with (%s) "
+        "says rank %d of %d: start it with the mpirun or mpiexec of that MPI, or set IDIST_BACKEND=ring",
+        c->launcher, c->rank_var ? " by " : "", c->rank_var ? c->rank_var : "", c->rank, c->world_size, library, rank, size);
+}
+
+static idist_status idist__mpi_claim(idist__config *c, const char **why) {
+    int initialised = 0, finalized = 0, level, rank, size, error = MPI_SUCCESS;
+    bool given = strcmp(c->launcher, "explicit") == 0;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalized);
+    *why = "no launcher of MPI started this process";
+    if (!idist__mpi_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (finalized)
+        return idist__fail(IDIST_ERR_STATE,
+                           "initialize: MPI was finalized in this process and cannot begin again; to open worlds one after "
+                           "the other, initialise MPI yourself");
+    if (!initialised) {
+        idist__mpi_threads = -idist__os_nthreads();
+        error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+        if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Init_thread", error);
+        idist__mpi_threads += idist__os_nthreads();
+        idist__mpi_ours = true;
+    }
+    MPI_Comm_rank(idist__mpi_base(c), &rank);
+    MPI_Comm_size(idist__mpi_base(c), &size);
+    if (strcmp(c->launcher, "none") == 0) c->launcher = "mpi";
+    else if ((given || !c->mpi_comm) && (size != c->world_size || (given && rank != c->rank)))
+        return idist__mpi_sizes_differ(c, rank, size);
+    c->rank = rank;
+    c->world_size = size;
+    return IDIST_OK;
+}
+
+// Who is where. Contributions lie in the table already.
+static idist_status idist__mpi_table(idist__mpi *m) {
+    idist__node *nodes = m->w->nodes, *own = &nodes[m->w->cfg.rank];
+    int error;
+    idist__copy_text(own->hostname, sizeof own->hostname, m->w->hostname);
+    own->host = idist__host_key(&m->w->cfg);
+    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->wire);
+    return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_fail("MPI_Allgather", error);
+}
+
+// The ranks of this host: the cores they may use together, and the window for idist_alloc.
+static idist_status idist__mpi_share(idist__mpi *m) {
+    idist__world *w = m->w;
+    idist__cpus own, together;
+    MPI_Comm host;
+    MPI_Info info;
+    void *base = NULL;
+    int error = MPI_Comm_split_type(m->wire, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), n = 1;
+    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_split_type", error);
+    MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
+    MPI_Comm_size(host, &n);
+    idist__os_cpus(&own);
+    error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
+    if (error == MPI_SUCCESS) w->ncores = idist__cpus_count(&together);
+    if (error == MPI_SUCCESS && n > 1 && w->cfg.shm_asked) {
+        MPI_Info_create(&info);
+        MPI_Info_set(info, "alloc_shared_noncontig", "true"); // each rank's part on pages of its own
+        if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, info, host, &base, &m->win) != MPI_SUCCESS)
+            m->win = MPI_WIN_NULL;
+        MPI_Info_free(&info);
+        if (m->win != MPI_WIN_NULL) m->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
+    }
+    MPI_Comm_free(&host);
+    return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_fail("MPI_Allreduce", error);
+}
+
+static bool idist__mpi_tolerates_faults(void) {
+#ifdef IDIST__ULFM
+    const char *text = idist__os_env("OMPI_MCA_mpi_ft_enable"); // mpirun --with-ft ulfm sets it
+    return text && strcmp(text, "0") != 0 && strcmp(text, "false") != 0;
+#else
+    return false;
+#endif
+}
+
+static idist_status idist__mpi_make(idist__mpi *m) {
+    static MPI_User_function *const own[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min, idist__mpi_max};
+    idist__world *w = m->w;
+    MPI_Request request;
+    int level = MPI_THREAD_SINGLE, error, i;
+    idist_status s;
+    m->peers = (idist__peer *)idist__mem_alloc(&w->cfg.mem, sizeof *m->peers * (size_t)w->group.size);
+    if (!m->peers) return IDIST_ERR_NO_MEMORY;
+    MPI_Query_thread(&level);
+    w->nforeign = level < MPI_THREAD_SERIALIZED ? INT_MAX / 2 : idist__mpi_threads;
+    w->threadless = level < MPI_THREAD_SERIALIZED || (idist__mpi_worlds && level < MPI_THREAD_MULTIPLE);
+    error = MPI_Comm_idup(idist__mpi_base(&w->cfg), &m->wire, &request);
+    if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_idup", error);
+    if ((s = idist__mpi_await(&request, w->cfg.init_timeout_ms, "initialize")) != IDIST_OK) return s;
+    MPI_Comm_set_errhandler(m->wire, MPI_ERRORS_RETURN);
+    m->fault_tolerant = idist__mpi_tolerates_faults();
+    if ((s = idist__mpi_table(m)) != IDIST_OK || (s = idist__mpi_share(m)) != IDIST_OK) return s;
+    if (idist__mpi_keyval == MPI_KEYVAL_INVALID)
+        MPI_Type_create_keyval(MPI_TYPE_NULL_COPY_FN, MPI_TYPE_NULL_DELETE_FN, &idist__mpi_keyval, NULL);
+    for (i = 0; i < 4; i++)
+        if ((error = MPI_Op_create(own[i], 1, &m->ops[i])) != MPI_SUCCESS) return idist__mpi_fail("MPI_Op_create", error);
+    idist__note_listen(m);
+    return IDIST_OK;
+}
+
+static void idist__mpi_free(idist__mpi *m) {
+    const idist_allocator *mem = &m->w->cfg.mem;
+    while (m->early) {
+        idist__early *e = m->early;
+        m->early = e->next;
+        idist__mem_free(mem, e);
+    }
+    while (m->idle) {
+        idist__outgoing *o = m->idle;
+        m->idle = o->next;
+        idist__mem_free(mem, o);
+    }
+    idist__mem_free(mem, m->peers);
+    idist__mem_free(mem, m);
+}
+
+static idist_status idist__mpi_open(idist__world *w) {
+    idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
+    idist_status s;
+    if ((w->impl = m) == NULL) return IDIST_ERR_NO_MEMORY;
+    m->w = w;
+    m->shrunk = MPI_COMM_NULL;
+    m->win = MPI_WIN_NULL;
+    m->incoming = MPI_REQUEST_NULL;
+    if ((s = idist__mpi_make(m)) != IDIST_OK) {
+        idist__mpi_free(m);
+        return s;
+    }
+    pthread_mutex_lock(&idist__mpi_life);
+    idist__mpi_worlds++;
+    pthread_mutex_unlock(&idist__mpi_life);
+    return IDIST_OK;
+}
+
+// The communicator of a group: of the world, a second one beside the wire; else made by its members alone.
+static int idist__mpi_communicator(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
+    MPI_Group all, members;
+    int error;
+    if (g == &m->w->group) return MPI_Comm_dup(m->wire, comm);
+    if (m->shrunk != MPI_COMM_NULL) {
+        *comm = m->shrunk;
+        m->shrunk = MPI_COMM_NULL;
+        return MPI_SUCCESS;
+    }
+    MPI_Comm_group(m->wire, &all);
+    MPI_Group_incl(all, g->size, g->ranks, &members);
+    error = MPI_Comm_create_group(m->wire, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
+    return error;
+}
+
+static void idist__mpi_group_free(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mem_free(&g->w->cfg.mem, mg->rank_of);
+    idist__mem_free(&g->w->cfg.mem, mg->seen);
+    idist__mem_free(&g->w->cfg.mem, mg->slips);
+}
+
+static idist_status idist__mpi_group_open(idist_group *g) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    const idist_allocator *mem = &g->w->cfg.mem;
+    const idist__early *e;
+    int i, error;
+    mg->comm = MPI_COMM_NULL;
+    mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
+    mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)g->w->group.size);
+    mg->seen = (idist__print *)idist__mem_alloc(mem, sizeof *mg->seen * (size_t)g->size);
+    mg->slips = (idist__slip *)idist__mem_alloc(mem, sizeof *mg->slips * (size_t)g->size);
+    error = mg->rank_of && mg->seen && mg->slips ? idist__mpi_communicator(m, g, &mg->comm) : MPI_ERR_NO_MEM;
+    if (error != MPI_SUCCESS) {
+        idist__mpi_group_free(g);
+        return idist__mpi_fail("MPI_Comm_create_group", error);
+    }
+    MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
+    memset(mg->rank_of, -1, sizeof(int) * (size_t)g->w->group.size);
+    for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
+    for (e = m->early; e; e = e->next)
+        if (e->note.ctx == g->ctx && e->note.type == IDIST__NOTE_FAIL)
+            idist__group_fail(g, (idist_status)e->note.tag, (const char *)(e + 1));
+    for (i = 0; i < g->size; i++)
+        if (m->peers[g->ranks[i]].lost) idist__world_lost(m->w, g->ranks[i], "its process ended");
+    return IDIST_OK;
+}
+
+static void idist__mpi_group_close(idist_group *g) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__early **at = &m->early;
+    while (*at) {
+        idist__early *e = *at;
+        if (e->note.ctx != g->ctx) {
+            at = &e->next;
+            continue;
+        }
+        *at = e->next;
+        idist__mem_free(&g->w->cfg.mem, e);
+    }
+    if (g->status == IDIST_OK) MPI_Comm_free(&mg->comm); // else the others may never come to this
+    idist__mpi_group_free(g);
+}
+
+// After a failure: waits a moment for the other ranks that live to come here too. MPI_Finalize would wait without end.
+static bool idist__mpi_farewell(idist__mpi *m) {
+    MPI_Request request;
+#ifdef IDIST__ULFM
+    int flag = 1;
+    if (m->fault_tolerant)
+        return MPIX_Comm_iagree(m->wire, &flag, &request) == MPI_SUCCESS &&
+               idist__mpi_await(&request, IDIST__FAREWELL_MS, "finalize") != IDIST_ERR_TIMEOUT;
+#endif
+    return MPI_Ibarrier(m->wire, &request) == MPI_SUCCESS &&
+           idist__mpi_await(&request, IDIST__FAREWELL_MS, "finalize") == IDIST_OK;
+}
+
+static void idist__mpi_close(idist__world *w, bool clean) {
+    idist__mpi *m = idist__mpi_of(w);
+    char text[sizeof idist__me.text];
+    bool together;
+    int i;
+    memcpy(text, idist__me.text, sizeof text);
+    pthread_mutex_lock(&w->lock);
+    w->group.rank = -1; // notes that still come concern nobody
+    idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
+    together = clean || idist__mpi_farewell(m);
+    if (m->incoming != MPI_REQUEST_NULL) {
+        MPI_Cancel(&m->incoming);
+        MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
+    }
+    if (m->window) idist__window_close(m->window);
+    if (clean && m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
+    if (clean) MPI_Comm_free(&m->wire);
+    for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
+    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_lock(&idist__mpi_life);
+    if (!together && idist__mpi_ours && !idist__mpi_kept) {
+        idist__mpi_kept = true;
+        idist__log_print(&w->log, IDIST_LOG_WARN, "not all ranks came to the end: MPI is not finalized");
+    }
+    if (--idist__mpi_worlds == 0 && idist__mpi_ours && !idist__mpi_kept) MPI_Finalize();
+    pthread_mutex_unlock(&idist__mpi_life);
+    idist__mpi_free(m);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
+    idist__window *window = idist__mpi_of(w)->window;
+    return window ? idist__window_alloc(window, nbytes) : NULL;
+}
+
+#define IDIST__NO_ULFM "this needs Open MPI 5 under mpirun --with-ft ulfm"
+
+// Leaves the communicator for the group_open that follows.
+static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *n, uint32_t *serial) {
+    idist__mpi *m = idist__mpi_of(g->w);
+#ifdef IDIST__ULFM
+    MPI_Comm from = idist__mpi_group_of(g)->comm, to = MPI_COMM_NULL;
+    MPI_Group all, members;
+    int error = MPI_SUCCESS, turns, i;
+    if (!m->fault_tolerant) return idist__fail(IDIST_ERR_UNSUPPORTED, "shrink: %s", IDIST__NO_ULFM);
+    MPIX_Comm_revoke(from);
+    error = MPIX_Comm_shrink(from, &to);
+    for (turns = 0; turns < g->size && error == MPI_SUCCESS; turns++) {
+        uint32_t own = *serial;
+        MPI_Comm again = MPI_COMM_NULL;
+        int flag;
+        MPI_Comm_set_errhandler(to, MPI_ERRORS_RETURN);
+        flag = MPI_Allreduce(&own, serial, 1, MPI_UINT32_T, MPI_MAX, to) == MPI_SUCCESS;
+        MPIX_Comm_agree(to, &flag);
+        if (flag) break;
+        *serial = own; // one more was lost meanwhile
+        error = MPIX_Comm_shrink(to, &again);
+        MPI_Comm_free(&to);
+        to = again;
+    }
+    if (error != MPI_SUCCESS) return idist__mpi_fail("shrink: MPIX_Comm_shrink", error);
+    MPI_Comm_group(m->wire, &all);
+    MPI_Comm_group(to, &members);
+    MPI_Group_size(members, n);
+    for (i = 0; i < *n; i++) MPI_Group_translate_ranks(members, 1, &i, all, &ranks[i]);
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
+    m->shrunk = to;
+    return IDIST_OK;
+#else
+    (void)m, (void)ranks, (void)n, (void)serial;
+    return idist__fail(IDIST_ERR_UNSUPPORTED, "shrink: %s", IDIST__NO_ULFM);
+#endif
+}
+
+static idist_status idist__mpi_agree(idist_group *g, int *flag) {
+#ifdef IDIST__ULFM
+    MPI_Comm comm = idist__mpi_group_of(g)->comm;
+    int error;
+    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__fail(IDIST_ERR_UNSUPPORTED, "agree: %s", IDIST__NO_ULFM);
+    MPIX_Comm_failure_ack(comm);
+    error = MPIX_Comm_agree(comm, flag);
+    return error == MPI_SUCCESS || idist__mpi_is_loss(error) ? IDIST_OK : idist__mpi_fail("agree: MPIX_Comm_agree", error);
+#else
+    (void)g, (void)flag;
+    return idist__fail(IDIST_ERR_UNSUPPORTED, "agree: %s", IDIST__NO_ULFM);
+#endif
+}
+
+const idist_backend_api *idist_mpi_backend(void) {
+    static const idist_backend_api api = {IDIST__BACKEND_ABI,
+                                          sizeof(idist_backend_api),
+                                          "mpi",
+                                          sizeof(idist__mpi_op),
+                                          sizeof(idist__mpi_group),
+                                          idist__mpi_claim,
+                                          idist__mpi_open,
+                                          idist__mpi_close,
+                                          idist__mpi_group_open,
+                                          idist__mpi_group_close,
+                                          NULL,
+                                          NULL,
+                                          idist__mpi_quick,
+                                          idist__mpi_start,
+                                          idist__mpi_progress,
+                                          idist__mpi_sleep,
+                                          idist__mpi_wake,
+                                          idist__mpi_cancel,
+                                          idist__mpi_tell,
+                                          idist__mpi_flush,
+                                          idist__mpi_announce,
+                                          idist__mpi_missing,
+                                          idist__mpi_alloc,
+                                          idist__mpi_shrink,
+                                          idist__mpi_agree};
+    return &api;
+}
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // IDIST_IMPLEMENTATION

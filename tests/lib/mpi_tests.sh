@@ -1,0 +1,206 @@
+# mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own mpirun
+# shellcheck shell=bash
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "${BASH_SOURCE[0]}")/tap.sh"
+# shellcheck source=tests/lib/mpi.sh
+. tests/lib/mpi.sh
+LIBRARY=$1
+missing=$(mpi_missing "$LIBRARY")
+if [ -n "$missing" ]; then
+    echo "1..0 # skipped: $missing"
+    exit 0
+fi
+# All ranks draw the same random numbers; the bodies of the tests are told to be brief.
+export IDIST_TEST_SEED=${IDIST_TEST_SEED:-$RANDOM} IDIST_TEST_QUICK=${IDIST_TEST_QUICK:-1} IDIST_LOG=error
+export I_MPI_CBWR=1 # or Intel MPI gives other bits in every run
+OUT=build/mpi/$LIBRARY
+mkdir -p "$OUT"
+
+# compile OUTPUT SOURCE... [OPTIONS]: with the compiler of the library, when a source is newer.
+compile() {
+    local output=$1 source newer=1
+    shift
+    [ -e "$output" ] || newer=0
+    for source in "$@" idist*.h; do [ -f "$source" ] && [ "$source" -nt "$output" ] && newer=0; done
+    [ $newer = 1 ] && return 0
+    mpi_cc "$LIBRARY" -std=gnu11 -O1 -g -Wall -Wextra -I. -Itests/lib "$@" -o "$output" >"$WORK/log" 2>&1 &&
+        ! grep -q warning "$WORK/log"
+}
+
+compile "$OUT/idist.o" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c idist.h &&
+    compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
+ok $? "$LIBRARY: idist_mpi.h compiles without a warning" || { head -n 20 "$WORK/log" | diag; done_testing; }
+
+for std in c99 c11 c++11; do
+    language=c
+    [ $std = c++11 ] && language=c++
+    mpi_cc "$LIBRARY" -x $language -std=$std -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -fsyntax-only -I. \
+        -DIDIST_IMPLEMENTATION -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -include idist_mpi.h /dev/null >"$WORK/log" 2>&1
+    ok $? "$LIBRARY: idist_mpi.h is clean as $std" || head -n 20 "$WORK/log" | diag
+done
+
+# passes NAME SECONDS RANKS COMMAND...: each TAP line of rank 0 becomes one of ours.
+passes() {
+    local name=$1 seconds=$2 n=$3 rc=0 line count=0
+    shift 3
+    mpi_run_command "$LIBRARY" "$n"
+    timeout -k 5 "$seconds" "${MPI_RUN[@]}" "$@" >"$WORK/out" 2>"$WORK/err" </dev/null || rc=$?
+    while IFS= read -r line; do
+        case $line in
+        "ok "*"# SKIP"*) skip "$name: ${line#ok * - }" "${line#*# SKIP }" && count=$((count + 1)) ;;
+        "ok "*) ok 0 "$name: ${line#ok * - }" && count=$((count + 1)) ;;
+        "not ok "*) ok 1 "$name: ${line#not ok * - }" || count=$((count + 1)) ;;
+        "#"*) echo "$line" ;;
+        esac
+    done <"$WORK/out"
+    [ $rc -eq 0 ] && [ $count -gt 0 ]
+    ok $? "$name with $n ranks: ends well" && return 0
+    [ $rc -eq 124 ] && echo "hang: no end after $seconds s" | diag
+    echo "exit status $rc" | diag
+    tail -n 12 "$WORK/err" | diag
+    return 1
+}
+
+# With more ranks than cores MPICH's own collectives take milliseconds a call.
+case $LIBRARY in
+mpich*) RANKS=${RANKS:-"2 3"} ;;
+*) RANKS=${RANKS:-5} ;;
+esac
+[ -n "${ONLY_LIFE:-}" ] && TESTS=none
+TESTS=${TESTS:-"all_reduce reduce broadcast barrier all_gather gather scatter reduce_scatter all_to_all scan v_forms ops p2p
+    bytes group_calls requests groups stress mismatch late abort"}
+
+for test in $TESTS; do
+    [ "$test" = none ] && break
+    make -s --no-print-directory "build/mpi/$test.o" >"$WORK/log" 2>&1 &&
+        compile "$OUT/$test" "build/mpi/$test.o" "$OUT/idist.o" "$OUT/ranks.o" -lpthread
+    ok $? "$test: builds" || { head -n 20 "$WORK/log" | diag; continue; }
+    # That two calls will never meet can only be known where one thread may call: in a program that called MPI_Init.
+    case $test in mismatch) export RANKS_MPI_SINGLE=1 ;; *) unset RANKS_MPI_SINGLE ;; esac
+    for n in $RANKS; do passes "$test" 100 "$n" "$OUT/$test"; done
+done
+unset RANKS_MPI_SINGLE
+
+#------------------------------------------------------------------------------
+# who owns MPI, which backend, what happens when something goes wrong
+#------------------------------------------------------------------------------
+
+compile "$OUT/life" tests/mpi/life.c "$OUT/idist.o" -lpthread
+ok $? "life: builds" || { head -n 20 "$WORK/log" | diag; done_testing; }
+for mode in nothing single threads given idle; do passes "$mode" 60 3 "$OUT/life" $mode; done
+IDIST_BACKEND=ring passes "IDIST_BACKEND=ring" 60 3 "$OUT/life" ring
+IDIST_CHECK=0 passes "IDIST_CHECK=0" 60 3 "$OUT/life" nothing
+
+# rank 1 is late for ever; the others end, and mpirun with them
+mpi_run_command "$LIBRARY" 3
+timeout -k 5 30 "${MPI_RUN[@]}" "$OUT/life" stuck >"$WORK/log" 2>&1 </dev/null
+grep -q '^ok - stuck' "$WORK/log"
+ok $? "stuck: the others name the rank that does not come, and end" || tail -n 12 "$WORK/log" | diag
+
+# a rank is killed: the launcher ends the job
+timeout -k 5 15 "${MPI_RUN[@]}" "$OUT/life" dies >"$WORK/log" 2>&1 </dev/null
+rc=$?
+[ $rc -ne 0 ] && [ $rc -ne 124 ] && grep -q begun "$WORK/log"
+ok $? "dies: the launcher ends the job (status $rc)" || tail -n 12 "$WORK/log" | diag
+pgrep -f "^$OUT/life dies" >/dev/null
+ok $((!$?)) "dies: no process is left"
+
+if [ "$LIBRARY" = openmpi5 ]; then
+    for turn in 1 2 3; do
+        MPI_OPTIONS="--with-ft ulfm" mpi_run_command openmpi5 3
+        timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/life" ulfm >"$WORK/log" 2>&1 </dev/null
+        grep -q '^ok - ulfm' "$WORK/log"
+        ok $? "ulfm: survivors learn who is lost, shrink, and go on ($turn)" || tail -n 12 "$WORK/log" | diag
+        grep '^# ' "$WORK/log"
+    done
+fi
+
+# the mpirun of one library, a program of another
+case $LIBRARY in openmpi*) other=mpich4 ;; *) other=openmpi4 ;; esac
+if [ "$LIBRARY" = mpich5 ]; then
+    skip "wrong: under the mpirun of $other" "MPICH 5 ends the process by itself there, and says why"
+elif [ -z "$(mpi_missing $other)" ]; then
+    mpi_run_command $other 3
+    IDIST_LOG=error timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/life" wrong >"$WORK/log" 2>&1 </dev/null
+    grep -q "linked with" "$WORK/log" && grep -q '^ok - wrong' "$WORK/log"
+    ok $? "wrong: under the mpirun of $other the error names launcher and library" || tail -n 12 "$WORK/log" | diag
+fi
+
+#------------------------------------------------------------------------------
+# counts that MPI cannot count: as if it could count to 1000 only
+#------------------------------------------------------------------------------
+
+compile "$OUT/idist_small.o" -DIDIST_IMPLEMENTATION -DIDIST__MPI_COUNT=1000 -include idist_mpi.h -x c -c idist.h
+for test in all_reduce reduce_scatter all_to_all v_forms scatter; do
+    [ -e "build/mpi/$test.o" ] || continue
+    compile "$OUT/${test}_small" "build/mpi/$test.o" "$OUT/idist_small.o" "$OUT/ranks.o" -lpthread &&
+        passes "$test, counts above MPI's" 100 3 "$OUT/${test}_small"
+done
+
+#------------------------------------------------------------------------------
+# the examples, without a change
+#------------------------------------------------------------------------------
+
+for example in 01_hello 02_collectives 03_send_recv 04_ring_allreduce 06_adopt_mpi; do
+    n=3
+    [ $example = 06_adopt_mpi ] && n=4
+    compile "$OUT/$example" -include idist_mpi.h examples/$example.c "$OUT/idist.o" -lpthread
+    ok $? "$example: builds without a change" || { head -n 20 "$WORK/log" | diag; continue; }
+    mpi_run_command "$LIBRARY" $n
+    timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/$example" >"$WORK/out" 2>"$WORK/err" </dev/null
+    rc=$?
+    awk '/^\/\/ expected output/ { inside = 1; next }
+         inside && !/^\/\/         / { exit }
+         inside { print substr($0, 12) }' \
+        examples/$example.c | sed "s/host box/host $(hostname)/" |
+        sed "s/backend ring, launcher spawn/backend mpi, launcher mpirun/" | sort >"$WORK/expected"
+    sed "s/launcher [a-z0-9]*/launcher mpirun/" "$WORK/out" | sort | diff "$WORK/expected" - >"$WORK/diff" && [ $rc -eq 0 ]
+    ok $? "$example: prints what its head says with $n ranks" || { diag <"$WORK/diff"; tail -n 5 "$WORK/err" | diag; }
+done
+# Without the header it is the ring that mpirun starts.
+cc -O1 -DIDIST_IMPLEMENTATION examples/01_hello.c -o "$WORK/hello" >"$WORK/log" 2>&1
+mpi_run_command "$LIBRARY" 3
+timeout -k 5 60 "${MPI_RUN[@]}" "$WORK/hello" >"$WORK/out" 2>"$WORK/err" </dev/null &&
+    [ "$(grep -c "of 3: local rank . of 3, node 0 of 1, .*backend ring" "$WORK/out")" = 3 ]
+ok $? "01_hello: without idist_mpi.h, the ring" || tail -n 5 "$WORK/out" "$WORK/err" | diag
+
+# The main job: the loss curve of one rank alone, built and started without MPI.
+cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o "$WORK/train" 2>"$WORK/log" &&
+    compile "$OUT/05_train_digits" -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c -lpthread
+ok $? "05_train_digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
+losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
+"$WORK/train" --ranks 1 --epochs 2 --seed 7 >"$WORK/out" 2>&1
+losses "$WORK/out" >"$WORK/reference"
+
+trains() { # NAME COMMAND...
+    local name=$1
+    shift
+    timeout -k 5 120 "$@" --epochs 2 --seed 7 >"$WORK/out" 2>"$WORK/err" </dev/null
+    losses "$WORK/out" >"$WORK/curve"
+    paste "$WORK/reference" "$WORK/curve" | awk '
+        { d = $2 - $4; if (d < 0) d = -d; if (NF != 4 || d > 1e-4 * $2 + 2e-6) bad = 1 } END { exit bad || NR != 2 }' &&
+        grep -q 'backend mpi' "$WORK/out" && grep -q 'checksum 0x.* on all 3 ranks' "$WORK/out"
+    ok $? "$name: trains to the loss curve of one rank alone, with equal checksums" ||
+        tail -n 12 "$WORK/out" "$WORK/err" | diag
+}
+case $LIBRARY in
+mpich4) skip "05_train_digits" "with more ranks than cores each of its 2000 collectives takes MPICH 4 milliseconds" ;;
+*)
+    mpi_run_command "$LIBRARY" 3
+    trains "05_train_digits" "${MPI_RUN[@]}" "$OUT/05_train_digits" ;;
+esac
+
+# One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI by LD_LIBRARY_PATH alone.
+if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
+    "$MPI_PEERS/mpich5/bin/mpicc_abi" -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c \
+        -o "$OUT/05_train_digits_abi" >"$WORK/log" 2>&1
+    ok $? "ABI: 05_train_digits builds by mpicc_abi" || { head -n 20 "$WORK/log" | diag; done_testing; }
+    for library in mpich5 impi; do
+        mpi_run_command $library 3
+        ldd=$(LD_LIBRARY_PATH=$MPI_PEERS/$library/lib ldd "$OUT/05_train_digits_abi" | grep libmpi_abi)
+        [[ $ldd == *"$MPI_PEERS/$library/lib"* ]]
+        ok $? "ABI: the same binary finds the library of $library" || echo "$ldd" | diag
+        trains "ABI: 05_train_digits under $library" "${MPI_RUN[@]}" "$OUT/05_train_digits_abi"
+    done
+fi
+done_testing

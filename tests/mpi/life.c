@@ -1,0 +1,235 @@
+// life: who initialises and finalizes MPI, which backend is chosen, what a program finds afterwards. One mode per run:
+//
+//     mpirun -n 3 ./life nothing | single | threads | given | ring | wrong | counts | idle | stuck | dies | ulfm
+//
+// Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
+#include "idist_mpi.h"
+
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+static int rank, size, n_failed;
+
+#define CHECK(cond, ...)                                                                       \
+    do {                                                                                       \
+        if (!(cond)) {                                                                         \
+            n_failed++;                                                                        \
+            fprintf(stderr, "rank %d: %s:%d: expected %s: ", rank, __FILE__, __LINE__, #cond); \
+            fprintf(stderr, __VA_ARGS__);                                                      \
+            fprintf(stderr, "; last error: %s\n", idist_last_error());                         \
+        }                                                                                      \
+    } while (0)
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static bool flag_of(int (*fn)(int *)) {
+    int flag = 0;
+    fn(&flag);
+    return flag != 0;
+}
+
+// A little of everything over the default world.
+static void work(const char *backend) {
+    int32_t x = idist_get_rank() + 1, n = idist_get_world_size(), all[64];
+    float many[1000];
+    idist_request request;
+    idist_opts async;
+    idist_group *group = NULL;
+    int members[1] = {0};
+    memset(&async, 0, sizeof async);
+    async.request = &request;
+    CHECK(strcmp(idist_backend(), backend) == 0, "got %s expected %s", idist_backend(), backend);
+    CHECK(idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL) == IDIST_OK && x == n * (n + 1) / 2, "got %d", x);
+    for (int i = 0; i < 1000; i++) many[i] = (float)i;
+    CHECK(idist_all_reduce(many, many, 1000, IDIST_F32, IDIST_SUM, &async) == IDIST_OK, "request");
+    CHECK(idist_wait(&request) == IDIST_OK && many[999] == 999.0f * (float)n, "got %g", (double)many[999]);
+    x = idist_get_rank();
+    CHECK(idist_all_gather(&x, all, 1, IDIST_I32, NULL) == IDIST_OK && all[n - 1] == n - 1, "got %d", all[n - 1]);
+    CHECK(idist_new_group(members, 1, &group) == IDIST_OK && idist_group_size(group) == 1, "new_group");
+    CHECK(idist_free_group(&group) == IDIST_OK, "free_group");
+    CHECK(idist_barrier(NULL) == IDIST_OK, "barrier");
+}
+
+static void open_and_close(const idist_desc *desc, const char *backend) {
+    idist_status s = idist_initialize(desc);
+    CHECK(s == IDIST_OK, "got %s", idist_status_name(s));
+    if (s != IDIST_OK) return;
+    rank = idist_get_rank();
+    size = idist_get_world_size();
+    work(backend);
+    CHECK(idist_finalize() == IDIST_OK, "finalize");
+}
+
+// The program leaves MPI to idist, which begins and ends it, once.
+static void nothing(void) {
+    open_and_close(NULL, "mpi");
+    CHECK(flag_of(MPI_Finalized), "MPI is not finalized");
+    CHECK(idist_initialize(NULL) == IDIST_ERR_STATE && strstr(idist_last_error(), "finalized"), "a second time");
+}
+
+// The program has initialised MPI: idist leaves it alone, and may come again.
+static void adopted(void) {
+    for (int i = 0; i < 2; i++) open_and_close(NULL, "mpi");
+    CHECK(!flag_of(MPI_Finalized), "MPI is finalized");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static void given(void) {
+    MPI_Comm part;
+    idist_desc desc;
+    int all, own;
+    MPI_Comm_rank(MPI_COMM_WORLD, &own);
+    MPI_Comm_size(MPI_COMM_WORLD, &all);
+    MPI_Comm_split(MPI_COMM_WORLD, own % 2, -own, &part); // backwards
+    memset(&desc, 0, sizeof desc);
+    desc.mpi_comm = &part;
+    CHECK(idist_initialize(&desc) == IDIST_OK, "initialize");
+    CHECK(idist_get_world_size() == (all + (own % 2 == 0)) / 2, "got %d", idist_get_world_size());
+    CHECK(idist_get_rank() == (all - 1 - own) / 2, "rank %d of all is %d", own, idist_get_rank());
+    work("mpi");
+    CHECK(idist_finalize() == IDIST_OK, "finalize");
+    desc.world_size = all + 1;
+    CHECK(idist_initialize(&desc) == IDIST_ERR_ENV, "a size that is not the communicator's");
+    MPI_Comm_free(&part);
+    MPI_Barrier(MPI_COMM_WORLD);
+    rank = own;
+}
+
+// Started by the mpirun of another MPI: every process is alone, and says why.
+static void wrong(void) {
+    CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "initialize");
+    CHECK(strstr(idist_last_error(), "linked with") && strstr(idist_last_error(), "of 3"), "the text");
+    printf("%s\n", idist_last_error());
+}
+
+// Who waits for a late rank sleeps.
+static void idle(void) {
+    struct rusage before, after;
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    idist_barrier(NULL);
+    getrusage(RUSAGE_SELF, &before);
+    if (rank == 0) sleep(3);
+    CHECK(idist_barrier(NULL) == IDIST_OK, "barrier");
+    getrusage(RUSAGE_SELF, &after);
+    double used =
+        (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
+        (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec) / 1e6;
+    CHECK(used < 0.15, "%.3f s of CPU in 3 s", used);
+    if (rank == 1) printf("# a rank that waits 3 s uses %.3f s\n", used);
+    CHECK(idist_finalize() == IDIST_OK, "finalize");
+}
+
+// One rank never comes: the others name it, and end without it.
+static void stuck(void) {
+    idist_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_ms = 500;
+    CHECK(idist_initialize(&desc) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    double start = now_ms();
+    if (rank == 1) sleep(6);
+    else {
+        CHECK(idist_barrier(NULL) == IDIST_ERR_TIMEOUT && strstr(idist_last_error(), "rank 1"), "barrier");
+        CHECK(now_ms() - start < 3000, "after %.0f ms", now_ms() - start);
+    }
+    start = now_ms();
+    if (rank != 1)
+        CHECK(idist_finalize() == IDIST_ERR_TIMEOUT && now_ms() - start < 3000, "finalize, %.0f ms", now_ms() - start);
+    if (n_failed == 0 && rank == 0) printf("ok - stuck\n");
+    fflush(stdout);
+    _exit(n_failed ? 1 : 0); // mpirun ends the job
+}
+
+// A rank is killed and MPI knows no way to go on: the launcher ends the job.
+static void dies(void) {
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    if (rank == 0) printf("begun\n");
+    fflush(stdout);
+    for (int i = 0;; i++) {
+        float x[100] = {1};
+        if (rank == 1 && i == 1000) kill(getpid(), SIGKILL);
+        idist_status s = idist_all_reduce(x, x, 100, IDIST_F32, IDIST_SUM, NULL);
+        if (s == IDIST_OK) continue;
+        printf("got %s: %s\n", idist_status_name(s), idist_last_error());
+        fflush(stdout);
+        sleep(20); // a launcher that does not end us within this time is a hang
+    }
+}
+
+// With ULFM the survivors learn who it was, and go on without it.
+static void ulfm(void) {
+    idist_group *left = NULL;
+    idist_opts o;
+    idist_status s = IDIST_OK;
+    float x[100];
+    int n, flag = 3;
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    n = idist_get_world_size();
+    double killed = 0, lost, shrunk;
+    struct timespec t;
+    for (int i = 0; s == IDIST_OK; i++) {
+        for (int k = 0; k < 100; k++) x[k] = 1;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        killed = now_ms(); // of the last call that went through, more or less
+        if (rank == 1 && i == 1000) kill(getpid(), SIGKILL);
+        s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, NULL);
+        CHECK(s != IDIST_OK || x[0] == (float)n, "got %g", (double)x[0]);
+    }
+    lost = now_ms();
+    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), "rank 1"), "got %s", idist_status_name(s));
+    s = idist_shrink(NULL, &left);
+    shrunk = now_ms();
+    CHECK(s == IDIST_OK, "shrink: got %s", idist_status_name(s));
+    if (s == IDIST_OK) {
+        memset(&o, 0, sizeof o);
+        o.group = left;
+        CHECK(idist_group_size(left) == n - 1, "got %d", idist_group_size(left));
+        for (int i = 0; i < 1000; i++) {
+            for (int k = 0; k < 100; k++) x[k] = (float)(rank + 1);
+            s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, &o);
+            CHECK(s == IDIST_OK && x[0] == (float)(n * (n + 1) / 2 - 2), "got %s, %g", idist_status_name(s), (double)x[0]);
+            if (s != IDIST_OK) break;
+        }
+        int peer = (idist_group_rank(left) + 1) % (n - 1), from = (idist_group_rank(left) + n - 2) % (n - 1), got = -1;
+        CHECK(idist_sendrecv(&rank, 1, peer, 5, &got, 1, from, 5, IDIST_I32, NULL, &o) == IDIST_OK, "sendrecv");
+        if (rank == 0) flag = 1;
+        CHECK(idist_agree(left, &flag) == IDIST_OK && flag == 1, "agree: %d", flag);
+        CHECK(idist_free_group(&left) == IDIST_OK, "free_group");
+    }
+    CHECK(idist_finalize() == IDIST_ERR_PEER_LOST, "finalize");
+    if (rank == 0) printf("# lost after %.1f ms, shrunk after another %.1f ms\n", lost - killed, shrunk - lost);
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "";
+    int level;
+    alarm(60);
+    if (strcmp(mode, "single") == 0 || strcmp(mode, "given") == 0) MPI_Init(&argc, &argv);
+    if (strcmp(mode, "threads") == 0) MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+    if (strcmp(mode, "nothing") == 0) nothing();
+    else if (strcmp(mode, "single") == 0 || strcmp(mode, "threads") == 0) adopted();
+    else if (strcmp(mode, "given") == 0) given();
+    else if (strcmp(mode, "ring") == 0) open_and_close(NULL, "ring");
+    else if (strcmp(mode, "wrong") == 0) wrong();
+    else if (strcmp(mode, "idle") == 0) idle();
+    else if (strcmp(mode, "stuck") == 0) stuck();
+    else if (strcmp(mode, "dies") == 0) dies();
+    else if (strcmp(mode, "ulfm") == 0) ulfm();
+    else return 2;
+    if (strcmp(mode, "single") == 0 || strcmp(mode, "given") == 0 || strcmp(mode, "threads") == 0) MPI_Finalize();
+    if (n_failed == 0 && rank == 0) printf("ok - %s\n", mode);
+    return n_failed ? 1 : 0;
+}
