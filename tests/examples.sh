@@ -18,6 +18,7 @@ expected_output() {
 
 for source in examples/[0-9]*.c; do
     name=$(basename "$source" .c)
+    [[ $name == *_mpi ]] && continue # run with each MPI by tests/mpi
     line=$(build_line "$source")
     case $line in
     "cc "*"-DIDIST_IMPLEMENTATION $source -o $name") ok 0 "$name: the head has a build line" ;;

@@ -419,7 +419,7 @@ cd "$root" || exit 1
 for_standards build_standard
 for_arrangements build_arrangement
 build_cuda
-for source in examples/[0-9]*.c; do [ -e "$source" ] && build_example "$source"; done
+for source in examples/[0-9]*[!i].c; do [ -e "$source" ] && build_example "$source"; done # not *_mpi.c, for mpicc
 wait
 
 for_standards standard
@@ -429,7 +429,7 @@ library gcc c11 c g++ c++11 cpp
 library clang c99 c clang++ c++20 cpp
 library g++ c++11 cpp g++ c++20 cpp
 found=0
-for source in examples/[0-9]*.c; do
+for source in examples/[0-9]*[!i].c; do
     [ -e "$source" ] || continue
     found=1
     example "$source"
