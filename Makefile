@@ -9,7 +9,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 20
 # Seconds a test may take before it is killed. Every test also has a deadline of its own.
-DEADLINE ?= 120
+DEADLINE ?= 240
 # Jobs when none were asked for by -j.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 B ?= build

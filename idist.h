@@ -6364,6 +6364,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     if (s == IDIST_OK) {
         g->nchildren = serial; // members may have come to different numbers when they lost a rank
         s = idist__group_make(g, 0, ranks, n, survivors);
+        if (s == IDIST_OK) (*survivors)->maker = NULL; // there is nothing more to do for it
     }
     pthread_mutex_unlock(&g->w->lock);
     idist__mem_free(&g->w->cfg.mem, ranks);

@@ -16,10 +16,11 @@ WHAT IT IS
     (mpicc_abi) runs on every library that has it.
 
     Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
-    to log2(n) ranks, finds those that call something else and those that do not come, and carries contributions of up to
-    24 bytes, for which MPI's collective is not needed any more. IDIST_CHECK=0 hands every call to MPI as it is: faster by
-    that message, but without mismatches, without deadlines in blocking collectives, and with MPI's own rule that all ranks
-    block, or none, and are in place, or none.
+    of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
+    contributions of up to 24 bytes (of built-in ops, in groups of up to 64), for which MPI's collective is not needed any
+    more. IDIST_CHECK=0, the same on all ranks, hands every call to MPI as it is: faster by that message, but without
+    mismatches, without deadlines in blocking collectives, also between group_begin and group_end, and with MPI's own
+    rule that all ranks block, or none, and are in place, or none. 16-bit floats are reduced as F32.
 
     Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a message that does not
     fit; large messages go from buffer to buffer once both sides know of each other.
@@ -29,19 +30,22 @@ WHO OWNS MPI
     Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone otherwise. Not yet:
     idist_initialize calls MPI_Init_thread and the end of the last world MPI_Finalize; MPI cannot begin again after that,
     and a later idist_initialize is IDIST_ERR_STATE. If the world failed and not everybody comes to its end within a
-    second, MPI is not finalized: mpirun then ends the job when this process exits. With a thread level below
-    MPI_THREAD_SERIALIZED (a program that called MPI_Init) only the thread that initialised MPI may call idist, and
-    requests move on inside calls of idist only. Several worlds at once: one thread, without requests in the first of
-    them, or MPI_THREAD_MULTIPLE.
+    second, MPI is not finalized: mpirun then ends the job when this process exits. Requests move on in a thread of idist:
+    while one is open, a program that calls MPI itself needs MPI_THREAD_MULTIPLE. With a level below SERIALIZED (MPI_Init)
+    there is no such thread, and only the thread that initialised MPI may call idist. Several worlds at once: one thread,
+    without requests in the first of them, or MPI_THREAD_MULTIPLE.
 
 WHAT MPI DOES NOT GIVE
 
     A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under `mpirun --with-ft ulfm`
     does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them a group to go on with.
-    A deadline or idist_abort ends a call that waits for a rank; once all ranks have entered a collective, it is MPI's.
-    Same bits on all ranks: up to 24 bytes always; above, as far as MPI_Allreduce gives it. The MPIs that are tested do.
+    A deadline or idist_abort ends a call that waits for a rank to enter it; once all ranks have, it is MPI's, and so are
+    its buffers. Making a group, idist_shrink and idist_agree are MPI's from the beginning.
+    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
     Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
     IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
+
+    Licence: MIT, as idist.h.
 
 CONTENTS
 
@@ -56,11 +60,6 @@ CONTENTS
       [mpi:wait]    who waits, who is missing, who waits for whom
       [mpi:engine]  progress, sleep, failure
       [mpi:join]    adopt or initialise, open, shrink, close
-
-LIMITS
-
-    A slip is 56 bytes per rank: beyond some thousand ranks use IDIST_CHECK=0. 16-bit floats are reduced as F32, since
-    results are rounded once, at the cost of F32. Licence: MIT, as idist.h.
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -248,12 +247,12 @@ typedef struct idist__mpi_group {
 
 typedef struct idist__mpi { // the backend's part of a world
     idist__world *w;
-    MPI_Comm wire; // for notes and data; its ranks are those of the world
-    bool fault_tolerant;
-    uint32_t wakes; // counts, and is slept on
+    MPI_Comm wire;                // for notes and data; its ranks are those of the world
+    bool fault_tolerant, finding; // finding: inside idist__mpi_trouble
+    uint32_t wakes;               // counts, and is slept on
     int64_t nap_ns;
     char note[sizeof(idist__note) + IDIST__NOTE_BYTES]; // the one that comes next
-    int64_t looked_ns;                                  // when the quick way was last taken
+    int64_t looked_ns;                                  // when the quick way last looked at the notes
     idist__peer *peers;
     MPI_Request incoming;
     idist__outgoing *outgoing, *idle;
@@ -318,14 +317,17 @@ static void idist__mpi_find_lost(idist__mpi *m) {
 #endif
 }
 
+static void idist__note_progress(idist__mpi *m);
+
 // Something of MPI failed in this group, which fails with it. After a loss MPI may need a moment to know whose.
 static void idist__mpi_trouble(idist__mpi *m, idist_group *g, const char *what, int error) {
     char cause[400];
     int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
-    int there;
-    while (idist__mpi_is_loss(error) && g->status == IDIST_OK && idist__os_now_ns() < deadline_ns) {
+    while (idist__mpi_is_loss(error) && !m->finding && g->status == IDIST_OK && idist__os_now_ns() < deadline_ns) {
+        m->finding = true;
         idist__mpi_find_lost(m);
-        MPI_Iprobe(MPI_ANY_SOURCE, IDIST__TAG_PAIRS, m->wire, &there, MPI_STATUS_IGNORE); // moves MPI on
+        idist__note_progress(m); // perhaps another rank says what happened
+        m->finding = false;
     }
     idist__mpi_fail(what, error);
     snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
@@ -745,10 +747,8 @@ static void idist__native_free(idist__native *nat) {
 //                             before  step 0     step 1     step 2
 //
 // ceil(log2 n) steps of one message each, n slips sent in all. It is made of sends and receives, not of MPI_Allgather,
-// because that could be neither given up at a deadline nor asked who is missing.
-//
-// Slips of consecutive calls cannot be mixed up: a step is received from one rank, on the group's communicator, and MPI
-// keeps the order.
+// because that could be neither given up at a deadline nor asked who is missing. Slips of consecutive calls cannot be mixed
+// up: a step is received from one rank, on the group's communicator, and MPI keeps the order.
 //------------------------------------------------------------------------------
 
 static void idist__slip_post(idist_group *g) {
@@ -870,8 +870,7 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 //                  \--- all was in the slips
 //
 // In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind. They block when no rank
-// has said that it is BUSY with other calls. Nothing can then wait in a circle: of two calls that are under way together
-// on some rank, the later one was entered as BUSY there, and blocks nowhere.
+// has said that it is BUSY with other calls: collectives then never wait for each other in a circle.
 //------------------------------------------------------------------------------
 
 // Appends to the group's collectives that have not reached MPI yet.
@@ -1034,8 +1033,6 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
     return true;
 }
 
-static void idist__note_progress(idist__mpi *m);
-
 static void idist__coll_progress(idist__mpi *m, idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     while (mg->head && g->status == IDIST_OK && idist__coll_step(m, mg->head)) continue;
@@ -1066,7 +1063,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
         int64_t now = idist__os_now_ns();
         // After a while elsewhere, hear first what was said: MPI may need some looks for that.
         for (i = 0; i < 8 && now - m->looked_ns > IDIST__MS; i++) idist__note_progress(m);
-        m->looked_ns = now;
+        if (now - m->looked_ns > IDIST__MS) m->looked_ns = now;
         if (g->status != IDIST_OK) return false;
         print = idist__call_print(c, g->seq + 1);
         idist__coll_enter(g, c, &print, false);
@@ -1082,6 +1079,8 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     }
     flags = m->w->cfg.unchecked ? idist__coll_guess(g, c) : idist__slip_flags(g);
     if (flags & IDIST__SLIP_BUSY) return false;
+    if (!m->w->cfg.unchecked) idist__note_progress(m); // who has shown its slip may have given up since
+    if (g->status != IDIST_OK) return false;
     if (!idist__coll_plain(g, c, flags, &error)) {
         idist__native_begin(&nat, g, c, true, flags);
         if (nat.error == MPI_SUCCESS) idist__native_finish(&nat);
@@ -1309,9 +1308,8 @@ static void idist__data_done(idist__mpi *m, idist__task *t) {
 // uses note slip . used by engine
 //
 // A rank that has waited for a while tells the other members (WAITS). Who has entered the same call answers HERE, who has
-// not ABSENT; at the deadline the others are missing. Ranks in different collectives of one group show each other
-// different slips. Ranks in calls of different groups, or in a receive and a collective, show each other nothing: they are
-// found by what they wait for. Neither will ever go on when, on both sides,
+// not ABSENT; at the deadline the others are missing. Ranks in calls of different groups, or in a receive and a collective,
+// show each other nothing: they are found by what they wait for. Neither will ever go on when, on both sides,
 //   - the rank has one thread and one call under way, which blocks without a time-out of its own,
 //   - that call lacks something that only the other rank can begin to send,
 //   - and the other rank has not begun it.
@@ -1332,7 +1330,7 @@ static bool idist__wait_answered(const idist__mpi *m, int peer) {
     const idist_group *g = idist__world_find_group(m->w, waits->ctx);
     const idist__early *e;
     if (waits->print.kind == IDIST__RECV) return waits->got != m->peers[peer].sent;
-    if (waits->print.kind != IDIST__SEND) return !g || (int32_t)(waits->print.seq - g->seq) <= 0;
+    if (waits->print.kind != IDIST__SEND) return !g || g->status != IDIST_OK || (int32_t)(waits->print.seq - g->seq) <= 0;
     for (e = m->early; e; e = e->next) // its message lies here, and nobody wants it
         if (e->source == peer && e->note.type == IDIST__NOTE_LARGE && e->note.id == waits->id) return false;
     return true;
@@ -1384,27 +1382,28 @@ static void idist__wait_heard(idist__mpi *m, int source, const idist__note *note
     idist__wait_find_deadlock(m, source);
 }
 
-static void idist__mpi_announce(idist__task *t) {
-    idist_group *g = t->group;
-    idist__mpi *m = idist__mpi_of(g->w);
-    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+static void idist__wait_tell(const idist__task *t, int rank, int flags) {
+    idist__mpi *m = idist__mpi_of(t->group->w);
+    int peer = t->group->ranks[rank];
     idist__note note;
-    int i;
-    if (m->w->cfg.unchecked && !p2p) return;
     memset(&note, 0, sizeof note);
     note.type = IDIST__NOTE_WAITS;
-    note.ctx = g->ctx;
+    note.flags = (uint8_t)flags;
+    note.ctx = t->group->ctx;
     note.print = idist__task_print(t, 0);
     note.id = idist__mpi_op_of(t)->id;
-    for (i = 0; i < g->size && g->status == IDIST_OK; i++) {
-        int peer = g->ranks[i];
+    note.sent = m->peers[peer].sent;
+    note.got = m->peers[peer].got;
+    idist__note_send(m, peer, &note, NULL, 0);
+}
+
+static void idist__mpi_announce(idist__task *t) {
+    idist_group *g = t->group;
+    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+    for (int i = 0; i < g->size && !t->done && (p2p || !g->w->cfg.unchecked); i++) {
         if (i == g->rank || (p2p && t->call.root != i)) continue;
-        note.flags = (uint8_t)((idist__wait_needs(t, i) ? IDIST__WAITS_FOR_YOU : 0) | (only ? IDIST__WAITS_ONLY : 0));
-        note.sent = m->peers[peer].sent;
-        note.got = m->peers[peer].got;
-        idist__note_send(m, peer, &note, NULL, 0);
-        if (!t->done) idist__wait_find_deadlock(m, peer);
-        if (t->done) return;
+        idist__wait_tell(t, i, (idist__wait_needs(t, i) ? IDIST__WAITS_FOR_YOU : 0) | (only ? IDIST__WAITS_ONLY : 0));
+        if (!t->done) idist__wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
     }
 }
 
@@ -1569,6 +1568,7 @@ static bool idist__p2p_cancel(idist__task *t) {
     int i;
     while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
     if (*at) *at = op->next;
+    if (receive && t->announced && t->call.root >= 0) idist__wait_tell(t, t->call.root, 0); // it does not wait any more
     if (op->phase == IDIST__ASKING) return receive; // the other side has heard of a send
     for (i = 0; i < op->native.nrequests && receive; i++)
         if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
@@ -1581,16 +1581,16 @@ static bool idist__mpi_cancel(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
-    idist__task *before = mg->head;
+    idist__task **at = &mg->head, *before = NULL;
     if (idist__kind_is_p2p(t->call.kind)) return idist__p2p_cancel(t);
     if (mg->head == t && op->phase == IDIST__ENTERING) idist__slip_cancel(g);
     if (op->phase == IDIST__RUNNING) idist__native_abandon(&op->native);
-    if (mg->head == t) idist__coll_pop(t);
-    else {
-        while (before && idist__mpi_op_of(before)->next != t) before = idist__mpi_op_of(before)->next;
-        if (before) idist__mpi_op_of(before)->next = op->next;
-        if (before && mg->last == t) mg->last = before;
+    while (*at && *at != t) {
+        before = *at;
+        at = &idist__mpi_op_of(before)->next;
     }
+    if (*at) *at = op->next;
+    if (mg->last == t) mg->last = before;
     op->phase = IDIST__ASKING;
     return false;
 }
@@ -1600,17 +1600,18 @@ static void idist__mpi_tell(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__note note;
     int i;
+    idist__slip_cancel(g);
     if (mg->known) return;
     mg->known = true;
-#ifdef IDIST__ULFM
-    if (m->fault_tolerant) MPIX_Comm_revoke(mg->comm); // who is in MPI comes out
-#endif
     memset(&note, 0, sizeof note);
     note.type = IDIST__NOTE_FAIL;
     note.ctx = g->ctx;
     note.tag = (int32_t)g->status;
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__note_send(m, g->ranks[i], &note, g->cause, strlen(g->cause) + 1);
+#ifdef IDIST__ULFM
+    if (m->fault_tolerant) MPIX_Comm_revoke(mg->comm); // who is in MPI comes out, after the notes have gone out
+#endif
 }
 
 static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
@@ -1640,12 +1641,8 @@ static MPI_Comm idist__mpi_base(const idist__config *c) {
 
 // A launcher of MPI started us, or the program uses MPI. A rank and size from the user or torchrun are of another world.
 static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
-    static const char *const launchers[] = {"openmpi", "mvapich2", "hydra"};
-    size_t i;
-    if (c->backends[0] || c->mpi_comm) return true;
-    for (i = 0; i < IDIST__COUNT_OF(launchers); i++)
-        if (strcmp(c->launcher, launchers[i]) == 0) return true;
-    return initialised && strcmp(c->launcher, "none") == 0;
+    return c->backends[0] || c->mpi_comm || strstr("openmpi mvapich2 hydra", c->launcher) ||
+           (initialised && strcmp(c->launcher, "none") == 0);
 }
 
 static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, int size) {
@@ -1690,12 +1687,19 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 
 // Who is where. Contributions lie in the table already.
 static idist_status idist__mpi_table(idist__mpi *m) {
-    idist__node *nodes = m->w->nodes, *own = &nodes[m->w->cfg.rank];
+    const idist__config *cfg = &m->w->cfg;
+    idist__node *nodes = m->w->nodes, *own = &nodes[cfg->rank];
+    int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
+    int64_t set[4] = {nbytes, -nbytes, check, -check}, most[4];
     int error;
     idist__copy_text(own->hostname, sizeof own->hostname, m->w->hostname);
-    own->host = idist__host_key(&m->w->cfg);
+    own->host = idist__host_key(cfg);
     error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->wire);
-    return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_fail("MPI_Allgather", error);
+    if (error == MPI_SUCCESS) error = MPI_Allreduce(set, most, 4, MPI_INT64_T, MPI_MAX, m->wire);
+    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Allgather", error);
+    if (most[0] == -most[1] && most[2] == -most[3]) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ENV, "initialize: %s differs between ranks",
+                       most[0] == -most[1] ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
 }
 
 // The ranks of this host: the cores they may use together, and the window for idist_alloc.
@@ -1724,15 +1728,6 @@ static idist_status idist__mpi_share(idist__mpi *m) {
     return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_fail("MPI_Allreduce", error);
 }
 
-static bool idist__mpi_tolerates_faults(void) {
-#ifdef IDIST__ULFM
-    const char *text = idist__os_env("OMPI_MCA_mpi_ft_enable"); // mpirun --with-ft ulfm sets it
-    return text && strcmp(text, "0") != 0 && strcmp(text, "false") != 0;
-#else
-    return false;
-#endif
-}
-
 static idist_status idist__mpi_make(idist__mpi *m) {
     static MPI_User_function *const own[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min, idist__mpi_max};
     idist__world *w = m->w;
@@ -1748,7 +1743,9 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_idup", error);
     if ((s = idist__mpi_await(&request, w->cfg.init_timeout_ms, "initialize")) != IDIST_OK) return s;
     MPI_Comm_set_errhandler(m->wire, MPI_ERRORS_RETURN);
-    m->fault_tolerant = idist__mpi_tolerates_faults();
+#ifdef IDIST__ULFM
+    m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
+#endif
     if ((s = idist__mpi_table(m)) != IDIST_OK || (s = idist__mpi_share(m)) != IDIST_OK) return s;
     if (idist__mpi_keyval == MPI_KEYVAL_INVALID)
         MPI_Type_create_keyval(MPI_TYPE_NULL_COPY_FN, MPI_TYPE_NULL_DELETE_FN, &idist__mpi_keyval, NULL);
@@ -1857,7 +1854,7 @@ static void idist__mpi_group_close(idist_group *g) {
         *at = e->next;
         idist__mem_free(&g->w->cfg.mem, e);
     }
-    if (g->status == IDIST_OK) MPI_Comm_free(&mg->comm); // else the others may never come to this
+    if (g->status == IDIST_OK && g != &m->w->group) MPI_Comm_free(&mg->comm); // else the others may never come to this
     idist__mpi_group_free(g);
 }
 
@@ -1876,12 +1873,14 @@ static bool idist__mpi_farewell(idist__mpi *m) {
 
 static void idist__mpi_close(idist__world *w, bool clean) {
     idist__mpi *m = idist__mpi_of(w);
-    char text[sizeof idist__me.text];
+    char text[sizeof idist__me.text], cause[200];
     bool together;
     int i;
     memcpy(text, idist__me.text, sizeof text);
     pthread_mutex_lock(&w->lock);
-    w->group.rank = -1; // notes that still come concern nobody
+    snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", w->cfg.rank, w->hostname);
+    if (!clean) idist__group_fail(&w->group, IDIST_ERR_PEER_LOST, cause); // unless it has failed before
+    w->group.rank = -1;                                                   // notes that still come concern nobody
     idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
     together = clean || idist__mpi_farewell(m);
     if (m->incoming != MPI_REQUEST_NULL) {
@@ -1890,6 +1889,7 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     }
     if (m->window) idist__window_close(m->window);
     if (clean && m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
+    if (clean) MPI_Comm_free(&idist__mpi_group_of(&w->group)->comm);
     if (clean) MPI_Comm_free(&m->wire);
     for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
     pthread_mutex_unlock(&w->lock);
