@@ -30,7 +30,7 @@ WHO OWNS MPI
     Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone otherwise. Not yet:
     idist_initialize calls MPI_Init_thread and the end of the last world MPI_Finalize; MPI cannot begin again after that,
     and a later idist_initialize is IDIST_ERR_STATE. If the world failed and not everybody comes to its end within a
-    second, MPI is not finalized: mpirun then ends the job when this process exits. Requests move on in a thread of idist:
+    second, or with ULFM, MPI is not finalized: mpirun then ends the job when this process exits. Requests move on in a thread of idist:
     while one is open, a program that calls MPI itself needs MPI_THREAD_MULTIPLE. With a level below SERIALIZED (MPI_Init)
     there is no such thread, and only the thread that initialised MPI may call idist. Several worlds at once: one thread,
     without requests in the first of them, or MPI_THREAD_MULTIPLE.
@@ -1882,7 +1882,7 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     if (!clean) idist__group_fail(&w->group, IDIST_ERR_PEER_LOST, cause); // unless it has failed before
     w->group.rank = -1;                                                   // notes that still come concern nobody
     idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
-    together = clean || idist__mpi_farewell(m);
+    together = clean || (idist__mpi_farewell(m) && !m->fault_tolerant); // after a loss Open MPI 5 may never come out again
     if (m->incoming != MPI_REQUEST_NULL) {
         MPI_Cancel(&m->incoming);
         MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
