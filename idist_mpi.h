@@ -30,10 +30,10 @@ WHO OWNS MPI
     Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone otherwise. Not yet:
     idist_initialize calls MPI_Init_thread and the end of the last world MPI_Finalize; MPI cannot begin again after that,
     and a later idist_initialize is IDIST_ERR_STATE. If the world failed and not everybody comes to its end within a
-    second, or with ULFM, MPI is not finalized: mpirun then ends the job when this process exits. Requests move on in a thread of idist:
-    while one is open, a program that calls MPI itself needs MPI_THREAD_MULTIPLE. With a level below SERIALIZED (MPI_Init)
-    there is no such thread, and only the thread that initialised MPI may call idist. Several worlds at once: one thread,
-    without requests in the first of them, or MPI_THREAD_MULTIPLE.
+    second, or with ULFM at all, MPI is not finalized: it might wait for ever; mpirun ends the job when this process
+    exits. Requests move on in a thread of idist: while one is open, a program that calls MPI itself needs
+    MPI_THREAD_MULTIPLE, and so do several worlds at once. With a level below SERIALIZED (MPI_Init) there is no such
+    thread, and only the thread that initialised MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
