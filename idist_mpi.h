@@ -159,15 +159,8 @@ typedef struct idist__note {
     uint64_t nbytes;
 } idist__note;
 
-enum {
-    IDIST__NOTE_EAGER = 1,
-    IDIST__NOTE_LARGE,
-    IDIST__NOTE_GRANT,
-    IDIST__NOTE_WAITS,
-    IDIST__NOTE_HERE,
-    IDIST__NOTE_ABSENT,
-    IDIST__NOTE_FAIL
-};
+enum { IDIST__NOTE_EAGER = 1, IDIST__NOTE_LARGE, IDIST__NOTE_GRANT };
+enum { IDIST__NOTE_WAITS = 4, IDIST__NOTE_HERE, IDIST__NOTE_ABSENT, IDIST__NOTE_FAIL };
 
 enum { IDIST__WAITS_FOR_YOU = 1, IDIST__WAITS_ONLY = 2 }; // flags of WAITS
 
@@ -247,9 +240,10 @@ typedef struct idist__mpi_group {
 
 typedef struct idist__mpi { // the backend's part of a world
     idist__world *w;
-    MPI_Comm wire;                // for notes and data; its ranks are those of the world
-    bool fault_tolerant, finding; // finding: inside idist__mpi_trouble
-    uint32_t wakes;               // counts, and is slept on
+    MPI_Comm wire;                         // for notes and data; its ranks are those of the world
+    bool fault_tolerant, finding, closing; // finding: inside idist__mpi_trouble
+    int *told, heard;                      // notes sent to each rank, notes received: see idist__note_drain
+    uint32_t wakes;                        // counts, and is slept on
     int64_t nap_ns;
     char note[sizeof(idist__note) + IDIST__NOTE_BYTES]; // the one that comes next
     int64_t looked_ns;                                  // when the quick way last looked at the notes
@@ -508,15 +502,10 @@ static bool idist__native_fits(const idist_group *g, const idist__call *c) {
     bool looked_at = idist__kind_is_v(c->kind) && (c->root < 0 || c->root == g->rank);
     size_t sends = looked_at && c->sendcounts ? idist__extent_v(c->sendcounts, c->senddispls, g->size) : 0;
     size_t recvs = looked_at && c->recvcounts ? idist__extent_v(c->recvcounts, c->recvdispls, g->size) : 0;
-    return c->count <= IDIST__MPI_COUNT && sends <= IDIST__MPI_COUNT && recvs <= IDIST__MPI_COUNT;
-}
-
-// MPI_Iallgatherv of Intel MPI 2021 never ends when one rank gives much and another one nothing.
-static bool idist__native_has_gap(const idist_group *g, const idist__call *c) {
-    int i;
-    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++)
-        if (!c->recvcounts[i]) return true;
-    return false;
+    int i; // Intel MPI 2021: MPI_Iallgatherv never ends when one rank gives much and another one nothing
+    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++) looked_at = looked_at && c->recvcounts[i];
+    return (looked_at || c->kind != IDIST__ALL_GATHERV) && c->count <= IDIST__MPI_COUNT && sends <= IDIST__MPI_COUNT &&
+           recvs <= IDIST__MPI_COUNT;
 }
 
 static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
@@ -695,13 +684,12 @@ static void idist__native_begin(idist__native *nat, idist_group *g, const idist_
     if (nat->error != MPI_SUCCESS) return;
     if ((idist__kind_reduces(c->kind) && (many || c->kind != IDIST__REDUCE_SCATTER)) || c->kind == IDIST__BROADCAST)
         idist__native_pieces(nat);
-    else if (many || idist__native_has_gap(g, c)) idist__native_pairs(nat);
+    else if (many) idist__native_pairs(nat);
     else if (idist__kind_is_v(c->kind)) idist__native_move_v(nat);
     else idist__native_move(nat);
     if (c->kind == IDIST__REDUCE_SCATTER && many) nat->out += (size_t)g->rank * c->count * nat->size;
 }
 
-// Whether it is through, or has failed.
 static bool idist__native_done(idist__native *nat) {
     while (nat->nrequests && nat->error == MPI_SUCCESS) {
         int done = 0, error = MPI_Test(&nat->requests[nat->nrequests - 1], &done, MPI_STATUS_IGNORE);
@@ -712,7 +700,6 @@ static bool idist__native_done(idist__native *nat) {
     return true;
 }
 
-// Gives the result its last form and place.
 static void idist__native_finish(idist__native *nat) {
     const idist__call *c = nat->c;
     const idist_group *g = nat->g;
@@ -873,7 +860,6 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 // has said that it is BUSY with other calls: collectives then never wait for each other in a circle.
 //------------------------------------------------------------------------------
 
-// Appends to the group's collectives that have not reached MPI yet.
 static void idist__coll_queue(idist__task *t) {
     idist__mpi_group *mg = idist__mpi_group_of(t->group);
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -1119,7 +1105,7 @@ static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, c
     idist__outgoing *o;
     idist_group *g;
     int error;
-    if (m->peers[rank].lost) return;
+    if (m->peers[rank].lost || m->closing) return;
     if (rank == m->w->cfg.rank) {
         idist__note own = *note;
         own.nbytes = nbytes;
@@ -1135,6 +1121,7 @@ static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, c
         if (error == MPI_SUCCESS) {
             o->next = m->outgoing;
             m->outgoing = o;
+            m->told[rank]++;
             return;
         }
         o->next = m->idle;
@@ -1479,6 +1466,7 @@ static void idist__note_progress(idist__mpi *m) {
     MPI_Status status;
     int turns;
     for (turns = 0; turns < 64 && m->incoming != MPI_REQUEST_NULL && idist__note_arrived(m, &status); turns++) {
+        m->heard++;
         idist__note_take(m, status.MPI_SOURCE, (const idist__note *)(const void *)m->note, m->note + sizeof(idist__note));
         idist__note_listen(m);
     }
@@ -1735,7 +1723,8 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     int level = MPI_THREAD_SINGLE, error, i;
     idist_status s;
     m->peers = (idist__peer *)idist__mem_alloc(&w->cfg.mem, sizeof *m->peers * (size_t)w->group.size);
-    if (!m->peers) return IDIST_ERR_NO_MEMORY;
+    m->told = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)w->group.size);
+    if (!m->peers || !m->told) return IDIST_ERR_NO_MEMORY;
     MPI_Query_thread(&level);
     w->nforeign = level < MPI_THREAD_SERIALIZED ? INT_MAX / 2 : idist__mpi_threads;
     w->threadless = level < MPI_THREAD_SERIALIZED || (idist__mpi_worlds && level < MPI_THREAD_MULTIPLE);
@@ -1768,6 +1757,7 @@ static void idist__mpi_free(idist__mpi *m) {
         idist__mem_free(mem, o);
     }
     idist__mem_free(mem, m->peers);
+    idist__mem_free(mem, m->told);
     idist__mem_free(mem, m);
 }
 
@@ -1871,6 +1861,15 @@ static bool idist__mpi_farewell(idist__mpi *m) {
            idist__mpi_await(&request, IDIST__FAREWELL_MS, "finalize") == IDIST_OK;
 }
 
+// What others have said in the last barrier is still to come. A communicator is freed when nothing is under way in it.
+static void idist__note_drain(idist__mpi *m) {
+    int64_t deadline_ns = idist__os_deadline(IDIST__FAREWELL_MS);
+    int expected = 0;
+    m->closing = true;
+    MPI_Reduce_scatter_block(m->told, &expected, 1, MPI_INT, MPI_SUM, m->wire);
+    while (m->heard < expected && idist__os_now_ns() < deadline_ns) idist__note_progress(m);
+}
+
 static void idist__mpi_close(idist__world *w, bool clean) {
     idist__mpi *m = idist__mpi_of(w);
     char text[sizeof idist__me.text], cause[200];
@@ -1882,6 +1881,7 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     if (!clean) idist__group_fail(&w->group, IDIST_ERR_PEER_LOST, cause); // unless it has failed before
     w->group.rank = -1;                                                   // notes that still come concern nobody
     idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
+    if (clean) idist__note_drain(m);
     together = clean || (idist__mpi_farewell(m) && !m->fault_tolerant); // after a loss Open MPI 5 may never come out again
     if (m->incoming != MPI_REQUEST_NULL) {
         MPI_Cancel(&m->incoming);
