@@ -3965,6 +3965,7 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
 
 static bool idist__ring_cancel(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
+    idist__frame f;
     idist__op *o;
     idist__ring_group *rg = idist__ring_group_of(t->group);
     bool unmatched = idist__verbs_purge(ring, &rg->recvs, t), heard = false;
@@ -3997,6 +3998,12 @@ static bool idist__ring_cancel(idist__task *t) {
         heard = idist__verbs_purge(ring, &l->waiting, t) || heard;
         heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
         idist__verbs_purge(ring, &l->posted, t);
+    }
+    if (t->call.kind == IDIST__RECV && t->announced && t->call.root >= 0) { // it does not wait any more
+        memset(&f, 0, sizeof f);
+        f.type = IDIST__WAITS;
+        f.print.kind = IDIST__RECV;
+        idist__link_control(ring, &ring->links[idist__world_rank(t->group, t->call.root)], &f, NULL);
     }
     if (t->call.kind == IDIST__RECV) return unmatched;
     if (t->call.kind == IDIST__SEND) return !heard;
