@@ -1324,6 +1324,14 @@ static void idist__window_unmap(idist__window *win) {
     free(win);
 }
 
+static idist__window *idist__window_list(idist__window *win) {
+    pthread_mutex_lock(&idist__windows_lock);
+    win->next = idist__windows;
+    idist__windows = win;
+    pthread_mutex_unlock(&idist__windows_lock);
+    return win;
+}
+
 // Maps the whole file; the window owns fd from here on, also when this fails (NULL).
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes, size_t at, size_t nbytes) {
     idist__window *win = (idist__window *)calloc(1, sizeof *win);
@@ -1341,11 +1349,7 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes
     win->map_nbytes = map_nbytes;
     win->at = at;
     win->nbytes = nbytes;
-    pthread_mutex_lock(&idist__windows_lock);
-    win->next = idist__windows;
-    idist__windows = win;
-    pthread_mutex_unlock(&idist__windows_lock);
-    return win;
+    return idist__window_list(win);
 }
 
 // A window in memory that somebody else has mapped, and unmaps when the window is closed.
@@ -1355,11 +1359,7 @@ IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nby
     win->fd = -1;
     win->map = memory;
     win->nbytes = nbytes;
-    pthread_mutex_lock(&idist__windows_lock);
-    win->next = idist__windows;
-    idist__windows = win;
-    pthread_mutex_unlock(&idist__windows_lock);
-    return win;
+    return idist__window_list(win);
 }
 
 IDIST__UNUSED static void idist__window_close(idist__window *win) {
@@ -4267,7 +4267,8 @@ typedef struct idist__node { // what is known of a rank
 
 // A backend. The core calls all but claim, open, close and alloc with the world's lock held; only for the group of the
 // world itself group_open and group_close come when nobody else can use the world. None but open, close, sleep, flush,
-// shrink and agree may block, and sleep and flush give the lock up meanwhile; quick and tell may take a moment.
+// shrink and agree may block, and sleep and flush give the lock up meanwhile; quick and tell may take a moment. Over MPI
+// group_open blocks as well, and so does a collective that all ranks have entered: MPI has it then.
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -6185,8 +6186,9 @@ static idist_status idist__group_make(idist_group *parent, uint64_t color, const
     if (!g || s != IDIST_OK) { // the other members are about to meet us there
         if (g) g->rank = -1;   // was never opened
         if (g) idist__group_free(g);
-        idist__group_fail(parent, IDIST_ERR_NO_MEMORY, "a rank has no memory for a new group");
-        return g ? s : IDIST_ERR_NO_MEMORY;
+        if (!g) s = IDIST_ERR_NO_MEMORY;
+        idist__group_fail(parent, s, "a rank could not make its part of a new group");
+        return s;
     }
     *out = g;
     return IDIST_OK;

@@ -905,7 +905,7 @@ static bool idist__coll_balanced(const idist_group *g) {
 static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, char *text, size_t cap) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size, i;
-    uint64_t *all = (uint64_t *)idist__mem_alloc(mem, sizeof *all * 2 * n * (n + 1)), *own = all + 2 * n * n;
+    uint64_t *all = (uint64_t *)idist__mem_alloc(mem, sizeof *all * 2 * n * (n + 1)), *own = all ? all + 2 * n * n : NULL;
     MPI_Request request;
     snprintf(text, cap, "the counts of two ranks differ in %s #%u", idist__kind_names[t->call.label], (unsigned)t->seq);
     if (!all) return;
