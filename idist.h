@@ -130,7 +130,7 @@ BACKENDS
 
     self   a world of 1. Always there.
     ring   any number of ranks; idist_ring.h, included by this header.
-    mpi    the ranks of an MPI communicator; idist_mpi.h, which you include.
+    mpi    the ranks of an MPI communicator; idist_mpi.h, which you include, says what MPI does not give.
 
     Including a backend's header before the call of idist_initialize (a macro) is all it takes to have it in the list,
     IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise the first that fits is taken.
@@ -4362,6 +4362,7 @@ struct idist__world {
     bool thread_runs, thread_stops;
     int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
     bool threadless; // the backend bears one thread only: requests move on inside calls
+    int nmaking;     // groups being made
     pthread_t thread;
 };
 
@@ -6172,10 +6173,14 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
 }
 
 // Members agree on ctx without talking: it follows from the parent's, the number of groups made from it, and the color.
+static uint64_t idist__group_ctx(const idist_group *parent, uint32_t nchildren, uint64_t color) {
+    uint64_t ctx = idist__mix(idist__mix(parent->ctx, nchildren), color);
+    return ctx ? ctx : 1;
+}
+
 static idist_status idist__group_make(idist_group *parent, uint64_t color, const int *ranks, int n, idist_group **out) {
     idist__world *w = parent->w;
-    uint64_t ctx = idist__mix(idist__mix(parent->ctx, parent->nchildren), color);
-    idist_group *g = idist__group_new(w, ctx ? ctx : 1, ranks, n);
+    idist_group *g = idist__group_new(w, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
     idist_status s = IDIST_OK;
     if (g) {
         g->next = w->group.next;
@@ -6239,44 +6244,67 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     return s;
 }
 
+// Lets go of the lock. A backend without group_meet blocks while it opens a group: two groups at a time, in two orders on
+// two ranks, would wait for each other.
+static idist_status idist__group_making(const char *name, idist__world *w) {
+    bool one = w->nmaking && w->group.size > 1 && !w->backend->group_meet;
+    if (!one) w->nmaking++;
+    pthread_mutex_unlock(&w->lock);
+    if (!one) return IDIST_OK;
+    return idist__fail(IDIST_ERR_STATE, "%s: another thread makes a group; with the backend %s one at a time", name,
+                       w->backend->name);
+}
+
+static void idist__group_made(idist__world *w) {
+    idist__world_lock(w);
+    w->nmaking--;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static int idist__compare_ints(const void *a, const void *b) {
     int x = *(const int *)a, y = *(const int *)b;
     return (x > y) - (x < y);
 }
 
+// ranks: ascending.
+static idist_status idist__group_of_ranks(idist_group *world, const int *ranks, int n, idist_group **group) {
+    idist_status s;
+    idist__call c;
+    int i;
+    for (i = 0; i < n; i++)
+        if (ranks[i] < 0 || ranks[i] >= world->size || (i && ranks[i] == ranks[i - 1]))
+            return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", ranks[i],
+                               world->size - 1);
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8); // a barrier whose fingerprint carries the list
+    c.label = IDIST__NEW_GROUP;
+    c.check = idist__hash(ranks, sizeof(int) * (size_t)n);
+    if ((s = idist__call_run(&c, NULL)) != IDIST_OK) return s;
+    idist__world_lock(world->w);
+    world->nchildren++;
+    s = idist__group_make(world, 0, ranks, n, group);
+    pthread_mutex_unlock(&world->w->lock);
+    return s == IDIST_OK ? idist__group_meet(group, IDIST__NEW_GROUP) : s;
+}
+
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     idist_group *world = NULL;
     idist_status s;
-    int i, *sorted;
+    int *sorted;
     if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
     *group = NULL;
     if ((s = idist__check_blocking("new_group", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("new_group", NULL, &world)) != IDIST_OK) return s;
-    pthread_mutex_unlock(&world->w->lock);
-    if (!ranks || n < 1 || n > world->size) return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
-    sorted = (int *)idist__mem_alloc(&world->w->cfg.mem, sizeof(int) * (size_t)n);
-    if (!sorted) return IDIST_ERR_NO_MEMORY;
-    memcpy(sorted, ranks, sizeof(int) * (size_t)n);
-    qsort(sorted, (size_t)n, sizeof(int), idist__compare_ints);
-    for (i = 0; i < n && s == IDIST_OK; i++)
-        if (sorted[i] < 0 || sorted[i] >= world->size || (i && sorted[i] == sorted[i - 1]))
-            s = idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", sorted[i],
-                            world->size - 1);
-    if (s == IDIST_OK) { // a barrier whose fingerprint carries the list
-        idist__call c;
-        idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-        c.label = IDIST__NEW_GROUP;
-        c.check = idist__hash(sorted, sizeof(int) * (size_t)n);
-        s = idist__call_run(&c, NULL);
-    }
+    if ((s = idist__group_making("new_group", world->w)) != IDIST_OK) return s;
+    if (!ranks || n < 1 || n > world->size) s = idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
+    sorted = s == IDIST_OK ? (int *)idist__mem_alloc(&world->w->cfg.mem, sizeof(int) * (size_t)n) : NULL;
+    if (s == IDIST_OK && !sorted) s = IDIST_ERR_NO_MEMORY;
     if (s == IDIST_OK) {
-        idist__world_lock(world->w);
-        world->nchildren++;
-        s = idist__group_make(world, 0, sorted, n, group);
-        pthread_mutex_unlock(&world->w->lock);
-        if (s == IDIST_OK) s = idist__group_meet(group, IDIST__NEW_GROUP);
+        memcpy(sorted, ranks, sizeof(int) * (size_t)n);
+        qsort(sorted, (size_t)n, sizeof(int), idist__compare_ints);
+        s = idist__group_of_ranks(world, sorted, n, group);
     }
     idist__mem_free(&world->w->cfg.mem, sorted);
+    idist__group_made(world->w);
     return s;
 }
 
@@ -6303,14 +6331,13 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     *group = NULL;
     if ((s = idist__check_blocking("split", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("split", parent, &p)) != IDIST_OK) return s;
-    pthread_mutex_unlock(&p->w->lock);
+    if ((s = idist__group_making("split", p->w)) != IDIST_OK) return s;
     all = (int *)idist__mem_alloc(&p->w->cfg.mem, sizeof(int) * 4 * (size_t)p->size);
-    if (!all) return IDIST_ERR_NO_MEMORY;
     memset(&o, 0, sizeof o);
     o.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
-    s = idist__all_gather_as(IDIST__SPLIT, mine, all, 2, IDIST_I32, 2, &o);
+    s = all ? idist__all_gather_as(IDIST__SPLIT, mine, all, 2, IDIST_I32, 2, &o) : IDIST_ERR_NO_MEMORY;
     if (s == IDIST_OK) {
         int n = idist__split_members(p, all, mine[0], all + 2 * p->size);
         idist__world_lock(p->w);
@@ -6320,6 +6347,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
         if (s == IDIST_OK) s = idist__group_meet(group, IDIST__SPLIT);
     }
     idist__mem_free(&p->w->cfg.mem, all);
+    idist__group_made(p->w);
     return s;
 }
 
@@ -6348,6 +6376,11 @@ idist_status idist_free_group(idist_group **group) {
     return s;
 }
 
+static idist_status idist__needs_ulfm(const char *name) {
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "%s: by no backend but mpi, and that with Open MPI 5 under mpirun --with-ft ulfm", name);
+}
+
 idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     idist_group *g;
     idist_status s;
@@ -6360,8 +6393,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     ranks = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->size);
     serial = g->nchildren + 1;
     if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
-    else if (!g->w->backend->shrink)
-        s = idist__fail(IDIST_ERR_UNSUPPORTED, "shrink: not by the backend %s", g->w->backend->name);
+    else if (!g->w->backend->shrink) s = idist__needs_ulfm("shrink");
     else s = ranks ? g->w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
     if (s == IDIST_OK) {
         g->nchildren = serial; // members may have come to different numbers when they lost a rank
@@ -6380,8 +6412,7 @@ idist_status idist_agree(idist_group *group, int *flag) {
     if ((s = idist__check_blocking("agree", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("agree", group, &g)) != IDIST_OK) return s;
     if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
-    else if (g->size > 1 && !g->w->backend->agree)
-        s = idist__fail(IDIST_ERR_UNSUPPORTED, "agree: not by the backend %s", g->w->backend->name);
+    else if (g->size > 1 && !g->w->backend->agree) s = idist__needs_ulfm("agree");
     else if (g->size > 1) s = g->w->backend->agree(g, flag);
     pthread_mutex_unlock(&g->w->lock);
     return s;

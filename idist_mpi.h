@@ -11,16 +11,16 @@ DO THIS
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's non-blocking ones. Any MPI
-    from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI of MPI 5.0
-    (mpicc_abi) runs on every library that has it.
+    Every collective becomes MPI's own, on a communicator of its group, and a non-blocking one, so that a call keeps its
+    deadline. Any MPI from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI
+    of MPI 5.0 (mpicc_abi) runs on every library that has it. 16-bit floats are reduced as F32.
 
     Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
     of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
     contributions of up to 24 bytes (of built-in ops, in groups of up to 64), for which MPI's collective is not needed any
-    more. IDIST_CHECK=0, the same on all ranks, hands every call to MPI as it is: faster by that message, but without
-    mismatches, without deadlines in blocking collectives, also between group_begin and group_end, and with MPI's own
-    rule that all ranks block, or none, and are in place, or none. 16-bit floats are reduced as F32.
+    more. IDIST_CHECK=0, the same on all ranks, leaves that out and makes blocking calls blocking ones of MPI: faster, but
+    without mismatches, without deadlines in blocking collectives, also between group_begin and group_end, and with MPI's
+    own rule that all ranks block, or none, and are in place, or none.
 
     Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a message that does not
     fit; large messages go from buffer to buffer once both sides know of each other.
@@ -39,13 +39,13 @@ WHAT MPI DOES NOT GIVE
 
     A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under `mpirun --with-ft ulfm`
     does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them a group to go on with.
-    A deadline or idist_abort ends a call that waits for a rank to enter it; once all ranks have, it is MPI's, and so are
-    its buffers. Making a group, idist_shrink and idist_agree are MPI's from the beginning.
-    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
+    Buffers of a call that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second to
+    end; if it does not, MPI may still use the buffers of that call, so keep them.
+    Deadlines once all ranks are in idist_new_group, _split, _shrink or _agree. One thread of a rank makes groups at a time.
+    Sleep: a rank that waits for others to enter looks once a millisecond; one whose call is in MPI polls, as MPI does.
+    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Iallreduce gives it, as the tested MPIs do.
     Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
     IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
-
-    Licence: MIT, as idist.h.
 
 CONTENTS
 
@@ -134,9 +134,9 @@ typedef struct idist__slip {
     unsigned char data[IDIST__SLIP_BYTES];
 } idist__slip;
 
-// BUSY: this rank has other calls under way, so nobody may block in MPI. MANY: its counts are too large for MPI.
-// IN_PLACE: its two buffers are one, which MPI wants to hear from all ranks or none.
-enum { IDIST__SLIP_BUSY = 1, IDIST__SLIP_MANY = 2, IDIST__SLIP_IN_PLACE = 4 };
+// MANY: the counts of this rank are too large for MPI. IN_PLACE: its two buffers are one, which MPI wants to hear from all
+// ranks or none.
+enum { IDIST__SLIP_MANY = 1, IDIST__SLIP_IN_PLACE = 2 };
 
 // The head of a message between two ranks; nbytes of payload follow in the same message.
 //
@@ -184,6 +184,12 @@ typedef struct idist__peer { // what is known of a rank of the world
     bool lost;
 } idist__peer;
 
+// What MPI hands on to a function of the user's.
+typedef struct idist__mpi_hook {
+    idist__user_op user;
+    idist_dtype dtype;
+} idist__mpi_hook;
+
 // A call handed to MPI: what MPI gets, which may be scratch, and what is to be done with the result.
 typedef struct idist__native {
     const idist_group *g;
@@ -199,11 +205,11 @@ typedef struct idist__native {
     const char *in;
     char *out;
     bool in_place;
-    size_t size;         // of an element of in and out
-    char *scratch;       // freed at the end
-    int *counts;         // four arrays of v-forms
-    const char *what;    // the function of MPI that failed
-    idist__user_op user; // a copy, for idist__mpi_user
+    size_t size;           // of an element of in and out
+    char *scratch;         // freed at the end,
+    int *counts;           // as are four arrays of v-forms
+    idist__mpi_hook *hook; // and what an op of the user's needs
+    const char *what;      // the function of MPI that failed
 } idist__native;
 
 typedef enum idist__phase { // of a task
@@ -233,6 +239,7 @@ typedef struct idist__mpi_group {
     idist__slip *slips;       // [i]: of rank r + i, as far as they are here
     MPI_Request requests[2];  // of the step under way
     int distance;             // slips that are here; g->size: all
+    int error;                // MPI did not take one
     uint32_t slip_seq;        // the call they belong to
     bool known;               // all members know by themselves that it failed
     idist__print entered;     // the latest call of our own that was compared
@@ -241,7 +248,9 @@ typedef struct idist__mpi_group {
 typedef struct idist__mpi { // the backend's part of a world
     idist__world *w;
     MPI_Comm wire;                         // for notes and data; its ranks are those of the world
+    MPI_Comm main;                         // for collectives of the world's own group
     bool fault_tolerant, finding, closing; // finding: inside idist__mpi_trouble
+    bool abandoned;                        // MPI may have something of ours for ever
     int *told, heard;                      // notes sent to each rank, notes received: see idist__note_drain
     uint32_t wakes;                        // counts, and is slept on
     int64_t nap_ns;
@@ -254,7 +263,8 @@ typedef struct idist__mpi { // the backend's part of a world
     uint64_t next_id;
     int next_tag;
     MPI_Op ops[4];   // our own SUM, PROD, MIN, MAX
-    MPI_Comm shrunk; // made by shrink, for the group_open that follows
+    MPI_Comm shrunk; // made by shrink, for the group_open that follows, of shrunk_ctx
+    uint64_t shrunk_ctx;
     MPI_Win win;
     idist__window *window;
 } idist__mpi;
@@ -383,12 +393,12 @@ IDIST__MPI_OP(max, IDIST_MAX)
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
 static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *type) {
-    idist__native *nat = NULL;
+    idist__mpi_hook *hook = NULL;
     int found = 0;
-    MPI_Type_get_attr(*type, idist__mpi_keyval, &nat, &found);
-    if (!found || !nat) return;
+    MPI_Type_get_attr(*type, idist__mpi_keyval, &hook, &found);
+    if (!found || !hook) return;
     idist__me.callbacks++;
-    nat->user.fn(in, inout, (size_t)*count, nat->c->dtype, nat->user.arg);
+    hook->user.fn(in, inout, (size_t)*count, hook->dtype, hook->user.arg);
     idist__me.callbacks--;
 }
 
@@ -447,8 +457,6 @@ static char *idist__native_part(const idist__native *nat, int from, int to, bool
 // Any collective that only moves data, as messages between each two ranks: for counts above MPI's.
 static void idist__native_pairs(idist__native *nat) {
     int i, me = nat->g->rank, n = nat->g->size;
-    bool blocking = nat->blocking;
-    nat->blocking = false;
     for (i = 0; i < n && nat->error == MPI_SUCCESS; i++) {
         size_t nsend, nrecv, at, k;
         char *send = idist__native_part(nat, me, i, true, &nsend), *recv = idist__native_part(nat, i, me, false, &nrecv);
@@ -465,9 +473,6 @@ static void idist__native_pairs(idist__native *nat) {
             IDIST__NATIVE_REQUEST(nat, MPI_Isend, send + at * nat->size, (int)k, nat->type, i, IDIST__TAG_PAIRS, nat->comm);
         }
     }
-    nat->blocking = blocking;
-    for (i = 0; blocking && i < nat->nrequests && nat->error == MPI_SUCCESS; i++)
-        nat->error = MPI_Wait(&nat->requests[i], MPI_STATUS_IGNORE);
 }
 
 // Reductions and broadcast, in pieces of a length that MPI can count.
@@ -500,12 +505,15 @@ static void idist__native_pieces(idist__native *nat) {
 // Whether MPI, which counts by int, can take the counts and displacements of this rank.
 static bool idist__native_fits(const idist_group *g, const idist__call *c) {
     bool looked_at = idist__kind_is_v(c->kind) && (c->root < 0 || c->root == g->rank);
+    bool parted = c->kind == IDIST__ALL_GATHER || c->kind == IDIST__GATHER || c->kind == IDIST__SCATTER ||
+                  c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL;
+    size_t parts = parted ? (size_t)g->size : 1;
     size_t sends = looked_at && c->sendcounts ? idist__extent_v(c->sendcounts, c->senddispls, g->size) : 0;
     size_t recvs = looked_at && c->recvcounts ? idist__extent_v(c->recvcounts, c->recvdispls, g->size) : 0;
     int i; // Intel MPI 2021: MPI_Iallgatherv never ends when one rank gives much and another one nothing
     for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++) looked_at = looked_at && c->recvcounts[i];
-    return (looked_at || c->kind != IDIST__ALL_GATHERV) && c->count <= IDIST__MPI_COUNT && sends <= IDIST__MPI_COUNT &&
-           recvs <= IDIST__MPI_COUNT;
+    return (looked_at || c->kind != IDIST__ALL_GATHERV) && c->count <= IDIST__MPI_COUNT / parts &&
+           sends <= IDIST__MPI_COUNT && recvs <= IDIST__MPI_COUNT;
 }
 
 static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
@@ -573,12 +581,15 @@ static void idist__native_move(idist__native *nat) {
 }
 
 // The user's op as an op of MPI, and a datatype that leads from it to us.
-static void idist__native_user_op(idist__native *nat, int size) {
-    nat->error = MPI_Type_contiguous(size, MPI_BYTE, &nat->type);
+static void idist__native_user_op(idist__native *nat, const idist__user_op *user) {
+    nat->hook = (idist__mpi_hook *)idist__mem_alloc(&nat->g->w->cfg.mem, sizeof *nat->hook);
+    nat->error = nat->hook ? MPI_Type_contiguous((int)nat->size, MPI_BYTE, &nat->type) : MPI_ERR_NO_MEM;
     nat->own_type = nat->error == MPI_SUCCESS;
+    if (nat->hook) nat->hook->user = *user;
+    if (nat->hook) nat->hook->dtype = nat->c->dtype;
     if (nat->own_type) nat->error = MPI_Type_commit(&nat->type);
-    if (nat->error == MPI_SUCCESS) nat->error = MPI_Type_set_attr(nat->type, idist__mpi_keyval, nat);
-    if (nat->error == MPI_SUCCESS) nat->error = MPI_Op_create(idist__mpi_user, nat->user.commutative, &nat->op);
+    if (nat->error == MPI_SUCCESS) nat->error = MPI_Type_set_attr(nat->type, idist__mpi_keyval, nat->hook);
+    if (nat->error == MPI_SUCCESS) nat->error = MPI_Op_create(idist__mpi_user, user->commutative, &nat->op);
     nat->own_op = nat->error == MPI_SUCCESS;
     if (nat->error != MPI_SUCCESS) nat->what = "MPI_Op_create";
 }
@@ -591,21 +602,20 @@ static void idist__native_reduction(idist__native *nat, bool many) {
     bool half = idist__type_is_half(c->dtype), all = c->kind == IDIST__REDUCE_SCATTER, reduce = c->kind == IDIST__REDUCE;
     size_t n = (all ? (size_t)nat->g->size : 1) * c->count, size = nat->size;
     idist_dtype dtype = half ? IDIST_F32 : c->dtype;
-    if (user) nat->user = *user;
     if (user && user->fn) {
-        idist__native_user_op(nat, (int)size);
+        idist__native_user_op(nat, user);
     } else {
         nat->size = idist_dtype_size(dtype);
         nat->type = idist__mpi_type(dtype);
         nat->op = idist__mpi_builtin_op(idist__mpi_of(nat->g->w), user ? IDIST_SUM : c->op, dtype);
     }
-    if ((half && !nat->user.fn) || (user && !user->fn) || (all && many) || (reduce && nat->in_place)) {
+    if ((half && !nat->hook) || (user && !user->fn) || (all && many) || (reduce && nat->in_place)) {
         nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, (reduce ? 2 : 1) * n * nat->size);
         if (!nat->scratch) {
             nat->error = MPI_ERR_NO_MEM;
             return;
         }
-        if (half && !nat->user.fn) idist__type_widen((float *)(void *)nat->scratch, c->send, n, c->dtype);
+        if (half && !nat->hook) idist__type_widen((float *)(void *)nat->scratch, c->send, n, c->dtype);
         else idist__copy(nat->scratch, c->send, n * size);
         if (user && !user->fn) idist__reduce_scale(nat->scratch, n, dtype, user->factor);
         nat->in = nat->scratch;
@@ -657,10 +667,11 @@ static void idist__native_same_place(idist__native *nat) {
     nat->in_place = !spread;
 }
 
-static void idist__native_init(idist__native *nat, const idist_group *g) {
+static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c) {
     memset(nat, 0, sizeof *nat);
     nat->what = "MPI";
     nat->g = g;
+    nat->c = c;
     nat->error = MPI_SUCCESS;
     nat->requests = nat->few;
     nat->room = (int)IDIST__COUNT_OF(nat->few);
@@ -669,8 +680,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g) {
 // Hands a call to MPI; with blocking, it is through on return. flags: those of all slips.
 static void idist__native_begin(idist__native *nat, idist_group *g, const idist__call *c, bool blocking, uint32_t flags) {
     bool many = (flags & IDIST__SLIP_MANY) != 0;
-    idist__native_init(nat, g);
-    nat->c = c;
+    idist__native_init(nat, g, c);
     nat->comm = idist__mpi_group_of(g)->comm;
     nat->blocking = blocking;
     nat->type = idist__mpi_type(c->dtype);
@@ -705,13 +715,13 @@ static void idist__native_finish(idist__native *nat) {
     const idist_group *g = nat->g;
     if (!idist__kind_reduces(c->kind) || !c->count) return;
     if ((c->kind == IDIST__REDUCE && c->root != g->rank) || (c->kind == IDIST__EXSCAN && g->rank == 0)) return;
-    if (idist__type_is_half(c->dtype) && !nat->user.fn) {
+    if (idist__type_is_half(c->dtype) && !nat->hook) {
         if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
         idist__type_narrow(c->recv, (const float *)(const void *)nat->out, c->count, c->dtype);
         return;
     }
     if (nat->out != c->recv) memcpy(c->recv, nat->out, c->count * nat->size);
-    if (!nat->user.fn) idist__reduce_finish(c->recv, c->count, c->dtype, c->op, g->size);
+    if (!nat->hook) idist__reduce_finish(c->recv, c->count, c->dtype, c->op, g->size);
 }
 
 static void idist__native_free(idist__native *nat) {
@@ -721,6 +731,35 @@ static void idist__native_free(idist__native *nat) {
     if (nat->requests != nat->few) idist__mem_free(mem, nat->requests);
     idist__mem_free(mem, nat->scratch);
     idist__mem_free(mem, nat->counts);
+    idist__mem_free(mem, nat->hook);
+}
+
+// What is with MPI cannot be taken back. It ends soon, now that all are in it or somebody is lost; if not, MPI keeps what
+// is ours, and the caller's buffers.
+static void idist__native_abandon(idist__native *nat) {
+    int64_t deadline_ns = idist__os_deadline(IDIST__FLUSH_MS);
+    int i;
+    for (i = 0; i < nat->nrequests; i++) {
+        int done = 0;
+        while (MPI_Test(&nat->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
+            if (idist__os_now_ns() < deadline_ns) continue;
+            idist__mpi_of(nat->g->w)->abandoned = true;
+            return;
+        }
+    }
+    idist__native_free(nat);
+}
+
+// What was begun as blocking may have requests still.
+static int idist__native_end(idist__native *nat) {
+    while (!idist__native_done(nat)) continue;
+    if (nat->error != MPI_SUCCESS) {
+        idist__native_abandon(nat);
+        return nat->error;
+    }
+    idist__native_finish(nat);
+    idist__native_free(nat);
+    return MPI_SUCCESS;
 }
 
 //------------------------------------------------------------------------------
@@ -738,15 +777,17 @@ static void idist__native_free(idist__native *nat) {
 // up: a step is received from one rank, on the group's communicator, and MPI keeps the order.
 //------------------------------------------------------------------------------
 
-static void idist__slip_post(idist_group *g) {
+static int idist__slip_post(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     int n = g->size, have = mg->distance, count = n - have < have ? n - have : have, step = 0;
     size_t nbytes = sizeof(idist__slip) * (size_t)count;
     while ((1 << step) < have) step++;
-    MPI_Isend(mg->slips, (int)nbytes, MPI_BYTE, (g->rank - have + n) % n, IDIST__TAG_SLIP + step, mg->comm,
-              &mg->requests[1]); // first, since the other one waits for it
-    MPI_Irecv(mg->slips + have, (int)nbytes, MPI_BYTE, (g->rank + have) % n, IDIST__TAG_SLIP + step, mg->comm,
-              &mg->requests[0]);
+    mg->error = MPI_Isend(mg->slips, (int)nbytes, MPI_BYTE, (g->rank - have + n) % n, IDIST__TAG_SLIP + step, mg->comm,
+                          &mg->requests[1]); // first, since the other one waits for it
+    if (mg->error == MPI_SUCCESS)
+        mg->error = MPI_Irecv(mg->slips + have, (int)nbytes, MPI_BYTE, (g->rank + have) % n, IDIST__TAG_SLIP + step,
+                              mg->comm, &mg->requests[0]);
+    return mg->error;
 }
 
 // Shows our slip for call number seq; its print is what the call says, its data what it contributes.
@@ -768,6 +809,7 @@ static int idist__slip_step(idist_group *g, int *error) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     while (mg->distance < g->size) {
         int done = 0, i;
+        if ((*error = mg->error) != MPI_SUCCESS) return -1;
         for (i = 0; i < 2; i++) {
             if ((*error = MPI_Test(&mg->requests[i], &done, MPI_STATUS_IGNORE)) != MPI_SUCCESS) return -1;
             if (!done) return 0;
@@ -856,8 +898,8 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 //     QUEUED -> ENTERING -> RUNNING -> done
 //                  \--- all was in the slips
 //
-// In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind. They block when no rank
-// has said that it is BUSY with other calls: collectives then never wait for each other in a circle.
+// In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind: non-blocking ones, that
+// can be given up and wait for no other call. Unchecked, blocking calls of idist are blocking ones of MPI.
 //------------------------------------------------------------------------------
 
 static void idist__coll_queue(idist__task *t) {
@@ -926,9 +968,9 @@ static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, c
     idist__mem_free(mem, all);
 }
 
-static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print, bool busy) {
+static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print) {
     int nbytes = idist__slip_contribution(g, c);
-    uint32_t flags = busy ? IDIST__SLIP_BUSY : 0;
+    uint32_t flags = 0;
     uint64_t balance = idist__kind_is_v(c->kind) ? idist__coll_balance(g, c) : 0;
     if (!idist__native_fits(g, c)) flags |= IDIST__SLIP_MANY;
     if (idist__native_in_place(g, c)) flags |= IDIST__SLIP_IN_PLACE;
@@ -939,10 +981,8 @@ static void idist__coll_enter(idist_group *g, const idist__call *c, const idist_
 
 static void idist__coll_done(idist__mpi *m, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
-    int error = op->native.error;
     const char *what = op->native.what;
-    if (error == MPI_SUCCESS) idist__native_finish(&op->native);
-    idist__native_free(&op->native);
+    int error = idist__native_end(&op->native);
     op->phase = IDIST__ASKING; // nothing of it is with MPI
     m->nap_ns = 0;
     m->w->nmoved++;
@@ -952,7 +992,7 @@ static void idist__coll_done(idist__mpi *m, idist__task *t) {
 
 static void idist__coll_run(idist__mpi *m, idist__task *t, uint32_t flags) {
     idist__mpi_op *op = idist__mpi_op_of(t);
-    bool blocking = m->w->cfg.unchecked ? !t->async : !(flags & IDIST__SLIP_BUSY);
+    bool blocking = m->w->cfg.unchecked && !t->async;
     op->phase = IDIST__RUNNING;
     idist__native_begin(&op->native, t->group, &t->call, blocking, flags);
     if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
@@ -1009,8 +1049,7 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
         print = idist__task_print(t, 0);
         op->phase = IDIST__ENTERING;
         // The quick way may have begun it already.
-        if (idist__mpi_group_of(g)->slip_seq != t->seq)
-            idist__coll_enter(g, &t->call, &print, t->async || t->next || t->prev || idist__me.group_depth);
+        if (idist__mpi_group_of(g)->slip_seq != t->seq) idist__coll_enter(g, &t->call, &print);
     }
     there = idist__slip_step(g, &error);
     if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
@@ -1035,47 +1074,44 @@ static bool idist__coll_plain(idist_group *g, const idist__call *c, uint32_t fla
     return true;
 }
 
-// A blocking call while there is nothing else: without a task, if the others come soon. If not, or if anything is wrong, the
-// task that follows goes on from here.
-static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
-    idist__mpi *m = idist__mpi_of(g->w);
+// A blocking call that MPI gets unchecked.
+static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
+    uint32_t flags = idist__coll_guess(g, c);
     idist__native nat;
-    idist__print print;
-    char text[400];
-    int i, there = 0, error;
-    uint32_t flags;
-    if (c->kind >= IDIST__SEND || g->size == 1) return false;
-    if (!m->w->cfg.unchecked) {
-        int64_t now = idist__os_now_ns();
-        // After a while elsewhere, hear first what was said: MPI may need some looks for that.
-        for (i = 0; i < 8 && now - m->looked_ns > IDIST__MS; i++) idist__note_progress(m);
-        if (now - m->looked_ns > IDIST__MS) m->looked_ns = now;
-        if (g->status != IDIST_OK) return false;
-        print = idist__call_print(c, g->seq + 1);
-        idist__coll_enter(g, c, &print, false);
-        for (i = 0; i < IDIST__QUICK_LOOKS && !there; i++) there = idist__slip_step(g, &error);
-        if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
-        if (there <= 0 || !idist__slips_agree(g, text, sizeof text)) return false;
-        if (idist__kind_is_v(c->kind) && !idist__coll_balanced(g)) return false;
-        if (idist__slip_contribution(g, c) >= 0) {
-            idist__slip_result(g, c);
-            g->seq++;
-            return true;
-        }
-    }
-    flags = m->w->cfg.unchecked ? idist__coll_guess(g, c) : idist__slip_flags(g);
-    if (flags & IDIST__SLIP_BUSY) return false;
-    if (!m->w->cfg.unchecked) idist__note_progress(m); // who has shown its slip may have given up since
-    if (g->status != IDIST_OK) return false;
+    int error;
     if (!idist__coll_plain(g, c, flags, &error)) {
         idist__native_begin(&nat, g, c, true, flags);
-        if (nat.error == MPI_SUCCESS) idist__native_finish(&nat);
-        idist__native_free(&nat);
-        error = nat.error;
+        error = idist__native_end(&nat);
     }
     if (error == MPI_SUCCESS) g->seq++;
     else idist__mpi_trouble(m, g, "a collective of MPI", error);
     return error == MPI_SUCCESS;
+}
+
+// A blocking call while there is nothing else: without a task, if slips are enough and the others come soon. If not, or if
+// anything is wrong, the task that follows goes on from here.
+static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__print print;
+    char text[400];
+    int i, there = 0, error;
+    int64_t now;
+    if (c->kind >= IDIST__SEND || g->size == 1) return false;
+    if (m->w->cfg.unchecked) return idist__coll_direct(m, g, c);
+    now = idist__os_now_ns();
+    // After a while elsewhere, hear first what was said: MPI may need some looks for that.
+    for (i = 0; i < 8 && now - m->looked_ns > IDIST__MS; i++) idist__note_progress(m);
+    if (now - m->looked_ns > IDIST__MS) m->looked_ns = now;
+    if (g->status != IDIST_OK) return false;
+    print = idist__call_print(c, g->seq + 1);
+    idist__coll_enter(g, c, &print);
+    if (idist__slip_contribution(g, c) < 0) return false;
+    for (i = 0; i < IDIST__QUICK_LOOKS && !there; i++) there = idist__slip_step(g, &error);
+    if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
+    if (there <= 0 || !idist__slips_agree(g, text, sizeof text)) return false;
+    idist__slip_result(g, c);
+    g->seq++;
+    return true;
 }
 
 //------------------------------------------------------------------------------
@@ -1093,13 +1129,6 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
 
 static void idist__note_take(idist__mpi *m, int source, const idist__note *note, const void *payload);
 
-static idist__outgoing *idist__note_new(idist__mpi *m) {
-    idist__outgoing *o = m->idle;
-    if (o) m->idle = o->next;
-    else o = (idist__outgoing *)idist__mem_raw(&m->w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
-    return o;
-}
-
 // Sends a note; the payload is copied. A rank that is out of memory or whose MPI refuses fails the group of the note.
 static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, const void *payload, size_t nbytes) {
     idist__outgoing *o;
@@ -1112,7 +1141,9 @@ static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, c
         idist__note_take(m, rank, &own, payload);
         return;
     }
-    o = idist__note_new(m);
+    o = m->idle;
+    if (o) m->idle = o->next;
+    else o = (idist__outgoing *)idist__mem_raw(&m->w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
     if (o) {
         o->note = *note;
         o->note.nbytes = nbytes;
@@ -1159,7 +1190,7 @@ static void idist__data_move(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool send = t->call.kind == IDIST__SEND;
     size_t at, k, most = IDIST__MPI_COUNT < ((size_t)1 << 30) ? IDIST__MPI_COUNT : (size_t)1 << 30;
-    idist__native_init(nat, t->group);
+    idist__native_init(nat, t->group, &t->call);
     idist__mpi_op_of(t)->phase = IDIST__MOVING;
     for (at = 0; at < nbytes; at += k) {
         k = nbytes - at < most ? nbytes - at : most;
@@ -1279,8 +1310,7 @@ static void idist__note_granted(idist__mpi *m, int source, const idist__note *no
 // The data of a large message has gone out, or is here.
 static void idist__data_done(idist__mpi *m, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
-    int error = op->native.error;
-    idist__native_free(&op->native);
+    int error = idist__native_end(&op->native);
     op->phase = IDIST__ASKING;
     m->nap_ns = 0;
     m->w->nmoved++;
@@ -1519,9 +1549,16 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
     int64_t most = m->outgoing ? IDIST__NAP_MOVING_NS : IDIST__NAP_MOST_NS, wake_ns;
     uint32_t wakes = m->wakes;
     const idist__task *t;
-    for (t = w->tasks; t; t = t->next)
-        if (idist__mpi_op_of(t)->phase == IDIST__RUNNING || idist__mpi_op_of(t)->phase == IDIST__MOVING)
-            most = IDIST__NAP_MOVING_NS;
+    bool moving = false;
+    for (t = w->tasks; t && !moving; t = t->next)
+        moving = idist__mpi_op_of(t)->phase == IDIST__RUNNING || idist__mpi_op_of(t)->phase == IDIST__MOVING;
+    if (moving && w->driver == IDIST__DRIVER_CALLER) { // as a blocking call of MPI would: it is moved by our looks
+        pthread_mutex_unlock(&w->lock);
+        sched_yield();
+        pthread_mutex_lock(&w->lock);
+        return;
+    }
+    if (moving) most = IDIST__NAP_MOVING_NS;
     m->nap_ns = m->nap_ns ? 2 * m->nap_ns : IDIST__NAP_NS;
     if (m->nap_ns > most) m->nap_ns = most;
     wake_ns = idist__os_now_ns() + m->nap_ns;
@@ -1533,20 +1570,6 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
 static void idist__mpi_wake(idist__world *w) {
     __atomic_fetch_add(&idist__mpi_of(w)->wakes, 1u, __ATOMIC_SEQ_CST);
     idist__os_futex_wake(&idist__mpi_of(w)->wakes);
-}
-
-// What is with MPI cannot be taken back. It ends soon, now that all are in it or somebody is lost; if not, MPI keeps what
-// is scratch of ours.
-static void idist__native_abandon(idist__native *nat) {
-    int64_t deadline_ns = idist__os_deadline(IDIST__FLUSH_MS);
-    int i;
-    for (i = 0; i < nat->nrequests; i++) {
-        int done = 0;
-        while (MPI_Test(&nat->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done)
-            if (idist__os_now_ns() > deadline_ns) return;
-    }
-    nat->nrequests = 0;
-    idist__native_free(nat);
 }
 
 static bool idist__p2p_cancel(idist__task *t) {
@@ -1731,7 +1754,10 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     error = MPI_Comm_idup(idist__mpi_base(&w->cfg), &m->wire, &request);
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_idup", error);
     if ((s = idist__mpi_await(&request, w->cfg.init_timeout_ms, "initialize")) != IDIST_OK) return s;
-    MPI_Comm_set_errhandler(m->wire, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(m->wire,
+                            MPI_ERRORS_RETURN); // from here on nothing keeps this rank from going on with the others
+    error = MPI_Comm_dup(m->wire, &m->main);
+    if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_dup", error);
 #ifdef IDIST__ULFM
     m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
 #endif
@@ -1770,7 +1796,7 @@ static idist_status idist__mpi_open(idist__world *w) {
     m->win = MPI_WIN_NULL;
     m->incoming = MPI_REQUEST_NULL;
     if ((s = idist__mpi_make(m)) != IDIST_OK) {
-        idist__mpi_free(m);
+        if (s != IDIST_ERR_TIMEOUT) idist__mpi_free(m); // else MPI has the address of m->wire
         return s;
     }
     pthread_mutex_lock(&idist__mpi_life);
@@ -1781,12 +1807,12 @@ static idist_status idist__mpi_open(idist__world *w) {
 
 // The communicator of a group: of the world, a second one beside the wire; else made by its members alone.
 static int idist__mpi_communicator(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
+    bool shrunk = m->shrunk != MPI_COMM_NULL && m->shrunk_ctx == g->ctx;
     MPI_Group all, members;
     int error;
-    if (g == &m->w->group) return MPI_Comm_dup(m->wire, comm);
-    if (m->shrunk != MPI_COMM_NULL) {
-        *comm = m->shrunk;
-        m->shrunk = MPI_COMM_NULL;
+    if (g == &m->w->group || shrunk) {
+        *comm = shrunk ? m->shrunk : m->main;
+        if (shrunk) m->shrunk = MPI_COMM_NULL;
         return MPI_SUCCESS;
     }
     MPI_Comm_group(m->wire, &all);
@@ -1848,16 +1874,11 @@ static void idist__mpi_group_close(idist_group *g) {
     idist__mpi_group_free(g);
 }
 
-// After a failure: waits a moment for the other ranks that live to come here too. MPI_Finalize would wait without end.
+// After a failure: waits a moment for the other ranks to come here too. MPI_Finalize would wait without end, and after a loss
+// that of Open MPI 5 may whatever we do.
 static bool idist__mpi_farewell(idist__mpi *m) {
     MPI_Request request;
-#ifdef IDIST__ULFM
-    int flag = 1;
-    if (m->fault_tolerant)
-        return MPIX_Comm_iagree(m->wire, &flag, &request) == MPI_SUCCESS &&
-               idist__mpi_await(&request, IDIST__FAREWELL_MS, "finalize") != IDIST_ERR_TIMEOUT;
-#endif
-    return MPI_Ibarrier(m->wire, &request) == MPI_SUCCESS &&
+    return !m->fault_tolerant && !m->abandoned && MPI_Ibarrier(m->wire, &request) == MPI_SUCCESS &&
            idist__mpi_await(&request, IDIST__FAREWELL_MS, "finalize") == IDIST_OK;
 }
 
@@ -1882,14 +1903,14 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     w->group.rank = -1;                                                   // notes that still come concern nobody
     idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
     if (clean) idist__note_drain(m);
-    together = clean || (idist__mpi_farewell(m) && !m->fault_tolerant); // after a loss Open MPI 5 may never come out again
+    together = clean || idist__mpi_farewell(m);
     if (m->incoming != MPI_REQUEST_NULL) {
         MPI_Cancel(&m->incoming);
         MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
     }
     if (m->window) idist__window_close(m->window);
     if (clean && m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
-    if (clean) MPI_Comm_free(&idist__mpi_group_of(&w->group)->comm);
+    if (clean) MPI_Comm_free(&m->main);
     if (clean) MPI_Comm_free(&m->wire);
     for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
     pthread_mutex_unlock(&w->lock);
@@ -1909,16 +1930,14 @@ static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
     return window ? idist__window_alloc(window, nbytes) : NULL;
 }
 
-#define IDIST__NO_ULFM "this needs Open MPI 5 under mpirun --with-ft ulfm"
-
+#ifdef IDIST__ULFM
 // Leaves the communicator for the group_open that follows.
 static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *n, uint32_t *serial) {
     idist__mpi *m = idist__mpi_of(g->w);
-#ifdef IDIST__ULFM
     MPI_Comm from = idist__mpi_group_of(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
-    int error = MPI_SUCCESS, turns, i;
-    if (!m->fault_tolerant) return idist__fail(IDIST_ERR_UNSUPPORTED, "shrink: %s", IDIST__NO_ULFM);
+    int error, turns, i;
+    if (!m->fault_tolerant) return idist__needs_ulfm("shrink");
     MPIX_Comm_revoke(from);
     error = MPIX_Comm_shrink(from, &to);
     for (turns = 0; turns < g->size && error == MPI_SUCCESS; turns++) {
@@ -1942,53 +1961,33 @@ static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *n, uint32
     MPI_Group_free(&members);
     MPI_Group_free(&all);
     m->shrunk = to;
+    m->shrunk_ctx = idist__group_ctx(g, *serial, 0);
     return IDIST_OK;
-#else
-    (void)m, (void)ranks, (void)n, (void)serial;
-    return idist__fail(IDIST_ERR_UNSUPPORTED, "shrink: %s", IDIST__NO_ULFM);
-#endif
 }
 
 static idist_status idist__mpi_agree(idist_group *g, int *flag) {
-#ifdef IDIST__ULFM
     MPI_Comm comm = idist__mpi_group_of(g)->comm;
     int error;
-    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__fail(IDIST_ERR_UNSUPPORTED, "agree: %s", IDIST__NO_ULFM);
+    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__needs_ulfm("agree");
     MPIX_Comm_failure_ack(comm);
     error = MPIX_Comm_agree(comm, flag);
     return error == MPI_SUCCESS || idist__mpi_is_loss(error) ? IDIST_OK : idist__mpi_fail("agree: MPIX_Comm_agree", error);
-#else
-    (void)g, (void)flag;
-    return idist__fail(IDIST_ERR_UNSUPPORTED, "agree: %s", IDIST__NO_ULFM);
-#endif
 }
+#else
+#define idist__mpi_shrink NULL
+#define idist__mpi_agree NULL
+#endif
 
 const idist_backend_api *idist_mpi_backend(void) {
-    static const idist_backend_api api = {IDIST__BACKEND_ABI,
-                                          sizeof(idist_backend_api),
-                                          "mpi",
-                                          sizeof(idist__mpi_op),
-                                          sizeof(idist__mpi_group),
-                                          idist__mpi_claim,
-                                          idist__mpi_open,
-                                          idist__mpi_close,
-                                          idist__mpi_group_open,
-                                          idist__mpi_group_close,
-                                          NULL,
-                                          NULL,
-                                          idist__mpi_quick,
-                                          idist__mpi_start,
-                                          idist__mpi_progress,
-                                          idist__mpi_sleep,
-                                          idist__mpi_wake,
-                                          idist__mpi_cancel,
-                                          idist__mpi_tell,
-                                          idist__mpi_flush,
-                                          idist__mpi_announce,
-                                          idist__mpi_missing,
-                                          idist__mpi_alloc,
-                                          idist__mpi_shrink,
-                                          idist__mpi_agree};
+    // clang-format off
+    static const idist_backend_api api = {
+        IDIST__BACKEND_ABI, sizeof(idist_backend_api), "mpi", sizeof(idist__mpi_op), sizeof(idist__mpi_group),
+        idist__mpi_claim, idist__mpi_open, idist__mpi_close,
+        idist__mpi_group_open, idist__mpi_group_close, NULL, NULL,
+        idist__mpi_quick, idist__mpi_start, idist__mpi_progress, idist__mpi_sleep, idist__mpi_wake,
+        idist__mpi_cancel, idist__mpi_tell, idist__mpi_flush, idist__mpi_announce, idist__mpi_missing,
+        idist__mpi_alloc, idist__mpi_shrink, idist__mpi_agree};
+    // clang-format on
     return &api;
 }
 

@@ -4955,31 +4955,15 @@ static idist_status idist__ring_claim(idist__config *config, const char **why) {
 }
 
 const idist_backend_api *idist_ring_backend(void) {
-    static const idist_backend_api api = {IDIST__BACKEND_ABI,
-                                          sizeof(idist_backend_api),
-                                          "ring",
-                                          sizeof(idist__op),
-                                          sizeof(idist__ring_group),
-                                          idist__ring_claim,
-                                          idist__ring_open,
-                                          idist__ring_close,
-                                          idist__ring_group_open,
-                                          idist__ring_group_close,
-                                          idist__share_offer_place,
-                                          idist__host_open,
-                                          idist__ring_quick,
-                                          idist__ring_start,
-                                          idist__ring_progress,
-                                          idist__ring_sleep,
-                                          idist__ring_wake,
-                                          idist__ring_cancel,
-                                          idist__ring_tell,
-                                          idist__ring_flush,
-                                          idist__ring_announce,
-                                          idist__ring_missing,
-                                          idist__ring_alloc,
-                                          NULL,
-                                          NULL};
+    // clang-format off
+    static const idist_backend_api api = {
+        IDIST__BACKEND_ABI, sizeof(idist_backend_api), "ring", sizeof(idist__op), sizeof(idist__ring_group),
+        idist__ring_claim, idist__ring_open, idist__ring_close,
+        idist__ring_group_open, idist__ring_group_close, idist__share_offer_place, idist__host_open,
+        idist__ring_quick, idist__ring_start, idist__ring_progress, idist__ring_sleep, idist__ring_wake,
+        idist__ring_cancel, idist__ring_tell, idist__ring_flush, idist__ring_announce, idist__ring_missing,
+        idist__ring_alloc, NULL, NULL};
+    // clang-format on
     return &api;
 }
 
