@@ -11,14 +11,14 @@ DO THIS
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group, and a non-blocking one, so that a call keeps its
-    deadline. Any MPI from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI
-    of MPI 5.0 (mpicc_abi) runs on every library that has it. 16-bit floats are reduced as F32.
+    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's non-blocking ones. Any MPI
+    from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI of MPI 5.0
+    (mpicc_abi) runs on every library that has it. 16-bit floats are reduced as F32.
 
     Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
     of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
     contributions of up to 24 bytes (of built-in ops, in groups of up to 64), for which MPI's collective is not needed any
-    more. IDIST_CHECK=0, the same on all ranks, leaves that out and makes blocking calls blocking ones of MPI: faster, but
+    more. Before they block in MPI they do so twice. IDIST_CHECK=0, the same on all ranks, leaves that out: faster, but
     without mismatches, without deadlines in blocking collectives, also between group_begin and group_end, and with MPI's
     own rule that all ranks block, or none, and are in place, or none.
 
@@ -39,11 +39,12 @@ WHAT MPI DOES NOT GIVE
 
     A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under `mpirun --with-ft ulfm`
     does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them a group to go on with.
-    Buffers of a call that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second to
-    end; if it does not, MPI may still use the buffers of that call, so keep them.
-    Deadlines once all ranks are in idist_new_group, _split, _shrink or _agree. One thread of a rank makes groups at a time.
+    Deadlines and idist_abort in a blocking collective, idist_new_group, _split, _shrink and _agree once all ranks are in it.
+    One thread of a rank makes groups at a time.
+    Buffers of a request that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second
+    to end; if it does not, MPI may still use the buffers, so keep them.
     Sleep: a rank that waits for others to enter looks once a millisecond; one whose call is in MPI polls, as MPI does.
-    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Iallreduce gives it, as the tested MPIs do.
+    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
     Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
     IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
 
@@ -134,9 +135,9 @@ typedef struct idist__slip {
     unsigned char data[IDIST__SLIP_BYTES];
 } idist__slip;
 
-// MANY: the counts of this rank are too large for MPI. IN_PLACE: its two buffers are one, which MPI wants to hear from all
-// ranks or none.
-enum { IDIST__SLIP_MANY = 1, IDIST__SLIP_IN_PLACE = 2 };
+// BUSY: this rank has other calls under way, so nobody may block in MPI. MANY: its counts are too large for MPI.
+// IN_PLACE: its two buffers are one, which MPI wants to hear from all ranks or none.
+enum { IDIST__SLIP_BUSY = 1, IDIST__SLIP_MANY = 2, IDIST__SLIP_IN_PLACE = 4 };
 
 // The head of a message between two ranks; nbytes of payload follow in the same message.
 //
@@ -147,7 +148,7 @@ enum { IDIST__SLIP_MANY = 1, IDIST__SLIP_IN_PLACE = 2 };
 //   WAITS   nothing: I wait in a call  flags; id (of a LARGE), sent, got (messages of send / recv so far)
 //   HERE    nothing: I entered it too  -
 //   ABSENT  nothing: I did not         -
-//   FAIL    text: the group failed     tag (the status)
+//   FAIL    text: the group failed     tag (the status), sent (the sequence number of the last call committed to)
 typedef struct idist__note {
     uint8_t type, flags;
     uint16_t zero;
@@ -195,8 +196,8 @@ typedef struct idist__native {
     const idist_group *g;
     const idist__call *c;
     MPI_Comm comm;
-    bool blocking;
-    int error; // the first one, or MPI_SUCCESS
+    bool blocking, many; // in MPI's blocking functions; with counts too large for MPI on some rank
+    int error;           // the first one, or MPI_SUCCESS
     MPI_Request *requests, few[4];
     int nrequests, room;
     MPI_Datatype type;
@@ -215,6 +216,7 @@ typedef struct idist__native {
 typedef enum idist__phase { // of a task
     IDIST__QUEUED,          // behind other collectives of its group
     IDIST__ENTERING,        // its slips are under way
+    IDIST__COMMITTING,      // and once more
     IDIST__RUNNING,         // in MPI
     IDIST__ASKING,          // a large send waits for its receive; a receive waits for its message
     IDIST__MOVING           // and the data is on its way
@@ -241,7 +243,9 @@ typedef struct idist__mpi_group {
     int distance;             // slips that are here; g->size: all
     int error;                // MPI did not take one
     uint32_t slip_seq;        // the call they belong to
+    uint32_t committed;       // the last call that may block in MPI, as far as we are concerned
     bool known;               // all members know by themselves that it failed
+    bool refused;             // a member has failed that was not committed
     idist__print entered;     // the latest call of our own that was compared
 } idist__mpi_group;
 
@@ -326,6 +330,7 @@ static void idist__note_progress(idist__mpi *m);
 // Something of MPI failed in this group, which fails with it. After a loss MPI may need a moment to know whose.
 static void idist__mpi_trouble(idist__mpi *m, idist_group *g, const char *what, int error) {
     char cause[400];
+    idist_status s;
     int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
     while (idist__mpi_is_loss(error) && !m->finding && g->status == IDIST_OK && idist__os_now_ns() < deadline_ns) {
         m->finding = true;
@@ -333,9 +338,9 @@ static void idist__mpi_trouble(idist__mpi *m, idist_group *g, const char *what, 
         idist__note_progress(m); // perhaps another rank says what happened
         m->finding = false;
     }
-    idist__mpi_fail(what, error);
+    s = idist__mpi_fail(what, error);
     snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
-    idist__group_fail(g, idist__mpi_is_loss(error) ? IDIST_ERR_PEER_LOST : IDIST_ERR_SYSTEM, cause);
+    idist__group_fail(g, idist__mpi_is_loss(error) ? IDIST_ERR_PEER_LOST : s, cause);
 }
 
 // Waits for a request of MPI, with a deadline.
@@ -437,29 +442,13 @@ static MPI_Request *idist__native_request(idist__native *nat) {
         (nat)->error = request_ ? i_function(__VA_ARGS__, request_) : MPI_ERR_NO_MEM; \
     } while (0)
 
-// The elements that go from rank `from` to rank `to`, in the buffer of `at_sender` or in that of the receiver.
-static char *idist__native_part(const idist__native *nat, int from, int to, bool at_sender, size_t *count) {
-    const idist__call *c = nat->c;
-    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts, *displs = at_sender ? c->senddispls : c->recvdispls;
-    char *base = at_sender ? (char *)nat->in : nat->out;
-    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV, spread = counts && c->sendcounts && c->recvcounts;
-    bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
-    int k = at_sender ? to : from; // which part of a buffer of many
-    *count = 0;
-    if ((gather && to != c->root) || (scatter && from != c->root)) return base;
-    *count = c->count;
-    if (c->kind != IDIST__ALL_TO_ALL && !spread && at_sender != scatter) return base; // a buffer of one part
-    if (!idist__kind_is_v(c->kind)) return base + (size_t)k * c->count * nat->size;
-    *count = counts[k];
-    return base + idist__displ(counts, displs, k) * nat->size;
-}
-
 // Any collective that only moves data, as messages between each two ranks: for counts above MPI's.
 static void idist__native_pairs(idist__native *nat) {
     int i, me = nat->g->rank, n = nat->g->size;
     for (i = 0; i < n && nat->error == MPI_SUCCESS; i++) {
         size_t nsend, nrecv, at, k;
-        char *send = idist__native_part(nat, me, i, true, &nsend), *recv = idist__native_part(nat, i, me, false, &nrecv);
+        char *send = idist__call_part(nat->c, (char *)nat->in, me, i, true, &nsend),
+             *recv = idist__call_part(nat->c, nat->out, i, me, false, &nrecv);
         if (i == me) {
             if (nrecv) idist__copy(recv, send, nrecv * nat->size);
             continue;
@@ -502,18 +491,15 @@ static void idist__native_pieces(idist__native *nat) {
     }
 }
 
-// Whether MPI, which counts by int, can take the counts and displacements of this rank.
+// Whether MPI, which counts by int, can take the counts of this rank, and what they add up to. Without v-forms the same on
+// all ranks.
 static bool idist__native_fits(const idist_group *g, const idist__call *c) {
-    bool looked_at = idist__kind_is_v(c->kind) && (c->root < 0 || c->root == g->rank);
-    bool parted = c->kind == IDIST__ALL_GATHER || c->kind == IDIST__GATHER || c->kind == IDIST__SCATTER ||
-                  c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL;
-    size_t parts = parted ? (size_t)g->size : 1;
-    size_t sends = looked_at && c->sendcounts ? idist__extent_v(c->sendcounts, c->senddispls, g->size) : 0;
-    size_t recvs = looked_at && c->recvcounts ? idist__extent_v(c->recvcounts, c->recvdispls, g->size) : 0;
+    idist__extent e;
     int i; // Intel MPI 2021: MPI_Iallgatherv never ends when one rank gives much and another one nothing
-    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++) looked_at = looked_at && c->recvcounts[i];
-    return (looked_at || c->kind != IDIST__ALL_GATHERV) && c->count <= IDIST__MPI_COUNT / parts &&
-           sends <= IDIST__MPI_COUNT && recvs <= IDIST__MPI_COUNT;
+    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++)
+        if (!c->recvcounts[i]) return false;
+    if (!idist__kind_is_v(c->kind)) return c->count <= IDIST__MPI_COUNT / (size_t)g->size;
+    return idist__extent_of(g, c, &e) == IDIST_OK && e.send <= IDIST__MPI_COUNT && e.recv <= IDIST__MPI_COUNT;
 }
 
 static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
@@ -529,15 +515,9 @@ static void idist__native_ints(const size_t *counts, const size_t *displs, int n
 
 static void idist__native_move_v(idist__native *nat) {
     const idist__call *c = nat->c;
-    int n = nat->g->size, *sends, *recvs, count = (int)c->count;
+    int n = nat->g->size, *sends = nat->counts, *recvs = sends + 2 * n, count = (int)c->count;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     bool root = c->root == nat->g->rank;
-    sends = nat->counts = (int *)idist__mem_alloc(&nat->g->w->cfg.mem, sizeof(int) * 4 * (size_t)n);
-    if (!sends) {
-        nat->error = MPI_ERR_NO_MEM;
-        return;
-    }
-    recvs = sends + 2 * n;
     if (c->sendcounts && (root || c->kind == IDIST__ALL_TO_ALLV)) idist__native_ints(c->sendcounts, c->senddispls, n, sends);
     if (c->recvcounts && (root || c->kind != IDIST__GATHERV)) idist__native_ints(c->recvcounts, c->recvdispls, n, recvs);
     if (c->kind == IDIST__ALL_GATHERV)
@@ -596,7 +576,7 @@ static void idist__native_user_op(idist__native *nat, const idist__user_op *user
 
 // What a reduction needs beyond its buffers: 16-bit floats are widened, premultiplied contributions scaled, into scratch,
 // which holds the result too. A reduce_scatter of more elements than MPI counts is an all_reduce there.
-static void idist__native_reduction(idist__native *nat, bool many) {
+static void idist__native_reduction(idist__native *nat) {
     const idist__call *c = nat->c;
     const idist__user_op *user = (int)c->op >= IDIST_OP_USER ? idist__call_user_op(nat->g, c) : NULL;
     bool half = idist__type_is_half(c->dtype), all = c->kind == IDIST__REDUCE_SCATTER, reduce = c->kind == IDIST__REDUCE;
@@ -609,7 +589,7 @@ static void idist__native_reduction(idist__native *nat, bool many) {
         nat->type = idist__mpi_type(dtype);
         nat->op = idist__mpi_builtin_op(idist__mpi_of(nat->g->w), user ? IDIST_SUM : c->op, dtype);
     }
-    if ((half && !nat->hook) || (user && !user->fn) || (all && many) || (reduce && nat->in_place)) {
+    if ((half && !nat->hook) || (user && !user->fn) || (all && nat->many) || (reduce && nat->in_place)) {
         nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, (reduce ? 2 : 1) * n * nat->size);
         if (!nat->scratch) {
             nat->error = MPI_ERR_NO_MEM;
@@ -626,24 +606,6 @@ static void idist__native_reduction(idist__native *nat, bool many) {
         if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
         nat->out = nat->scratch;
         nat->in_place = false;
-    }
-}
-
-// Whether send and receive buffer are one, by the in-place rule of the call.
-static bool idist__native_in_place(const idist_group *g, const idist__call *c) {
-    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
-    size_t size = idist_dtype_size(c->dtype), own = (size_t)g->rank * c->count * size;
-    bool root = c->root == g->rank;
-    if (!recv || !send || (!root && c->root >= 0)) return false;
-    switch (c->kind) {
-    case IDIST__ALL_GATHER:
-    case IDIST__GATHER: return send == recv + own;
-    case IDIST__SCATTER:
-    case IDIST__REDUCE_SCATTER: return recv == send + own;
-    case IDIST__ALL_GATHERV:
-    case IDIST__GATHERV: return send == recv + idist__displ(c->recvcounts, c->recvdispls, g->rank) * size;
-    case IDIST__SCATTERV: return recv == send + idist__displ(c->sendcounts, c->senddispls, g->rank) * size;
-    default: return send == recv;
     }
 }
 
@@ -667,37 +629,46 @@ static void idist__native_same_place(idist__native *nat) {
     nat->in_place = !spread;
 }
 
-static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c) {
+static bool idist__native_is_empty(const idist__call *c) { // on all ranks
+    return c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
+}
+
+// All that can fail before MPI gets the call. flags: those of all slips.
+static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c, uint32_t flags) {
     memset(nat, 0, sizeof *nat);
     nat->what = "MPI";
     nat->g = g;
     nat->c = c;
+    nat->comm = idist__mpi_group_of(g)->comm;
+    nat->many = (flags & IDIST__SLIP_MANY) != 0;
     nat->error = MPI_SUCCESS;
     nat->requests = nat->few;
     nat->room = (int)IDIST__COUNT_OF(nat->few);
-}
-
-// Hands a call to MPI; with blocking, it is through on return. flags: those of all slips.
-static void idist__native_begin(idist__native *nat, idist_group *g, const idist__call *c, bool blocking, uint32_t flags) {
-    bool many = (flags & IDIST__SLIP_MANY) != 0;
-    idist__native_init(nat, g, c);
-    nat->comm = idist__mpi_group_of(g)->comm;
-    nat->blocking = blocking;
     nat->type = idist__mpi_type(c->dtype);
     nat->size = idist_dtype_size(c->dtype);
     nat->in = (const char *)c->send;
     nat->out = (char *)c->recv;
-    if (c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind)) return; // nothing, on all ranks
-    nat->in_place = idist__native_in_place(g, c);
-    if (idist__kind_reduces(c->kind)) idist__native_reduction(nat, many);
+    if (idist__native_is_empty(c)) return;
+    nat->in_place = idist__call_in_place(g, c);
+    if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
+    if (idist__kind_is_v(c->kind)) {
+        nat->counts = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * 4 * (size_t)g->size);
+        if (!nat->counts) nat->error = MPI_ERR_NO_MEM;
+    }
     if (nat->error == MPI_SUCCESS && (flags & IDIST__SLIP_IN_PLACE)) idist__native_same_place(nat);
-    if (nat->error != MPI_SUCCESS) return;
-    if ((idist__kind_reduces(c->kind) && (many || c->kind != IDIST__REDUCE_SCATTER)) || c->kind == IDIST__BROADCAST)
+}
+
+// Hands the call to MPI; with blocking, it is through after idist__native_end.
+static void idist__native_begin(idist__native *nat, bool blocking) {
+    const idist__call *c = nat->c;
+    nat->blocking = blocking;
+    if (nat->error != MPI_SUCCESS || idist__native_is_empty(c)) return;
+    if ((idist__kind_reduces(c->kind) && (nat->many || c->kind != IDIST__REDUCE_SCATTER)) || c->kind == IDIST__BROADCAST)
         idist__native_pieces(nat);
-    else if (many) idist__native_pairs(nat);
+    else if (nat->many) idist__native_pairs(nat);
     else if (idist__kind_is_v(c->kind)) idist__native_move_v(nat);
     else idist__native_move(nat);
-    if (c->kind == IDIST__REDUCE_SCATTER && many) nat->out += (size_t)g->rank * c->count * nat->size;
+    if (c->kind == IDIST__REDUCE_SCATTER && nat->many) nat->out += (size_t)nat->g->rank * c->count * nat->size;
 }
 
 static bool idist__native_done(idist__native *nat) {
@@ -732,6 +703,7 @@ static void idist__native_free(idist__native *nat) {
     idist__mem_free(mem, nat->scratch);
     idist__mem_free(mem, nat->counts);
     idist__mem_free(mem, nat->hook);
+    nat->g = NULL;
 }
 
 // What is with MPI cannot be taken back. It ends soon, now that all are in it or somebody is lost; if not, MPI keeps what
@@ -744,6 +716,7 @@ static void idist__native_abandon(idist__native *nat) {
         while (MPI_Test(&nat->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
             if (idist__os_now_ns() < deadline_ns) continue;
             idist__mpi_of(nat->g->w)->abandoned = true;
+            nat->g = NULL;
             return;
         }
     }
@@ -821,6 +794,14 @@ static int idist__slip_step(idist_group *g, int *error) {
     return 1;
 }
 
+// Shows the slips of the call once more, which says that this rank has those of all and comes.
+static void idist__slip_commit(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    mg->committed = mg->slip_seq;
+    mg->distance = 1;
+    idist__slip_post(g);
+}
+
 static void idist__slip_cancel(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
@@ -895,11 +876,14 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 // [mpi:coll]  a collective from the first slip to the result
 // uses slip native error . used by engine
 //
-//     QUEUED -> ENTERING -> RUNNING -> done
-//                  \--- all was in the slips
+//     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ----> done
+//                  \--- somebody is BUSY -> RUNNING, in requests -/
+//                  \--- all was in the slips --------------------/
 //
-// In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind: non-blocking ones, that
-// can be given up and wait for no other call. Unchecked, blocking calls of idist are blocking ones of MPI.
+// In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind. They block, which some
+// MPIs do twice as fast, when no rank has said that it is BUSY with other calls: collectives then never wait for each other
+// in a circle. But who blocks hears of no failure. So nobody does before all have committed to the call, and who has does
+// not go away any more, not even at a deadline or by idist_abort, unless one fails that has not.
 //------------------------------------------------------------------------------
 
 static void idist__coll_queue(idist__task *t) {
@@ -910,27 +894,6 @@ static void idist__coll_queue(idist__task *t) {
     if (mg->head) idist__mpi_op_of(mg->last)->next = t;
     else mg->head = t;
     mg->last = t;
-}
-
-// In three of the v-forms only two ranks know how much goes from one to the other: what this rank says about it.
-static size_t idist__coll_count(const idist_group *g, const idist__call *c, int peer, bool sends) {
-    int root = c->root, me = g->rank;
-    if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
-    if (c->kind == IDIST__GATHERV) return sends ? (peer == root ? c->count : 0) : me == root ? c->recvcounts[peer] : 0;
-    return sends ? (me == root ? c->sendcounts[peer] : 0) : peer == root ? c->count : 0;
-}
-
-// A number for each count, added for what is sent and subtracted for what is expected: over all ranks the sum is 0 when all
-// pairs agree, and else, as good as always, not.
-static uint64_t idist__coll_balance(const idist_group *g, const idist__call *c) {
-    uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
-    int i;
-    if (c->kind == IDIST__ALL_GATHERV) return 0; // those are in the print
-    for (i = 0; i < g->size; i++) {
-        sum += idist__mix(me * n + (uint64_t)i, idist__coll_count(g, c, i, true));
-        sum -= idist__mix((uint64_t)i * n + me, idist__coll_count(g, c, i, false));
-    }
-    return sum;
 }
 
 static bool idist__coll_balanced(const idist_group *g) {
@@ -951,8 +914,8 @@ static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, c
     MPI_Request request;
     snprintf(text, cap, "the counts of two ranks differ in %s #%u", idist__kind_names[t->call.label], (unsigned)t->seq);
     if (!all) return;
-    for (i = 0; i < n; i++) own[i] = idist__coll_count(g, &t->call, (int)i, true);
-    for (i = 0; i < n; i++) own[n + i] = idist__coll_count(g, &t->call, (int)i, false);
+    for (i = 0; i < n; i++) own[i] = idist__call_count(g, &t->call, (int)i, true);
+    for (i = 0; i < n; i++) own[n + i] = idist__call_count(g, &t->call, (int)i, false);
     if (MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T, idist__mpi_group_of(g)->comm,
                        &request) != MPI_SUCCESS ||
         idist__mpi_await(&request, IDIST__FAREWELL_MS, "MPI_Iallgather") != IDIST_OK)
@@ -968,12 +931,12 @@ static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, c
     idist__mem_free(mem, all);
 }
 
-static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print) {
+static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print, bool busy) {
     int nbytes = idist__slip_contribution(g, c);
-    uint32_t flags = 0;
-    uint64_t balance = idist__kind_is_v(c->kind) ? idist__coll_balance(g, c) : 0;
+    uint32_t flags = busy ? IDIST__SLIP_BUSY : 0;
+    uint64_t balance = idist__kind_is_v(c->kind) ? idist__call_balance(g, c) : 0;
     if (!idist__native_fits(g, c)) flags |= IDIST__SLIP_MANY;
-    if (idist__native_in_place(g, c)) flags |= IDIST__SLIP_IN_PLACE;
+    if (idist__call_in_place(g, c)) flags |= IDIST__SLIP_IN_PLACE;
     if (idist__kind_is_v(c->kind)) idist__slip_begin(g, print, flags, &balance, sizeof balance);
     else
         idist__slip_begin(g, print, flags, c->kind == IDIST__BROADCAST ? c->recv : c->send, nbytes > 0 ? (size_t)nbytes : 0);
@@ -990,23 +953,25 @@ static void idist__coll_done(idist__mpi *m, idist__task *t) {
     else idist__mpi_trouble(m, t->group, what, error);
 }
 
-static void idist__coll_run(idist__mpi *m, idist__task *t, uint32_t flags) {
-    idist__mpi_op *op = idist__mpi_op_of(t);
-    bool blocking = m->w->cfg.unchecked && !t->async;
-    op->phase = IDIST__RUNNING;
-    idist__native_begin(&op->native, t->group, &t->call, blocking, flags);
-    if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
-}
-
 static void idist__coll_pop(idist__task *t) {
     idist__mpi_group *mg = idist__mpi_group_of(t->group);
     mg->head = idist__mpi_op_of(t)->next;
     idist__mpi_op_of(t)->next = NULL;
 }
 
+// Takes the first collective out of the queue to MPI.
+static void idist__coll_run(idist__mpi *m, idist__task *t, bool blocking) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__coll_pop(t);
+    op->phase = IDIST__RUNNING;
+    idist__native_begin(&op->native, blocking);
+    if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
+}
+
 // All slips of the first collective are here.
 static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
+    idist__native *nat = &idist__mpi_op_of(t)->native;
     uint32_t flags = idist__slip_flags(g);
     char text[400];
     bool agree = idist__slips_agree(g, text, sizeof text);
@@ -1017,20 +982,26 @@ static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     if (!agree) {
         idist__mpi_group_of(g)->known = true;
         idist__group_fail(g, IDIST_ERR_MISMATCH, text);
-        return;
-    }
-    idist__coll_pop(t);
-    if (idist__slip_contribution(g, &t->call) < 0) {
-        idist__coll_run(m, t, flags);
-    } else {
+    } else if (idist__slip_contribution(g, &t->call) >= 0) {
+        idist__coll_pop(t);
         idist__slip_result(g, &t->call);
         idist__complete(t, IDIST_OK, "");
+    } else {
+        idist__native_init(nat, g, &t->call, flags);
+        if (nat->error != MPI_SUCCESS) {
+            idist__mpi_trouble(m, g, nat->what, nat->error);
+        } else if (flags & (IDIST__SLIP_BUSY | IDIST__SLIP_MANY)) {
+            idist__coll_run(m, t, false);
+        } else {
+            idist__mpi_op_of(t)->phase = IDIST__COMMITTING;
+            idist__slip_commit(g);
+        }
     }
 }
 
 // What the flags of all would be. In v-forms one rank does not know whether the counts of the others fit.
 static uint32_t idist__coll_guess(const idist_group *g, const idist__call *c) {
-    uint32_t flags = idist__native_in_place(g, c) ? IDIST__SLIP_IN_PLACE : 0;
+    uint32_t flags = idist__call_in_place(g, c) ? IDIST__SLIP_IN_PLACE : 0;
     return idist__kind_is_v(c->kind) || !idist__native_fits(g, c) ? flags | IDIST__SLIP_MANY : flags;
 }
 
@@ -1041,21 +1012,39 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
     idist__print print;
     int error = MPI_SUCCESS, there;
     if (op->phase == IDIST__QUEUED && m->w->cfg.unchecked) {
-        idist__coll_pop(t);
-        idist__coll_run(m, t, idist__coll_guess(g, &t->call));
+        idist__native_init(&op->native, g, &t->call, idist__coll_guess(g, &t->call));
+        idist__coll_run(m, t, !t->async);
         return true;
     }
     if (op->phase == IDIST__QUEUED) {
         print = idist__task_print(t, 0);
         op->phase = IDIST__ENTERING;
         // The quick way may have begun it already.
-        if (idist__mpi_group_of(g)->slip_seq != t->seq) idist__coll_enter(g, &t->call, &print);
+        if (idist__mpi_group_of(g)->slip_seq != t->seq)
+            idist__coll_enter(g, &t->call, &print, t->async || t->next || t->prev || idist__me.group_depth);
     }
     there = idist__slip_step(g, &error);
     if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
     if (there <= 0) return there != 0;
-    idist__coll_entered(m, t);
+    if (op->phase == IDIST__ENTERING) idist__coll_entered(m, t);
+    else idist__coll_run(m, t, true);
     return true;
+}
+
+// The group has failed, but others may be in MPI already and wait for us there.
+static void idist__coll_see_through(idist__mpi *m, idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
+    int error, there = 0;
+    while (!mg->refused && !there && !m->abandoned) {
+        there = idist__slip_step(t->group, &error);
+        idist__note_progress(m);
+        m->abandoned = m->abandoned || idist__os_now_ns() > deadline_ns;
+    }
+    if (there <= 0 || mg->refused) return;
+    idist__native_begin(&op->native, true);
+    idist__native_end(&op->native);
 }
 
 static void idist__coll_progress(idist__mpi *m, idist_group *g) {
@@ -1064,23 +1053,23 @@ static void idist__coll_progress(idist__mpi *m, idist_group *g) {
 }
 
 // The most common call, without the detour over idist__native. False: it is another one.
-static bool idist__coll_plain(idist_group *g, const idist__call *c, uint32_t flags, int *error) {
-    bool in_place = c->send == c->recv;
-    if (c->kind != IDIST__ALL_REDUCE || !c->count || c->count > IDIST__MPI_COUNT || (int)c->op >= IDIST_OP_USER)
+static bool idist__coll_plain(idist_group *g, const idist__call *c, int *error) {
+    const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
+    if (c->kind != IDIST__ALL_REDUCE || !c->count || c->count > IDIST__MPI_COUNT || (int)c->op >= IDIST_OP_USER ||
+        c->op == IDIST_AVG || idist__type_is_half(c->dtype))
         return false;
-    if (c->op == IDIST_AVG || idist__type_is_half(c->dtype) || (!in_place && (flags & IDIST__SLIP_IN_PLACE))) return false;
-    *error = MPI_Allreduce(in_place ? MPI_IN_PLACE : c->send, c->recv, (int)c->count, idist__mpi_type(c->dtype),
+    *error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
                            idist__mpi_builtin_op(idist__mpi_of(g->w), c->op, c->dtype), idist__mpi_group_of(g)->comm);
     return true;
 }
 
 // A blocking call that MPI gets unchecked.
 static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
-    uint32_t flags = idist__coll_guess(g, c);
     idist__native nat;
     int error;
-    if (!idist__coll_plain(g, c, flags, &error)) {
-        idist__native_begin(&nat, g, c, true, flags);
+    if (!idist__coll_plain(g, c, &error)) {
+        idist__native_init(&nat, g, c, idist__coll_guess(g, c));
+        idist__native_begin(&nat, true);
         error = idist__native_end(&nat);
     }
     if (error == MPI_SUCCESS) g->seq++;
@@ -1104,7 +1093,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     if (now - m->looked_ns > IDIST__MS) m->looked_ns = now;
     if (g->status != IDIST_OK) return false;
     print = idist__call_print(c, g->seq + 1);
-    idist__coll_enter(g, c, &print);
+    idist__coll_enter(g, c, &print, false);
     if (idist__slip_contribution(g, c) < 0) return false;
     for (i = 0; i < IDIST__QUICK_LOOKS && !there; i++) there = idist__slip_step(g, &error);
     if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
@@ -1190,7 +1179,7 @@ static void idist__data_move(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool send = t->call.kind == IDIST__SEND;
     size_t at, k, most = IDIST__MPI_COUNT < ((size_t)1 << 30) ? IDIST__MPI_COUNT : (size_t)1 << 30;
-    idist__native_init(nat, t->group, &t->call);
+    idist__native_init(nat, t->group, &t->call, 0);
     idist__mpi_op_of(t)->phase = IDIST__MOVING;
     for (at = 0; at < nbytes; at += k) {
         k = nbytes - at < most ? nbytes - at : most;
@@ -1464,6 +1453,7 @@ static void idist__note_take(idist__mpi *m, int source, const idist__note *note,
         idist__wait_find_deadlock(m, source);
         break;
     case IDIST__NOTE_FAIL: // of a group that may not exist here yet
+        if (g && (int32_t)(note->sent - idist__mpi_group_of(g)->committed) < 0) idist__mpi_group_of(g)->refused = true;
         if (g) idist__group_fail(g, (idist_status)note->tag, (const char *)payload);
         else idist__note_keep(m, source, note, payload);
         break;
@@ -1494,11 +1484,20 @@ static bool idist__note_arrived(idist__mpi *m, MPI_Status *status) {
 
 static void idist__note_progress(idist__mpi *m) {
     MPI_Status status;
+    idist__note note;
+    char cause[sizeof m->w->group.cause];
     int turns;
     for (turns = 0; turns < 64 && m->incoming != MPI_REQUEST_NULL && idist__note_arrived(m, &status); turns++) {
         m->heard++;
-        idist__note_take(m, status.MPI_SOURCE, (const idist__note *)(const void *)m->note, m->note + sizeof(idist__note));
-        idist__note_listen(m);
+        memcpy(&note, m->note, sizeof note);
+        if (note.type == IDIST__NOTE_FAIL) { // while we deal with it we listen
+            memcpy(cause, m->note + sizeof note, note.nbytes < sizeof cause ? (size_t)note.nbytes : sizeof cause);
+            idist__note_listen(m);
+            idist__note_take(m, status.MPI_SOURCE, &note, cause);
+        } else {
+            idist__note_take(m, status.MPI_SOURCE, &note, m->note + sizeof note);
+            idist__note_listen(m);
+        }
     }
 }
 
@@ -1594,8 +1593,7 @@ static bool idist__mpi_cancel(idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &mg->head, *before = NULL;
     if (idist__kind_is_p2p(t->call.kind)) return idist__p2p_cancel(t);
-    if (mg->head == t && op->phase == IDIST__ENTERING) idist__slip_cancel(g);
-    if (op->phase == IDIST__RUNNING) idist__native_abandon(&op->native);
+    if (op->native.g) idist__native_abandon(&op->native);
     while (*at && *at != t) {
         before = *at;
         at = &idist__mpi_op_of(before)->next;
@@ -1611,6 +1609,7 @@ static void idist__mpi_tell(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__note note;
     int i;
+    if (mg->head && idist__mpi_op_of(mg->head)->phase == IDIST__COMMITTING) idist__coll_see_through(m, mg->head);
     idist__slip_cancel(g);
     if (mg->known) return;
     mg->known = true;
@@ -1618,6 +1617,7 @@ static void idist__mpi_tell(idist_group *g) {
     note.type = IDIST__NOTE_FAIL;
     note.ctx = g->ctx;
     note.tag = (int32_t)g->status;
+    note.sent = mg->committed;
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__note_send(m, g->ranks[i], &note, g->cause, strlen(g->cause) + 1);
 #ifdef IDIST__ULFM
@@ -1874,8 +1874,8 @@ static void idist__mpi_group_close(idist_group *g) {
     idist__mpi_group_free(g);
 }
 
-// After a failure: waits a moment for the other ranks to come here too. MPI_Finalize would wait without end, and after a loss
-// that of Open MPI 5 may whatever we do.
+// After a failure: waits a moment for the other ranks to come here too. Without them MPI_Finalize would wait for ever, and
+// after a loss that of Open MPI 5 may even with them.
 static bool idist__mpi_farewell(idist__mpi *m) {
     MPI_Request request;
     return !m->fault_tolerant && !m->abandoned && MPI_Ibarrier(m->wire, &request) == MPI_SUCCESS &&
@@ -1973,9 +1973,9 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
     error = MPIX_Comm_agree(comm, flag);
     return error == MPI_SUCCESS || idist__mpi_is_loss(error) ? IDIST_OK : idist__mpi_fail("agree: MPIX_Comm_agree", error);
 }
+#define IDIST__ULFM_CALLS idist__mpi_shrink, idist__mpi_agree
 #else
-#define idist__mpi_shrink NULL
-#define idist__mpi_agree NULL
+#define IDIST__ULFM_CALLS NULL, NULL
 #endif
 
 const idist_backend_api *idist_mpi_backend(void) {
@@ -1986,7 +1986,7 @@ const idist_backend_api *idist_mpi_backend(void) {
         idist__mpi_group_open, idist__mpi_group_close, NULL, NULL,
         idist__mpi_quick, idist__mpi_start, idist__mpi_progress, idist__mpi_sleep, idist__mpi_wake,
         idist__mpi_cancel, idist__mpi_tell, idist__mpi_flush, idist__mpi_announce, idist__mpi_missing,
-        idist__mpi_alloc, idist__mpi_shrink, idist__mpi_agree};
+        idist__mpi_alloc, IDIST__ULFM_CALLS};
     // clang-format on
     return &api;
 }
