@@ -144,6 +144,42 @@ static void abort_at_once(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+typedef struct midway {
+    idist_group *group;
+    int after_us;
+} midway;
+
+static void *abort_midway(void *arg) {
+    midway *m = (midway *)arg;
+    struct timespec t = {0, m->after_us * 1000L};
+    nanosleep(&t, NULL);
+    idist_abort(m->group);
+    return NULL;
+}
+
+// A thread of the last rank aborts a group that is busy, at any moment: nobody stays behind in a call.
+static void abort_a_stream(idist_group *world, int rank, int n, void *arg) {
+    uint64_t random_state = tap_seed() + 17;
+    float *x = (float *)calloc(20000, sizeof *x);
+    TAP_REQUIRE(x);
+    (void)arg;
+    for (int i = 0; i < (test_quick() ? 60 : 200); i++) {
+        midway m = {NULL, (int)(tap_rand(&random_state) % 3000)};
+        size_t count = 100 + (size_t)(tap_rand(&random_state) % 19900);
+        pthread_t thread;
+        idist_status status = IDIST_OK;
+        if (!rank_ok(rank, idist_split(world, 0, rank, &m.group))) break;
+        idist_opts o = opts_of(m.group);
+        o.timeout_ms = 3000 * test_slow_factor();
+        if (rank == n - 1) TAP_REQUIRE(pthread_create(&thread, NULL, abort_midway, &m) == 0);
+        while (status == IDIST_OK) status = idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o);
+        if (rank == n - 1) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+        rank_ok(rank, idist_free_group(&m.group));
+        if (!rank_is(rank, status, IDIST_ERR_ABORTED)) break;
+    }
+    free(x);
+}
+
 // Between processes: one calls idist_abort and goes on living.
 static int abort_process(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
@@ -196,6 +232,7 @@ int main(void) {
                              d.transport);
         }
     }
+    for (int n = 2; n <= 3; n++) ranks_case(n, NULL, abort_a_stream, NULL, "abort of a busy group of %d, at any moment", n);
     ranks_case(4, NULL, group_only, shared_alloc(sizeof(experiment)), "abort of a group leaves the world alone");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
