@@ -88,15 +88,17 @@ unset RANKS_MPI_SINGLE
 
 compile "$OUT/life" tests/mpi/life.c "$OUT/idist.o" -lpthread
 ok $? "life: builds" || { head -n 20 "$WORK/log" | diag; done_testing; }
-for mode in nothing single threads given again idle; do passes "$mode" 60 3 "$OUT/life" $mode; done
+for mode in nothing single threads given again settings idle; do passes "$mode" 60 3 "$OUT/life" $mode; done
 IDIST_BACKEND=ring passes "IDIST_BACKEND=ring" 60 3 "$OUT/life" ring
 IDIST_CHECK=0 passes "IDIST_CHECK=0" 60 3 "$OUT/life" nothing
 
-# rank 1 is late for ever; the others end, and mpirun with them
+# rank 1 is late for ever, or fails; the others end, and mpirun with them
 mpi_run_command "$LIBRARY" 3
-timeout -k 5 30 "${MPI_RUN[@]}" "$OUT/life" stuck >"$WORK/log" 2>&1 </dev/null
-grep -q '^ok - stuck' "$WORK/log"
-ok $? "stuck: the others name the rank that does not come, and end" || tail -n 12 "$WORK/log" | diag
+for mode in stuck fails; do
+    timeout -k 5 30 "${MPI_RUN[@]}" "$OUT/life" $mode >"$WORK/log" 2>&1 </dev/null
+    grep -q "^ok - $mode" "$WORK/log"
+    ok $? "$mode: the others name the rank that does not come, and end" || tail -n 12 "$WORK/log" | diag
+done
 
 # a rank is killed: the launcher ends the job
 timeout -k 5 15 "${MPI_RUN[@]}" "$OUT/life" dies >"$WORK/log" 2>&1 </dev/null

@@ -1,6 +1,7 @@
 // life: who initialises and finalizes MPI, which backend is chosen, what a program finds afterwards. One mode per run:
 //
-//     mpirun -n 3 ./life nothing | single | threads | given | again | ring | wrong | counts | idle | stuck | dies | ulfm
+//     mpirun -n 3 ./life nothing | single | threads | given | again | settings | ring | wrong | idle | stuck | fails | dies
+//                        | ulfm
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
 #include "idist_mpi.h"
@@ -126,6 +127,51 @@ static void given(void) {
     rank = own;
 }
 
+// What all ranks must set alike, set by one of them; and then as it should be.
+static void settings(void) {
+    static const char *const names[2] = {"IDIST_CHECK", "IDIST_SHM_MIB"}, *const values[2] = {"0", "2"};
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    for (int i = 0; i < 2; i++) {
+        if (rank == 1) setenv(names[i], values[i], 1);
+        CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "%s differs", names[i]);
+        CHECK(strstr(idist_last_error(), names[i]) && strstr(idist_last_error(), "differs"), "%s", names[i]);
+        unsetenv(names[i]);
+    }
+    open_and_close(NULL, "mpi");
+    setenv("IDIST_SHM_MIB", "2", 1);
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    float *x = (float *)idist_alloc(4096 * sizeof(float), NULL);
+    CHECK(x, "idist_alloc");
+    for (int i = 0; x && i < 4096; i++) x[i] = (float)rank;
+    CHECK(idist_all_reduce(x, x, 4096, IDIST_F32, IDIST_SUM, NULL) == IDIST_OK, "all_reduce");
+    CHECK(x[4095] == (float)(size * (size - 1) / 2), "got %g", (double)x[4095]);
+    idist_free(x);
+    CHECK(idist_finalize() == IDIST_OK, "finalize");
+}
+
+static int fails_on_rank_1(int local_rank, void *arg) {
+    float x[100] = {1};
+    idist_status s = IDIST_OK;
+    (void)local_rank;
+    (void)arg;
+    rank = idist_get_rank();
+    for (int i = 0; s == IDIST_OK && !(rank == 1 && i == 100); i++)
+        s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, NULL);
+    if (rank == 1) return 3;
+    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), "rank 1"), "got %s", idist_status_name(s));
+    if (n_failed == 0 && rank == 0) printf("ok - fails\n");
+    fflush(stdout);
+    return 0;
+}
+
+// One rank's part of idist_parallel_run fails in the middle: the others hear of it, and all end.
+static void fails(void) {
+    idist_status s = idist_parallel_run(NULL, fails_on_rank_1, NULL);
+    CHECK(s != IDIST_OK, "idist_parallel_run");
+    if (rank != 0) sleep(1); // the first exit may end the job
+    _exit(n_failed ? 1 : 0);
+}
+
 // Started by the mpirun of another MPI: every process is alone, and says why.
 static void wrong(void) {
     CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "initialize");
@@ -239,7 +285,9 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     int level;
     alarm(60);
-    if (strcmp(mode, "single") == 0 || strcmp(mode, "given") == 0 || strcmp(mode, "again") == 0) MPI_Init(&argc, &argv);
+    if (strcmp(mode, "single") == 0 || strcmp(mode, "given") == 0 || strcmp(mode, "again") == 0 ||
+        strcmp(mode, "settings") == 0)
+        MPI_Init(&argc, &argv);
     if (strcmp(mode, "threads") == 0) MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
     if (strcmp(mode, "nothing") == 0) nothing();
     else if (strcmp(mode, "single") == 0 || strcmp(mode, "threads") == 0) adopted();
@@ -247,7 +295,9 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "again") == 0) again();
     else if (strcmp(mode, "ring") == 0) open_and_close(NULL, "ring");
     else if (strcmp(mode, "wrong") == 0) wrong();
+    else if (strcmp(mode, "settings") == 0) settings();
     else if (strcmp(mode, "idle") == 0) idle();
+    else if (strcmp(mode, "fails") == 0) fails();
     else if (strcmp(mode, "stuck") == 0) stuck();
     else if (strcmp(mode, "dies") == 0) dies();
     else if (strcmp(mode, "ulfm") == 0) ulfm();
