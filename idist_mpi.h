@@ -1095,7 +1095,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     print = idist__call_print(c, g->seq + 1);
     idist__coll_enter(g, c, &print, false);
     if (idist__slip_contribution(g, c) < 0) return false;
-    for (i = 0; i < IDIST__QUICK_LOOKS && !there; i++) there = idist__slip_step(g, &error);
+    for (i = 0; i < (m->w->spin_ns ? IDIST__QUICK_LOOKS : 4) && !there; i++) there = idist__slip_step(g, &error);
     if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
     if (there <= 0 || !idist__slips_agree(g, text, sizeof text)) return false;
     idist__slip_result(g, c);
