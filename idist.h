@@ -1293,6 +1293,15 @@ static void idist__mem_free(const idist_allocator *a, void *p) {
     else free(p);
 }
 
+// All of a list whose entries begin with the pointer to the next one.
+IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void *first) {
+    while (first) {
+        void *next = *(void **)first;
+        idist__mem_free(mem, first);
+        first = next;
+    }
+}
+
 // A window is our part of a file that all ranks of the host have mapped; idist_alloc takes pages from it. Blocks may
 // outlive the world, and the mapping goes with the last of them. idist_free finds the window by the address, hence
 // the list of all.
@@ -4363,6 +4372,7 @@ struct idist__world {
     int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
     bool threadless; // the backend bears one thread only: requests move on inside calls
     int nmaking;     // groups being made
+    bool leaves;     // the end is near, and not a good one: the others are not at theirs
     pthread_t thread;
 };
 
@@ -4444,6 +4454,29 @@ static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
     if (idist__kind_reduces(kind)) idist__append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
     if (p->root >= 0) idist__append(buf, cap, ", root %d", (int)p->root);
     idist__append(buf, cap, ")");
+}
+
+// What two ranks of the world have called, and where it differs.
+IDIST__UNUSED static void idist__mismatch_text(const char *field, int a, const idist__print *of_a, int b,
+                                               const idist__print *of_b, char *buf, size_t cap) {
+    char first[128], second[128];
+    idist__print_text(of_a, first, sizeof first);
+    idist__print_text(of_b, second, sizeof second);
+    snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s", field ? field : "sequence", a, first, b,
+             second);
+}
+
+IDIST__UNUSED static void idist__counts_text(int from, uint64_t sent, int to, uint64_t expected, const char *unit,
+                                             const idist__task *t, char *buf, size_t cap) {
+    snprintf(buf, cap, "the count differs: rank %d sends %llu %s to rank %d, which expects %llu, in %s #%u", from,
+             (unsigned long long)sent, unit, to, (unsigned long long)expected, idist__kind_names[t->call.label],
+             (unsigned)t->seq);
+}
+
+// Whether a receive takes a message of a rank of the world.
+IDIST__UNUSED static bool idist__recv_wants(const idist__task *t, int rank, int tag) {
+    const idist__call *c = &t->call;
+    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) && (c->tag == IDIST_ANY_TAG || c->tag == tag);
 }
 
 // The field in which two calls differ, or NULL.
@@ -4797,10 +4830,21 @@ static void idist__task_start(idist__task *t) {
     else if (!t->done && t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
 }
 
-// Freed groups stay behind, marked, until a new one takes their place: a call on a stale pointer gets an error.
-static idist_group *idist__group_new(idist__world *w, uint64_t ctx, const int *ranks, int n) {
-    idist_group *g = w->freed_groups;
+static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int n) {
     int i;
+    g->ctx = ctx;
+    g->size = n;
+    g->rank = -1;
+    for (i = 0; i < n; i++) {
+        g->ranks[i] = ranks[i];
+        if (ranks[i] == g->w->group.rank) g->rank = i;
+    }
+}
+
+// Room for n ranks; in no list yet. Freed groups stay behind, marked, until a new one takes their place: a call on a stale
+// pointer gets an error.
+static idist_group *idist__group_new(idist__world *w, int n) {
+    idist_group *g = w->freed_groups;
     if (g) {
         w->freed_groups = g->next;
         memset(g, 0, sizeof *g);
@@ -4808,23 +4852,15 @@ static idist_group *idist__group_new(idist__world *w, uint64_t ctx, const int *r
         g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
     }
     if (!g) return NULL;
+    g->w = w;
+    g->rank = -1;
     g->ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)(n + 1));
     g->impl = idist__mem_alloc(&w->cfg.mem, w->backend->group_nbytes);
-    if (!g->ranks || !g->impl) {
-        idist__mem_free(&w->cfg.mem, g->ranks);
-        idist__mem_free(&w->cfg.mem, g->impl);
-        idist__mem_free(&w->cfg.mem, g);
-        return NULL;
-    }
-    g->w = w;
-    g->ctx = ctx;
-    g->size = n;
-    g->rank = -1;
-    for (i = 0; i < n; i++) {
-        g->ranks[i] = ranks[i];
-        if (ranks[i] == w->group.rank) g->rank = i;
-    }
-    return g;
+    if (g->ranks && g->impl) return g;
+    idist__mem_free(&w->cfg.mem, g->ranks);
+    idist__mem_free(&w->cfg.mem, g->impl);
+    idist__mem_free(&w->cfg.mem, g);
+    return NULL;
 }
 
 static void idist__group_free(idist_group *g) {
@@ -5668,9 +5704,10 @@ static idist_status idist__world_close(idist__world *w, bool force) {
         idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
     }
     pthread_mutex_unlock(&w->lock);
+    w->leaves = s != IDIST_OK || force;
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
-    w->backend->close(w, s == IDIST_OK && !force);
+    w->backend->close(w, !w->leaves);
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
     idist__world_free(w);
     return s;
@@ -6228,20 +6265,19 @@ static uint64_t idist__group_ctx(const idist_group *parent, uint32_t nchildren, 
     return ctx ? ctx : 1;
 }
 
-static idist_status idist__group_make(idist_group *parent, uint64_t color, const int *ranks, int n, idist_group **out) {
+// g has been made before the members agreed on it: from here on the others count on this rank.
+static idist_status idist__group_make(idist_group *parent, idist_group *g, uint64_t color, const int *ranks, int n,
+                                      idist_group **out) {
     idist__world *w = parent->w;
-    idist_group *g = idist__group_new(w, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
     idist_status s = IDIST_OK;
-    if (g) {
-        g->next = w->group.next;
-        w->group.next = g;
-        g->maker = parent;
-        if (g->rank >= 0) s = w->backend->group_open(g);
-    }
-    if (!g || s != IDIST_OK) { // the other members are about to meet us there
-        if (g) g->rank = -1;   // was never opened
-        if (g) idist__group_free(g);
-        if (!g) s = IDIST_ERR_NO_MEMORY;
+    idist__group_set(g, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
+    g->next = w->group.next;
+    w->group.next = g;
+    g->maker = parent;
+    if (g->rank >= 0) s = w->backend->group_open(g);
+    if (s != IDIST_OK) {
+        g->rank = -1; // was never opened
+        idist__group_free(g);
         idist__group_fail(parent, s, "a rank could not make its part of a new group");
         return s;
     }
@@ -6294,21 +6330,33 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     return s;
 }
 
-// Lets go of the lock. A backend without group_meet blocks while it opens a group: two groups at a time, in two orders on
-// two ranks, would wait for each other.
-static idist_status idist__group_making(const char *name, idist__world *w) {
+// Lets go of the lock. The group is allocated before anybody counts on this rank. A backend without group_meet blocks while
+// it opens a group: two at a time, in two orders on two ranks, would wait for each other.
+static idist_status idist__group_making(const char *name, idist__world *w, int room, idist_group **g) {
     bool one = w->nmaking && w->group.size > 1 && !w->backend->group_meet;
-    if (!one) w->nmaking++;
+    *g = one ? NULL : idist__group_new(w, room);
+    if (*g) w->nmaking++;
     pthread_mutex_unlock(&w->lock);
-    if (!one) return IDIST_OK;
-    return idist__fail(IDIST_ERR_STATE, "%s: another thread makes a group; with the backend %s one at a time", name,
-                       w->backend->name);
+    if (one)
+        return idist__fail(IDIST_ERR_STATE, "%s: another thread makes a group; with the backend %s one at a time", name,
+                           w->backend->name);
+    return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-static void idist__group_made(idist__world *w) {
+// The ranks agree, or not (s): opens the group, or frees it.
+static idist_status idist__group_agreed(idist_group *parent, idist_group *g, idist_status s, uint64_t color,
+                                        const int *ranks, int n, idist__kind label, idist_group **out) {
+    idist__world *w = parent->w;
+    idist__world_lock(w);
+    if (s == IDIST_OK) parent->nchildren++;
+    if (s == IDIST_OK) s = idist__group_make(parent, g, color, ranks, n, out);
+    else idist__group_free(g);
+    pthread_mutex_unlock(&w->lock);
+    if (s == IDIST_OK) s = idist__group_meet(out, label);
     idist__world_lock(w);
     w->nmaking--;
     pthread_mutex_unlock(&w->lock);
+    return s;
 }
 
 static int idist__compare_ints(const void *a, const void *b) {
@@ -6316,46 +6364,36 @@ static int idist__compare_ints(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// ranks: ascending.
-static idist_status idist__group_of_ranks(idist_group *world, const int *ranks, int n, idist_group **group) {
-    idist_status s;
+// A barrier whose fingerprint carries the list, which is ascending.
+static idist_status idist__group_barrier(int world_size, const int *ranks, int n) {
     idist__call c;
     int i;
     for (i = 0; i < n; i++)
-        if (ranks[i] < 0 || ranks[i] >= world->size || (i && ranks[i] == ranks[i - 1]))
+        if (ranks[i] < 0 || ranks[i] >= world_size || (i && ranks[i] == ranks[i - 1]))
             return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", ranks[i],
-                               world->size - 1);
-    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8); // a barrier whose fingerprint carries the list
+                               world_size - 1);
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
     c.label = IDIST__NEW_GROUP;
     c.check = idist__hash(ranks, sizeof(int) * (size_t)n);
-    if ((s = idist__call_run(&c, NULL)) != IDIST_OK) return s;
-    idist__world_lock(world->w);
-    world->nchildren++;
-    s = idist__group_make(world, 0, ranks, n, group);
-    pthread_mutex_unlock(&world->w->lock);
-    return s == IDIST_OK ? idist__group_meet(group, IDIST__NEW_GROUP) : s;
+    return idist__call_run(&c, NULL);
 }
 
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
-    idist_group *world = NULL;
+    idist_group *world = NULL, *g;
     idist_status s;
-    int *sorted;
     if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
     *group = NULL;
     if ((s = idist__check_blocking("new_group", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("new_group", NULL, &world)) != IDIST_OK) return s;
-    if ((s = idist__group_making("new_group", world->w)) != IDIST_OK) return s;
-    if (!ranks || n < 1 || n > world->size) s = idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
-    sorted = s == IDIST_OK ? (int *)idist__mem_alloc(&world->w->cfg.mem, sizeof(int) * (size_t)n) : NULL;
-    if (s == IDIST_OK && !sorted) s = IDIST_ERR_NO_MEMORY;
-    if (s == IDIST_OK) {
-        memcpy(sorted, ranks, sizeof(int) * (size_t)n);
-        qsort(sorted, (size_t)n, sizeof(int), idist__compare_ints);
-        s = idist__group_of_ranks(world, sorted, n, group);
+    if (!ranks || n < 1 || n > world->size) {
+        pthread_mutex_unlock(&world->w->lock);
+        return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
     }
-    idist__mem_free(&world->w->cfg.mem, sorted);
-    idist__group_made(world->w);
-    return s;
+    if ((s = idist__group_making("new_group", world->w, n, &g)) != IDIST_OK) return s;
+    memcpy(g->ranks, ranks, sizeof(int) * (size_t)n);
+    qsort(g->ranks, (size_t)n, sizeof(int), idist__compare_ints);
+    s = idist__group_barrier(world->size, g->ranks, n);
+    return idist__group_agreed(world, g, s, 0, g->ranks, n, IDIST__NEW_GROUP, group);
 }
 
 // The members of one color, ordered by key, then by rank in the parent. all: color and key of each rank.
@@ -6373,31 +6411,24 @@ static int idist__split_members(const idist_group *parent, const int *all, int c
 }
 
 idist_status idist_split(idist_group *parent, int color, int key, idist_group **group) {
-    idist_group *p;
+    idist_group *p, *g;
     idist_opts o;
     idist_status s;
-    int mine[2], *all;
+    int mine[2], *all, n = 0;
     if (!group) return idist__fail(IDIST_ERR_ARG, "split: group is NULL");
     *group = NULL;
     if ((s = idist__check_blocking("split", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("split", parent, &p)) != IDIST_OK) return s;
-    if ((s = idist__group_making("split", p->w)) != IDIST_OK) return s;
+    if ((s = idist__group_making("split", p->w, p->size, &g)) != IDIST_OK) return s;
     all = (int *)idist__mem_alloc(&p->w->cfg.mem, sizeof(int) * 4 * (size_t)p->size);
     memset(&o, 0, sizeof o);
     o.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
     s = all ? idist__all_gather_as(IDIST__SPLIT, mine, all, 2, IDIST_I32, 2, &o) : IDIST_ERR_NO_MEMORY;
-    if (s == IDIST_OK) {
-        int n = idist__split_members(p, all, mine[0], all + 2 * p->size);
-        idist__world_lock(p->w);
-        p->nchildren++;
-        s = idist__group_make(p, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, group);
-        pthread_mutex_unlock(&p->w->lock);
-        if (s == IDIST_OK) s = idist__group_meet(group, IDIST__SPLIT);
-    }
+    if (s == IDIST_OK) n = idist__split_members(p, all, mine[0], all + 2 * p->size);
+    s = idist__group_agreed(p, g, s, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, IDIST__SPLIT, group);
     idist__mem_free(&p->w->cfg.mem, all);
-    idist__group_made(p->w);
     return s;
 }
 
@@ -6432,7 +6463,7 @@ static idist_status idist__needs_ulfm(const char *name) {
 }
 
 idist_status idist_shrink(idist_group *group, idist_group **survivors) {
-    idist_group *g;
+    idist_group *g, *made;
     idist_status s;
     uint32_t serial;
     int *ranks, n = 0;
@@ -6440,15 +6471,18 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     *survivors = NULL;
     if ((s = idist__check_blocking("shrink", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("shrink", group, &g)) != IDIST_OK) return s;
-    ranks = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->size);
+    made = idist__group_new(g->w, g->size);
+    ranks = made ? (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
     serial = g->nchildren + 1;
     if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
     else if (!g->w->backend->shrink) s = idist__needs_ulfm("shrink");
     else s = ranks ? g->w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
     if (s == IDIST_OK) {
         g->nchildren = serial; // members may have come to different numbers when they lost a rank
-        s = idist__group_make(g, 0, ranks, n, survivors);
+        s = idist__group_make(g, made, 0, ranks, n, survivors);
         if (s == IDIST_OK) (*survivors)->maker = NULL; // there is nothing more to do for it
+    } else if (made) {
+        idist__group_free(made);
     }
     pthread_mutex_unlock(&g->w->lock);
     idist__mem_free(&g->w->cfg.mem, ranks);

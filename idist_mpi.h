@@ -19,8 +19,8 @@ WHAT IT IS
     of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
     contributions of up to 24 bytes (of built-in ops, in groups of up to 64), for which MPI's collective is not needed any
     more. Before they block in MPI they do so twice. IDIST_CHECK=0, the same on all ranks, leaves that out: faster, but
-    without mismatches, without deadlines in blocking collectives, also between group_begin and group_end, and with MPI's
-    own rule that all ranks block, or none, and are in place, or none.
+    without mismatches, without deadlines in blocking collectives, also between group_begin and group_end, in which this
+    rank's requests do not move, and with MPI's own rule that all ranks block, or none, and are in place, or none.
 
     Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a message that does not
     fit; large messages go from buffer to buffer once both sides know of each other.
@@ -42,7 +42,7 @@ WHAT MPI DOES NOT GIVE
     Deadlines and idist_abort in a blocking collective, idist_new_group, _split, _shrink and _agree once all ranks are in it.
     One thread of a rank makes groups at a time.
     Buffers of a request that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second
-    to end; if it does not, MPI may still use the buffers, so keep them.
+    to end; if it does not, MPI may still use the buffers, and fn and arg of a user op, so keep them.
     Sleep: a rank that waits for others to enter looks once a millisecond; one whose call is in MPI polls, as MPI does.
     Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
     Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
@@ -116,7 +116,7 @@ extern "C" {
 #endif
 #define IDIST__SLIP_BYTES 24 // of contribution in a slip, which is 56 bytes then: a cache line with what MPI adds
 #define IDIST__SLIP_RANKS 64 // groups above this never use it
-#define IDIST__NOTE_BYTES ((size_t)8192)
+#define IDIST__NOTE_BYTES ((size_t)3584)      // with what MPI adds below 4 KiB, which all MPIs send without the receiver
 #define IDIST__NAP_NS ((int64_t)20000)        // the first sleep of who waits; then twice as long each time, ...
 #define IDIST__NAP_MOST_NS ((int64_t)1000000) // up to this,
 #define IDIST__NAP_MOVING_NS ((int64_t)50000) // or this while data is on its way: MPI moves it inside calls only
@@ -196,8 +196,8 @@ typedef struct idist__native {
     const idist_group *g;
     const idist__call *c;
     MPI_Comm comm;
-    bool blocking, many; // in MPI's blocking functions; with counts too large for MPI on some rank
-    int error;           // the first one, or MPI_SUCCESS
+    bool blocking, many, nothing; // in MPI's blocking functions; with counts too large for MPI on some rank; with no data
+    int error;                    // the first one, or MPI_SUCCESS
     MPI_Request *requests, few[4];
     int nrequests, room;
     MPI_Datatype type;
@@ -227,7 +227,7 @@ typedef struct idist__mpi_op { // the backend's part of a task
     idist__phase phase;
     idist__native native;
     idist__user_op user; // a copy: the op may be freed meanwhile
-    uint64_t id;         // of a large send
+    uint64_t id;         // of a large send; of a large receive its tag
     int source;          // of a receive that was matched: world rank,
     idist__note note;    // and the head of its message
 } idist__mpi_op;
@@ -262,12 +262,13 @@ typedef struct idist__mpi { // the backend's part of a world
     int64_t looked_ns;                                  // when the quick way last looked at the notes
     idist__peer *peers;
     MPI_Request incoming;
-    idist__outgoing *outgoing, *idle;
+    idist__outgoing *outgoing, *idle, *spare; // spare: for the last word of a rank without memory
     idist__early *early;
     uint64_t next_id;
     int next_tag;
-    MPI_Op ops[4];   // our own SUM, PROD, MIN, MAX
-    MPI_Comm shrunk; // made by shrink, for the group_open that follows, of shrunk_ctx
+    unsigned char burnt[IDIST__TAG_RANGE / 8]; // tags of receives that were cancelled: the data may still come
+    MPI_Op ops[4];                             // our own SUM, PROD, MIN, MAX
+    MPI_Comm shrunk;                           // made by shrink, for the group_open that follows, of shrunk_ctx
     uint64_t shrunk_ctx;
     MPI_Win win;
     idist__window *window;
@@ -468,25 +469,24 @@ static void idist__native_pairs(idist__native *nat) {
 static void idist__native_pieces(idist__native *nat) {
     const idist__call *c = nat->c;
     size_t at, k, max = IDIST__MPI_COUNT, count = c->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)nat->g->size : 1);
+    MPI_Datatype t = nat->type;
+    MPI_Comm comm = nat->comm;
     bool root = c->root == nat->g->rank;
     for (at = 0; at < count; at += k) {
-        const void *in = nat->in + at * nat->size;
-        char *out = nat->out + at * nat->size;
+        const void *in = nat->in_place ? MPI_IN_PLACE : nat->in + at * nat->size;
+        char *out = nat->out + at * nat->size, *at_root = root ? out : NULL;
         int n;
         k = count - at < max ? count - at : max;
         n = (int)k;
-        if (nat->in_place) in = MPI_IN_PLACE;
         switch (c->kind) {
         case IDIST__ALL_REDUCE:
         case IDIST__REDUCE_SCATTER: // with too many elements for MPI's own
-            IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, n, nat->type, nat->op, nat->comm);
+            IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, n, t, nat->op, comm);
             break;
-        case IDIST__REDUCE:
-            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root ? out : NULL, n, nat->type, nat->op, c->root, nat->comm);
-            break;
-        case IDIST__SCAN: IDIST__NATIVE(nat, MPI_Scan, MPI_Iscan, in, out, n, nat->type, nat->op, nat->comm); break;
-        case IDIST__EXSCAN: IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, n, nat->type, nat->op, nat->comm); break;
-        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, n, nat->type, c->root, nat->comm); break;
+        case IDIST__REDUCE: IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, at_root, n, t, nat->op, c->root, comm); break;
+        case IDIST__SCAN: IDIST__NATIVE(nat, MPI_Scan, MPI_Iscan, in, out, n, t, nat->op, comm); break;
+        case IDIST__EXSCAN: IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, n, t, nat->op, comm); break;
+        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, n, t, c->root, comm); break;
         }
     }
 }
@@ -515,48 +515,39 @@ static void idist__native_ints(const size_t *counts, const size_t *displs, int n
 
 static void idist__native_move_v(idist__native *nat) {
     const idist__call *c = nat->c;
-    int n = nat->g->size, *sends = nat->counts, *recvs = sends + 2 * n, count = (int)c->count;
+    int k = nat->g->size, *sends = nat->counts, *recvs = sends + 2 * k, n = (int)c->count;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
+    void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
+    MPI_Datatype t = nat->type;
+    MPI_Comm comm = nat->comm;
     bool root = c->root == nat->g->rank;
-    if (c->sendcounts && (root || c->kind == IDIST__ALL_TO_ALLV)) idist__native_ints(c->sendcounts, c->senddispls, n, sends);
-    if (c->recvcounts && (root || c->kind != IDIST__GATHERV)) idist__native_ints(c->recvcounts, c->recvdispls, n, recvs);
+    if (c->sendcounts && (root || c->kind == IDIST__ALL_TO_ALLV)) idist__native_ints(c->sendcounts, c->senddispls, k, sends);
+    if (c->recvcounts && (root || c->kind != IDIST__GATHERV)) idist__native_ints(c->recvcounts, c->recvdispls, k, recvs);
     if (c->kind == IDIST__ALL_GATHERV)
-        IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, count, nat->type, nat->out, recvs, recvs + n, nat->type,
-                      nat->comm);
+        IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, n, t, out, recvs, recvs + k, t, comm);
     else if (c->kind == IDIST__GATHERV)
-        IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, count, nat->type, nat->out, recvs, recvs + n, nat->type, c->root,
-                      nat->comm);
+        IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, n, t, out, recvs, recvs + k, t, c->root, comm);
     else if (c->kind == IDIST__SCATTERV)
-        IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + n, nat->type,
-                      nat->in_place ? MPI_IN_PLACE : nat->out, count, nat->type, c->root, nat->comm);
-    else
-        IDIST__NATIVE(nat, MPI_Alltoallv, MPI_Ialltoallv, nat->in, sends, sends + n, nat->type, nat->out, recvs, recvs + n,
-                      nat->type, nat->comm);
+        IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + k, t, part, n, t, c->root, comm);
+    else IDIST__NATIVE(nat, MPI_Alltoallv, MPI_Ialltoallv, nat->in, sends, sends + k, t, out, recvs, recvs + k, t, comm);
 }
 
 static void idist__native_move(idist__native *nat) {
     const idist__call *c = nat->c;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
-    int count = (int)c->count;
+    void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
+    MPI_Datatype t = nat->type;
+    MPI_Comm comm = nat->comm;
+    int n = (int)c->count;
     switch (c->kind) {
-    case IDIST__BARRIER: IDIST__NATIVE(nat, MPI_Barrier, MPI_Ibarrier, nat->comm); break;
-    case IDIST__ALL_GATHER:
-        IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, count, nat->type, nat->out, count, nat->type, nat->comm);
-        break;
-    case IDIST__GATHER:
-        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, count, nat->type, nat->out, count, nat->type, c->root, nat->comm);
-        break;
-    case IDIST__SCATTER:
-        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, count, nat->type, nat->in_place ? MPI_IN_PLACE : nat->out,
-                      count, nat->type, c->root, nat->comm);
-        break;
+    case IDIST__BARRIER: IDIST__NATIVE(nat, MPI_Barrier, MPI_Ibarrier, comm); break;
+    case IDIST__ALL_GATHER: IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, n, t, out, n, t, comm); break;
+    case IDIST__GATHER: IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, t, out, n, t, c->root, comm); break;
+    case IDIST__SCATTER: IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, t, part, n, t, c->root, comm); break;
     case IDIST__REDUCE_SCATTER:
-        IDIST__NATIVE(nat, MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, nat->out, count, nat->type, nat->op,
-                      nat->comm);
+        IDIST__NATIVE(nat, MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, out, n, t, nat->op, comm);
         break;
-    default:
-        IDIST__NATIVE(nat, MPI_Alltoall, MPI_Ialltoall, in, count, nat->type, nat->out, count, nat->type, nat->comm);
-        break;
+    default: IDIST__NATIVE(nat, MPI_Alltoall, MPI_Ialltoall, in, n, t, out, n, t, comm); break;
     }
 }
 
@@ -584,6 +575,7 @@ static void idist__native_reduction(idist__native *nat) {
     idist_dtype dtype = half ? IDIST_F32 : c->dtype;
     if (user && user->fn) {
         idist__native_user_op(nat, user);
+        if (nat->error != MPI_SUCCESS) return;
     } else {
         nat->size = idist_dtype_size(dtype);
         nat->type = idist__mpi_type(dtype);
@@ -629,10 +621,6 @@ static void idist__native_same_place(idist__native *nat) {
     nat->in_place = !spread;
 }
 
-static bool idist__native_is_empty(const idist__call *c) { // on all ranks
-    return c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
-}
-
 // All that can fail before MPI gets the call. flags: those of all slips.
 static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c, uint32_t flags) {
     memset(nat, 0, sizeof *nat);
@@ -648,7 +636,8 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
     nat->size = idist_dtype_size(c->dtype);
     nat->in = (const char *)c->send;
     nat->out = (char *)c->recv;
-    if (idist__native_is_empty(c)) return;
+    nat->nothing = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind); // on all ranks
+    if (nat->nothing) return;
     nat->in_place = idist__call_in_place(g, c);
     if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
     if (idist__kind_is_v(c->kind)) {
@@ -662,7 +651,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *c = nat->c;
     nat->blocking = blocking;
-    if (nat->error != MPI_SUCCESS || idist__native_is_empty(c)) return;
+    if (nat->error != MPI_SUCCESS || nat->nothing) return;
     if ((idist__kind_reduces(c->kind) && (nat->many || c->kind != IDIST__REDUCE_SCATTER)) || c->kind == IDIST__BROADCAST)
         idist__native_pieces(nat);
     else if (nat->many) idist__native_pairs(nat);
@@ -804,9 +793,12 @@ static void idist__slip_commit(idist_group *g) {
 
 static void idist__slip_cancel(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
+    int sent = 1;
     if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
     MPI_Wait(&mg->requests[0], MPI_STATUS_IGNORE);
-    if (mg->requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&mg->requests[1]);
+    MPI_Test(&mg->requests[1], &sent, MPI_STATUS_IGNORE);
+    if (!sent) mg->slips = NULL; // MPI keeps them
+    if (!sent) MPI_Request_free(&mg->requests[1]);
 }
 
 static const idist__slip *idist__slip_of(const idist_group *g, int rank) {
@@ -817,17 +809,12 @@ static const idist__slip *idist__slip_of(const idist_group *g, int rank) {
 static bool idist__slips_agree(const idist_group *g, char *text, size_t cap) {
     const idist__mpi_group *mg = idist__mpi_group_of(g);
     const idist__print *first = &idist__slip_of(g, 0)->print;
-    const char *field;
-    char a[128], b[128];
     int i;
     for (i = 1; i < g->size && memcmp(&mg->slips[i].print, &mg->slips[0].print, sizeof *first) == 0; i++) continue;
     if (i >= g->size) return true;
     for (i = 1; memcmp(&idist__slip_of(g, i)->print, first, sizeof *first) == 0; i++) continue;
-    field = idist__print_difference(first, &idist__slip_of(g, i)->print);
-    idist__print_text(first, a, sizeof a);
-    idist__print_text(&idist__slip_of(g, i)->print, b, sizeof b);
-    snprintf(text, cap, "the %s differs: rank %d called %s, rank %d called %s", field ? field : "sequence", g->ranks[0], a,
-             g->ranks[i], b);
+    idist__mismatch_text(idist__print_difference(first, &idist__slip_of(g, i)->print), g->ranks[0], first, g->ranks[i],
+                         &idist__slip_of(g, i)->print, text, cap);
     return false;
 }
 
@@ -878,23 +865,13 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 //
 //     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ----> done
 //                  \--- somebody is BUSY -> RUNNING, in requests -/
-//                  \--- all was in the slips --------------------/
+//                  \--- all was in the slips --------------------/   (those that bind the ranks commit as well)
 //
 // In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind. They block, which some
 // MPIs do twice as fast, when no rank has said that it is BUSY with other calls: collectives then never wait for each other
 // in a circle. But who blocks hears of no failure. So nobody does before all have committed to the call, and who has does
 // not go away any more, not even at a deadline or by idist_abort, unless one fails that has not.
 //------------------------------------------------------------------------------
-
-static void idist__coll_queue(idist__task *t) {
-    idist__mpi_group *mg = idist__mpi_group_of(t->group);
-    idist__mpi_op *op = idist__mpi_op_of(t);
-    op->phase = IDIST__QUEUED;
-    op->next = NULL;
-    if (mg->head) idist__mpi_op_of(mg->last)->next = t;
-    else mg->head = t;
-    mg->last = t;
-}
 
 static bool idist__coll_balanced(const idist_group *g) {
     uint64_t sum = 0, one;
@@ -918,17 +895,22 @@ static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, c
     for (i = 0; i < n; i++) own[n + i] = idist__call_count(g, &t->call, (int)i, false);
     if (MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T, idist__mpi_group_of(g)->comm,
                        &request) != MPI_SUCCESS ||
-        idist__mpi_await(&request, IDIST__FAREWELL_MS, "MPI_Iallgather") != IDIST_OK)
-        return; // MPI may have the memory still
+        idist__mpi_await(&request, IDIST__FAREWELL_MS, "MPI_Iallgather") != IDIST_OK) {
+        idist__mpi_of(g->w)->abandoned = true; // MPI may have the memory still
+        return;
+    }
     for (i = 0; i < n * n; i++) {
         uint64_t sent = all[i / n * 2 * n + i % n], expected = all[i % n * 2 * n + n + i / n];
         if (sent == expected) continue;
-        snprintf(text, cap, "the count differs: rank %d sends %llu elements to rank %d, which expects %llu, in %s #%u",
-                 g->ranks[i / n], (unsigned long long)sent, g->ranks[i % n], (unsigned long long)expected,
-                 idist__kind_names[t->call.label], (unsigned)t->seq);
+        idist__counts_text(g->ranks[i / n], sent, g->ranks[i % n], expected, "elements", t, text, cap);
         break;
     }
     idist__mem_free(mem, all);
+}
+
+// Calls after which all ranks go on to a call of MPI that none may be missing from.
+static bool idist__coll_binds(const idist__call *c) {
+    return c->label == IDIST__NEW_GROUP || c->label == IDIST__SPLIT || c->label == IDIST__FINALIZE;
 }
 
 static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print, bool busy) {
@@ -942,13 +924,17 @@ static void idist__coll_enter(idist_group *g, const idist__call *c, const idist_
         idist__slip_begin(g, print, flags, c->kind == IDIST__BROADCAST ? c->recv : c->send, nbytes > 0 ? (size_t)nbytes : 0);
 }
 
-static void idist__coll_done(idist__mpi *m, idist__task *t) {
-    idist__mpi_op *op = idist__mpi_op_of(t);
-    const char *what = op->native.what;
-    int error = idist__native_end(&op->native);
-    op->phase = IDIST__ASKING; // nothing of it is with MPI
+// MPI is through with the call of a task: how that went.
+static int idist__op_end(idist__mpi *m, idist__task *t) {
+    idist__mpi_op_of(t)->phase = IDIST__ASKING; // nothing of it is with MPI
     m->nap_ns = 0;
     m->w->nmoved++;
+    return idist__native_end(&idist__mpi_op_of(t)->native);
+}
+
+static void idist__coll_done(idist__mpi *m, idist__task *t) {
+    const char *what = idist__mpi_op_of(t)->native.what;
+    int error = idist__op_end(m, t);
     if (error == MPI_SUCCESS) idist__complete(t, IDIST_OK, "");
     else idist__mpi_trouble(m, t->group, what, error);
 }
@@ -959,10 +945,15 @@ static void idist__coll_pop(idist__task *t) {
     idist__mpi_op_of(t)->next = NULL;
 }
 
-// Takes the first collective out of the queue to MPI.
+// Takes the first collective out of the queue, to MPI unless all of it was in the slips.
 static void idist__coll_run(idist__mpi *m, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__coll_pop(t);
+    if (!op->native.g) {
+        idist__slip_result(t->group, &t->call);
+        idist__complete(t, IDIST_OK, "");
+        return;
+    }
     op->phase = IDIST__RUNNING;
     idist__native_begin(&op->native, blocking);
     if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
@@ -974,7 +965,7 @@ static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     idist__native *nat = &idist__mpi_op_of(t)->native;
     uint32_t flags = idist__slip_flags(g);
     char text[400];
-    bool agree = idist__slips_agree(g, text, sizeof text);
+    bool small = idist__slip_contribution(g, &t->call) >= 0, agree = idist__slips_agree(g, text, sizeof text);
     if (agree && idist__kind_is_v(t->call.kind) && !idist__coll_balanced(g)) {
         idist__coll_unbalanced(g, t, text, sizeof text);
         agree = false;
@@ -982,20 +973,16 @@ static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     if (!agree) {
         idist__mpi_group_of(g)->known = true;
         idist__group_fail(g, IDIST_ERR_MISMATCH, text);
-    } else if (idist__slip_contribution(g, &t->call) >= 0) {
-        idist__coll_pop(t);
-        idist__slip_result(g, &t->call);
-        idist__complete(t, IDIST_OK, "");
+        return;
+    }
+    if (!small) idist__native_init(nat, g, &t->call, flags);
+    if (nat->error != MPI_SUCCESS) {
+        idist__mpi_trouble(m, g, nat->what, nat->error);
+    } else if (small ? idist__coll_binds(&t->call) : !(flags & (IDIST__SLIP_BUSY | IDIST__SLIP_MANY))) {
+        idist__mpi_op_of(t)->phase = IDIST__COMMITTING;
+        idist__slip_commit(g);
     } else {
-        idist__native_init(nat, g, &t->call, flags);
-        if (nat->error != MPI_SUCCESS) {
-            idist__mpi_trouble(m, g, nat->what, nat->error);
-        } else if (flags & (IDIST__SLIP_BUSY | IDIST__SLIP_MANY)) {
-            idist__coll_run(m, t, false);
-        } else {
-            idist__mpi_op_of(t)->phase = IDIST__COMMITTING;
-            idist__slip_commit(g);
-        }
+        idist__coll_run(m, t, false);
     }
 }
 
@@ -1031,20 +1018,20 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
     return true;
 }
 
-// The group has failed, but others may be in MPI already and wait for us there.
+// The group has failed, but others may be in MPI already and wait for us there. If so, this call ends well, as theirs.
 static void idist__coll_see_through(idist__mpi *m, idist__task *t) {
-    idist__mpi_op *op = idist__mpi_op_of(t);
     idist__mpi_group *mg = idist__mpi_group_of(t->group);
     int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
+    bool late = false;
     int error, there = 0;
-    while (!mg->refused && !there && !m->abandoned) {
+    while (!mg->refused && !there && !late) {
         there = idist__slip_step(t->group, &error);
         idist__note_progress(m);
-        m->abandoned = m->abandoned || idist__os_now_ns() > deadline_ns;
+        late = idist__os_now_ns() > deadline_ns;
     }
-    if (there <= 0 || mg->refused) return;
-    idist__native_begin(&op->native, true);
-    idist__native_end(&op->native);
+    if (late && !there) mg->committed--; // whoever hears of our failure does not wait for us
+    m->abandoned = m->abandoned || (late && !there);
+    if (there > 0 && !mg->refused) idist__coll_run(m, t, true);
 }
 
 static void idist__coll_progress(idist__mpi *m, idist_group *g) {
@@ -1052,22 +1039,16 @@ static void idist__coll_progress(idist__mpi *m, idist_group *g) {
     while (mg->head && g->status == IDIST_OK && idist__coll_step(m, mg->head)) continue;
 }
 
-// The most common call, without the detour over idist__native. False: it is another one.
-static bool idist__coll_plain(idist_group *g, const idist__call *c, int *error) {
-    const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
-    if (c->kind != IDIST__ALL_REDUCE || !c->count || c->count > IDIST__MPI_COUNT || (int)c->op >= IDIST_OP_USER ||
-        c->op == IDIST_AVG || idist__type_is_half(c->dtype))
-        return false;
-    *error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
-                           idist__mpi_builtin_op(idist__mpi_of(g->w), c->op, c->dtype), idist__mpi_group_of(g)->comm);
-    return true;
-}
-
-// A blocking call that MPI gets unchecked.
+// A blocking call that MPI gets unchecked: the most common one without the detour over idist__native.
 static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
+    const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
     idist__native nat;
     int error;
-    if (!idist__coll_plain(g, c, &error)) {
+    if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT && (int)c->op < IDIST_OP_USER &&
+        c->op != IDIST_AVG && !idist__type_is_half(c->dtype)) {
+        error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
+                              idist__mpi_builtin_op(m, c->op, c->dtype), idist__mpi_group_of(g)->comm);
+    } else {
         idist__native_init(&nat, g, c, idist__coll_guess(g, c));
         idist__native_begin(&nat, true);
         error = idist__native_end(&nat);
@@ -1094,7 +1075,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     if (g->status != IDIST_OK) return false;
     print = idist__call_print(c, g->seq + 1);
     idist__coll_enter(g, c, &print, false);
-    if (idist__slip_contribution(g, c) < 0) return false;
+    if (idist__slip_contribution(g, c) < 0 || idist__coll_binds(c)) return false;
     for (i = 0; i < (m->w->spin_ns ? IDIST__QUICK_LOOKS : 4) && !there; i++) there = idist__slip_step(g, &error);
     if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
     if (there <= 0 || !idist__slips_agree(g, text, sizeof text)) return false;
@@ -1108,7 +1089,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
 // uses types error . used by wait engine
 //
 // One receive for any note from anybody is posted at all times. Notes go to the group and the receive that they are meant
-// for, or wait in the list of early ones. A message of up to 8 KiB comes with its note. A larger one:
+// for, or wait in the list of early ones. A message of up to 3.5 KiB comes with its note. A larger one:
 //
 //     sender                          receiver
 //       LARGE  (what it is, its id) ->  waits for a receive that wants it, which posts MPI_Irecv
@@ -1133,6 +1114,7 @@ static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, c
     o = m->idle;
     if (o) m->idle = o->next;
     else o = (idist__outgoing *)idist__mem_raw(&m->w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
+    if (!o && note->type == IDIST__NOTE_FAIL && (o = m->spare) != NULL) m->spare = o->next;
     if (o) {
         o->note = *note;
         o->note.nbytes = nbytes;
@@ -1167,12 +1149,6 @@ static void idist__note_sweep(idist__mpi *m) {
     }
 }
 
-static bool idist__receive_wants(const idist__task *t, int source, const idist__note *note) {
-    const idist__call *c = &t->call;
-    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == source) &&
-           (c->tag == IDIST_ANY_TAG || c->tag == note->tag);
-}
-
 // Data from or to the other rank's buffer, in pieces that MPI can count.
 static void idist__data_move(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__mpi *m = idist__mpi_of(t->group->w);
@@ -1197,8 +1173,10 @@ static void idist__receive_grant(idist__mpi *m, idist__task *t, int source, cons
     grant.type = IDIST__NOTE_GRANT;
     grant.ctx = note->ctx;
     grant.id = note->id;
+    do m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
+    while (m->burnt[m->next_tag / 8] >> m->next_tag % 8 & 1);
     grant.tag = IDIST__TAG_DATA + m->next_tag;
-    m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
+    op->id = (uint64_t)m->next_tag;
     op->source = source;
     op->note = *note;
     idist__data_move(t, source, grant.tag, (size_t)note->print.check * idist_dtype_size(t->call.dtype));
@@ -1213,7 +1191,7 @@ static bool idist__receive_match(idist__mpi *m, idist_group *g, int source, cons
         idist__task *t = *at;
         idist_status s;
         char text[256];
-        if (!idist__receive_wants(t, source, note)) {
+        if (!idist__recv_wants(t, source, note->tag)) {
             at = &idist__mpi_op_of(t)->next;
             continue;
         }
@@ -1275,7 +1253,7 @@ static void idist__receive_begin(idist__mpi *m, idist__task *t) {
     *last = t;
     for (at = &m->early; *at; at = &(*at)->next) {
         idist__early *e = *at;
-        if (e->note.ctx != g->ctx || e->note.type > IDIST__NOTE_LARGE || !idist__receive_wants(t, e->source, &e->note))
+        if (e->note.ctx != g->ctx || e->note.type > IDIST__NOTE_LARGE || !idist__recv_wants(t, e->source, e->note.tag))
             continue;
         if (idist__receive_match(m, g, e->source, &e->note, e + 1)) {
             *at = e->next;
@@ -1298,11 +1276,8 @@ static void idist__note_granted(idist__mpi *m, int source, const idist__note *no
 
 // The data of a large message has gone out, or is here.
 static void idist__data_done(idist__mpi *m, idist__task *t) {
-    idist__mpi_op *op = idist__mpi_op_of(t);
-    int error = idist__native_end(&op->native);
-    op->phase = IDIST__ASKING;
-    m->nap_ns = 0;
-    m->w->nmoved++;
+    const idist__mpi_op *op = idist__mpi_op_of(t);
+    int error = idist__op_end(m, t);
     if (error != MPI_SUCCESS)
         idist__mpi_trouble(m, t->group, t->call.kind == IDIST__SEND ? "MPI_Isend" : "MPI_Irecv", error);
     else if (t->call.kind == IDIST__SEND) idist__complete(t, IDIST_OK, "");
@@ -1525,6 +1500,7 @@ static void idist__mpi_progress(idist__world *w) {
 static void idist__mpi_start(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
     memset(op, 0, sizeof *op);
     op->phase = IDIST__ASKING;
@@ -1537,7 +1513,10 @@ static void idist__mpi_start(idist__task *t) {
     else if (t->call.kind == IDIST__RECV) idist__receive_begin(m, t);
     else if (g->size == 1) idist__self_collective(t);
     else {
-        idist__coll_queue(t);
+        op->phase = IDIST__QUEUED;
+        if (mg->head) idist__mpi_op_of(mg->last)->next = t;
+        else mg->head = t;
+        mg->last = t;
         idist__coll_progress(m, g);
     }
 }
@@ -1582,6 +1561,7 @@ static bool idist__p2p_cancel(idist__task *t) {
     if (op->phase == IDIST__ASKING) return receive; // the other side has heard of a send
     for (i = 0; i < op->native.nrequests && receive; i++)
         if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
+    if (receive) idist__mpi_of(t->group->w)->burnt[op->id / 8] |= (unsigned char)(1u << op->id % 8);
     idist__native_abandon(&op->native);
     op->phase = IDIST__ASKING;
     return false;
@@ -1718,7 +1698,6 @@ static idist_status idist__mpi_share(idist__mpi *m) {
     idist__world *w = m->w;
     idist__cpus own, together;
     MPI_Comm host;
-    MPI_Info info;
     void *base = NULL;
     int error = MPI_Comm_split_type(m->wire, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), n = 1;
     if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_split_type", error);
@@ -1728,11 +1707,8 @@ static idist_status idist__mpi_share(idist__mpi *m) {
     error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
     if (error == MPI_SUCCESS) w->ncores = idist__cpus_count(&together);
     if (error == MPI_SUCCESS && n > 1 && w->cfg.shm_asked) {
-        MPI_Info_create(&info);
-        MPI_Info_set(info, "alloc_shared_noncontig", "true"); // each rank's part on pages of its own
-        if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, info, host, &base, &m->win) != MPI_SUCCESS)
+        if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base, &m->win) != MPI_SUCCESS)
             m->win = MPI_WIN_NULL;
-        MPI_Info_free(&info);
         if (m->win != MPI_WIN_NULL) m->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
     }
     MPI_Comm_free(&host);
@@ -1748,6 +1724,12 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     m->peers = (idist__peer *)idist__mem_alloc(&w->cfg.mem, sizeof *m->peers * (size_t)w->group.size);
     m->told = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)w->group.size);
     if (!m->peers || !m->told) return IDIST_ERR_NO_MEMORY;
+    for (i = 1; i < w->group.size; i++) {
+        idist__outgoing *o = (idist__outgoing *)idist__mem_alloc(&w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
+        if (!o) return IDIST_ERR_NO_MEMORY;
+        o->next = m->spare;
+        m->spare = o;
+    }
     MPI_Query_thread(&level);
     w->nforeign = level < MPI_THREAD_SERIALIZED ? INT_MAX / 2 : idist__mpi_threads;
     w->threadless = level < MPI_THREAD_SERIALIZED || (idist__mpi_worlds && level < MPI_THREAD_MULTIPLE);
@@ -1772,16 +1754,9 @@ static idist_status idist__mpi_make(idist__mpi *m) {
 
 static void idist__mpi_free(idist__mpi *m) {
     const idist_allocator *mem = &m->w->cfg.mem;
-    while (m->early) {
-        idist__early *e = m->early;
-        m->early = e->next;
-        idist__mem_free(mem, e);
-    }
-    while (m->idle) {
-        idist__outgoing *o = m->idle;
-        m->idle = o->next;
-        idist__mem_free(mem, o);
-    }
+    idist__mem_free_list(mem, m->early);
+    idist__mem_free_list(mem, m->idle);
+    idist__mem_free_list(mem, m->spare);
     idist__mem_free(mem, m->peers);
     idist__mem_free(mem, m->told);
     idist__mem_free(mem, m);
@@ -1796,6 +1771,8 @@ static idist_status idist__mpi_open(idist__world *w) {
     m->win = MPI_WIN_NULL;
     m->incoming = MPI_REQUEST_NULL;
     if ((s = idist__mpi_make(m)) != IDIST_OK) {
+        if (s == IDIST_ERR_ENV) MPI_Comm_free(&m->main); // settings differ: all ranks are here
+        if (s == IDIST_ERR_ENV) MPI_Comm_free(&m->wire);
         if (s != IDIST_ERR_TIMEOUT) idist__mpi_free(m); // else MPI has the address of m->wire
         return s;
     }
@@ -1830,6 +1807,12 @@ static void idist__mpi_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, mg->slips);
 }
 
+static bool idist__mpi_commits(const idist__mpi *m) {
+    const idist__task *t = m->w->tasks;
+    while (t && idist__mpi_op_of(t)->phase != IDIST__COMMITTING) t = t->next;
+    return t != NULL;
+}
+
 static idist_status idist__mpi_group_open(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
@@ -1838,13 +1821,21 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     int i, error;
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
+    // Others may be in MPI with a call that this rank has committed to in another thread.
+    while (g != &m->w->group && idist__mpi_commits(m)) {
+        pthread_mutex_unlock(&m->w->lock);
+        sched_yield();
+        pthread_mutex_lock(&m->w->lock);
+    }
+    // Whatever happens here, the other members are in this.
+    error = idist__mpi_communicator(m, g, &mg->comm);
+    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_create_group", error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)g->w->group.size);
     mg->seen = (idist__print *)idist__mem_alloc(mem, sizeof *mg->seen * (size_t)g->size);
     mg->slips = (idist__slip *)idist__mem_alloc(mem, sizeof *mg->slips * (size_t)g->size);
-    error = mg->rank_of && mg->seen && mg->slips ? idist__mpi_communicator(m, g, &mg->comm) : MPI_ERR_NO_MEM;
-    if (error != MPI_SUCCESS) {
+    if (!mg->rank_of || !mg->seen || !mg->slips) {
         idist__mpi_group_free(g);
-        return idist__mpi_fail("MPI_Comm_create_group", error);
+        return IDIST_ERR_NO_MEMORY;
     }
     MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
     memset(mg->rank_of, -1, sizeof(int) * (size_t)g->w->group.size);
@@ -1861,6 +1852,10 @@ static void idist__mpi_group_close(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__early **at = &m->early;
+    char cause[200];
+    snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank, g->w->hostname);
+    if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+    idist__slip_cancel(g);
     while (*at) {
         idist__early *e = *at;
         if (e->note.ctx != g->ctx) {
@@ -1893,17 +1888,15 @@ static void idist__note_drain(idist__mpi *m) {
 
 static void idist__mpi_close(idist__world *w, bool clean) {
     idist__mpi *m = idist__mpi_of(w);
-    char text[sizeof idist__me.text], cause[200];
+    char text[sizeof idist__me.text];
     bool together;
     int i;
     memcpy(text, idist__me.text, sizeof text);
     pthread_mutex_lock(&w->lock);
-    snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", w->cfg.rank, w->hostname);
-    if (!clean) idist__group_fail(&w->group, IDIST_ERR_PEER_LOST, cause); // unless it has failed before
-    w->group.rank = -1;                                                   // notes that still come concern nobody
+    w->group.rank = -1; // notes that still come concern nobody
     idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
     if (clean) idist__note_drain(m);
-    together = clean || idist__mpi_farewell(m);
+    together = (clean && !m->abandoned) || idist__mpi_farewell(m);
     if (m->incoming != MPI_REQUEST_NULL) {
         MPI_Cancel(&m->incoming);
         MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);

@@ -831,12 +831,10 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
 // Two ranks are in different calls: the group fails on all of them.
 static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, const idist__print *theirs,
                                  const idist__print *ours, const char *field) {
-    char a[128], b[128], cause[400];
+    char cause[400];
     int me = ring->w->group.rank;
-    idist__print_text(ours, a, sizeof a);
-    idist__print_text(theirs, b, sizeof b);
-    snprintf(cause, sizeof cause, "the %s differs: rank %d called %s, rank %d called %s", field, me < peer ? me : peer,
-             me < peer ? a : b, me < peer ? peer : me, me < peer ? b : a);
+    if (me < peer) idist__mismatch_text(field, me, ours, peer, theirs, cause, sizeof cause);
+    else idist__mismatch_text(field, peer, theirs, me, ours, cause, sizeof cause);
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
@@ -867,12 +865,6 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
     return !field;
 }
 
-static bool idist__recv_wants(const idist__verb *v, const idist_group *g, int peer, const idist__frame *f) {
-    const idist__call *c = &v->task->call;
-    return (c->root == IDIST_ANY_SOURCE || g->ranks[c->root] == peer) &&
-           (c->tag == IDIST_ANY_TAG || (uint32_t)c->tag == f->tag);
-}
-
 static void idist__recv_finish(idist__ring *ring, idist__verb *v, int peer, const idist__frame *f) {
     idist__task *t = v->task;
     int source = idist__ring_group_of(t->group)->rank_of[peer];
@@ -894,7 +886,7 @@ static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int pee
         idist__verb *v = *at;
         idist_status s;
         char text[256];
-        if (!idist__recv_wants(v, g, peer, f)) {
+        if (!idist__recv_wants(v->task, peer, (int)f->tag)) {
             at = &v->next;
             continue;
         }
@@ -929,9 +921,7 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
     v = idist__match_posted(l, f);
     if (v && v->nbytes != f->nbytes) {
         char cause[400];
-        snprintf(cause, sizeof cause, "the count differs: rank %d sends %llu bytes to rank %d, which expects %zu, in %s #%u",
-                 peer, (unsigned long long)f->nbytes, ring->w->group.rank, v->nbytes, idist__kind_names[v->task->call.label],
-                 (unsigned)v->task->seq);
+        idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause, sizeof cause);
         v->next = l->posted;
         l->posted = v;
         idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
@@ -1227,7 +1217,7 @@ static void idist__recv_start(idist__task *t) {
         if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
         for (m = ring->links[from].early; m; m = m->next) {
             if (m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) continue;
-            if (m->frame.ctx != t->group->ctx || !idist__recv_wants(v, t->group, from, &m->frame)) continue;
+            if (m->frame.ctx != t->group->ctx || !idist__recv_wants(v->task, from, (int)m->frame.tag)) continue;
             if (!best || m->stamp < best->stamp) {
                 best = m;
                 peer = from;
@@ -2423,10 +2413,8 @@ static bool idist__share_agree(idist__task *t, int rank) {
         return true;
     {
         char cause[400];
-        snprintf(cause, sizeof cause,
-                 "the count differs: rank %d sends %llu elements to rank %d, which expects %zu, in %s #%u",
-                 t->group->ranks[rank], (unsigned long long)given, t->group->ranks[o->r], idist__share_take_count(t, rank),
-                 idist__kind_names[t->call.label], (unsigned)t->seq);
+        idist__counts_text(t->group->ranks[rank], given, t->group->ranks[o->r], idist__share_take_count(t, rank), "elements",
+                           t, cause, sizeof cause);
         idist__ring_fail(ring, t->group, IDIST_ERR_MISMATCH, cause);
     }
     return false;
@@ -3351,9 +3339,10 @@ static idist_status idist__ring_group_open(idist_group *g);
 
 static idist_status idist__host_group(idist_group *whole, uint64_t salt, const int *ranks, int n, idist_group **out) {
     idist__world *w = whole->w;
-    idist_group *g = idist__group_new(w, idist__mix(whole->ctx, salt), ranks, n);
+    idist_group *g = idist__group_new(w, n);
     idist_status s;
     if (!g) return IDIST_ERR_NO_MEMORY;
+    idist__group_set(g, idist__mix(whole->ctx, salt), ranks, n);
     g->inner = true;
     s = idist__ring_group_open(g);
     if (s != IDIST_OK) {

@@ -179,14 +179,14 @@ static void free_with_open_request(idist_group *world, int rank, int n, void *ar
 
 // What was sent into a group and never received gives its room back when the group is freed.
 static void freed_with_messages(idist_group *world, int rank, int n, void *arg) {
-    enum { NBYTES = 8000 };
+    enum { NBYTES = 3500 };
     unsigned char *x = (unsigned char *)calloc(NBYTES, 1);
     idist_opts o = opts_of(world), brief = opts_of(world);
     TAP_REQUIRE(x);
     (void)n;
     (void)arg;
     brief.timeout_ms = 2000 * test_slow_factor();
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < 370; i++) {
         idist_group *g = NULL;
         if (!rank_ok(rank, idist_split(world, 0, rank, &g))) break;
         idist_opts og = opts_of(g);
