@@ -135,7 +135,7 @@ typedef struct idist__slip {
     unsigned char data[IDIST__SLIP_BYTES];
 } idist__slip;
 
-// BUSY: this rank has other calls under way, so nobody may block in MPI. MANY: its counts are too large for MPI.
+// BUSY: this rank has other calls under way, or several threads, so nobody may block in MPI. MANY: its counts are too large for MPI.
 // IN_PLACE: its two buffers are one, which MPI wants to hear from all ranks or none.
 enum { IDIST__SLIP_BUSY = 1, IDIST__SLIP_MANY = 2, IDIST__SLIP_IN_PLACE = 4 };
 
@@ -255,8 +255,10 @@ typedef struct idist__mpi { // the backend's part of a world
     MPI_Comm main;                         // for collectives of the world's own group
     bool fault_tolerant, finding, closing; // finding: inside idist__mpi_trouble
     bool abandoned;                        // MPI may have something of ours for ever
-    int *told, heard;                      // notes sent to each rank, notes received: see idist__note_drain
-    uint32_t wakes;                        // counts, and is slept on
+    bool called, threads;                  // by a thread, caller; by several
+    pthread_t caller;
+    int *told, heard; // notes sent to each rank, notes received: see idist__note_drain
+    uint32_t wakes;   // counts, and is slept on
     int64_t nap_ns;
     char note[sizeof(idist__note) + IDIST__NOTE_BYTES]; // the one that comes next
     int64_t looked_ns;                                  // when the quick way last looked at the notes
@@ -786,6 +788,7 @@ static int idist__slip_step(idist_group *g, int *error) {
 // Shows the slips of the call once more, which says that this rank has those of all and comes.
 static void idist__slip_commit(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
+    if (idist__mpi_of(g->w)->threads) mg->slips[0].flags |= IDIST__SLIP_BUSY;
     mg->committed = mg->slip_seq;
     mg->distance = 1;
     idist__slip_post(g);
@@ -996,6 +999,7 @@ static uint32_t idist__coll_guess(const idist_group *g, const idist__call *c) {
 static bool idist__coll_step(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
+    const idist__task *other;
     idist__print print;
     int error = MPI_SUCCESS, there;
     if (op->phase == IDIST__QUEUED && m->w->cfg.unchecked) {
@@ -1003,6 +1007,8 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
         idist__coll_run(m, t, !t->async);
         return true;
     }
+    for (other = m->w->tasks; other && op->phase == IDIST__QUEUED && idist__coll_binds(&t->call); other = other->next)
+        if (idist__mpi_op_of(other)->phase == IDIST__COMMITTING) return false; // others may block in that one first
     if (op->phase == IDIST__QUEUED) {
         print = idist__task_print(t, 0);
         op->phase = IDIST__ENTERING;
@@ -1014,7 +1020,7 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
     if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
     if (there <= 0) return there != 0;
     if (op->phase == IDIST__ENTERING) idist__coll_entered(m, t);
-    else idist__coll_run(m, t, true);
+    else idist__coll_run(m, t, !(idist__slip_flags(g) & IDIST__SLIP_BUSY));
     return true;
 }
 
@@ -1031,7 +1037,7 @@ static void idist__coll_see_through(idist__mpi *m, idist__task *t) {
     }
     if (late && !there) mg->committed--; // whoever hears of our failure does not wait for us
     m->abandoned = m->abandoned || (late && !there);
-    if (there > 0 && !mg->refused) idist__coll_run(m, t, true);
+    if (there > 0 && !mg->refused) idist__coll_run(m, t, !(idist__slip_flags(t->group) & IDIST__SLIP_BUSY));
 }
 
 static void idist__coll_progress(idist__mpi *m, idist_group *g) {
@@ -1502,6 +1508,9 @@ static void idist__mpi_start(idist__task *t) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
+    m->threads = m->threads || (m->called && !pthread_equal(m->caller, pthread_self()));
+    m->caller = pthread_self();
+    m->called = true;
     memset(op, 0, sizeof *op);
     op->phase = IDIST__ASKING;
     if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
@@ -1736,8 +1745,8 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     error = MPI_Comm_idup(idist__mpi_base(&w->cfg), &m->wire, &request);
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_idup", error);
     if ((s = idist__mpi_await(&request, w->cfg.init_timeout_ms, "initialize")) != IDIST_OK) return s;
-    MPI_Comm_set_errhandler(m->wire,
-                            MPI_ERRORS_RETURN); // from here on nothing keeps this rank from going on with the others
+    MPI_Comm_set_errhandler(m->wire, MPI_ERRORS_RETURN);
+    // From here on nothing keeps this rank from going on with the others.
     error = MPI_Comm_dup(m->wire, &m->main);
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_dup", error);
 #ifdef IDIST__ULFM
@@ -1807,12 +1816,6 @@ static void idist__mpi_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, mg->slips);
 }
 
-static bool idist__mpi_commits(const idist__mpi *m) {
-    const idist__task *t = m->w->tasks;
-    while (t && idist__mpi_op_of(t)->phase != IDIST__COMMITTING) t = t->next;
-    return t != NULL;
-}
-
 static idist_status idist__mpi_group_open(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
@@ -1821,12 +1824,6 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     int i, error;
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
-    // Others may be in MPI with a call that this rank has committed to in another thread.
-    while (g != &m->w->group && idist__mpi_commits(m)) {
-        pthread_mutex_unlock(&m->w->lock);
-        sched_yield();
-        pthread_mutex_lock(&m->w->lock);
-    }
     // Whatever happens here, the other members are in this.
     error = idist__mpi_communicator(m, g, &mg->comm);
     if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_create_group", error);
