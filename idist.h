@@ -3577,6 +3577,7 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
             if (t->fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__fail_errno("socket", errno);
             if (t->fd < 0 && errno == EPERM)
                 return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s", addr_text);
+            if (t->fd >= 0 && !key) return IDIST_OK;
             if (t->fd >= 0) {
                 idist__handshake h;
                 int64_t own = idist__os_deadline(IDIST__PORCH_MS); // our own server answers at once, if it can at all
@@ -3597,7 +3598,8 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
     }
 }
 
-// addr: "unix:NAME" or "tcp:HOST:PORT". A server may bring a listening socket (else -1), which is ours from here on.
+// addr: "unix:NAME" or "tcp:HOST:PORT". A server may bring a listening socket (else -1), which is ours from here on. Without
+// a key no handshake: with a server of torch.
 static idist_status idist__tcp_store_open(idist_store *store, const char *addr_text, bool server, int listener,
                                           const uint8_t key[32], bool may_be_public, int64_t deadline_ns) {
     idist__tcp_store *t = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *t);
@@ -3706,7 +3708,7 @@ idist_status idist_store_close(idist_store **store) {
     return IDIST_OK;
 }
 
-// All kinds: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT".
+// All kinds: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT", "torch:HOST:PORT" (of an agent of torchrun).
 static idist_status idist__store_open(const char *where, const idist_store_desc *d, int listener, idist_store **out) {
     idist_store *store = idist__store_new(&d->allocator, d->timeout_ms);
     int64_t deadline_ns;
@@ -3724,7 +3726,11 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     idist__auth_key(&secret, key);
     if (strncmp(where, "file:", 5) == 0) s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
     else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
-    else s = idist__tcp_store_open(store, where, d->server, listener, key, secret.nbytes || secret.insecure, deadline_ns);
+    else if (strncmp(where, "torch:", 6) == 0) {
+        char addr[320];
+        snprintf(addr, sizeof addr, "tcp:%s", where + 6);
+        s = idist__tcp_store_open(store, addr, false, -1, NULL, false, deadline_ns);
+    } else s = idist__tcp_store_open(store, where, d->server, listener, key, secret.nbytes || secret.insecure, deadline_ns);
     if (s != IDIST_OK) idist_store_close(&store);
     else *out = store;
     return s;
@@ -4248,7 +4254,8 @@ static idist_status idist__launch_where_slurm(idist__config *c) {
 }
 
 static idist_status idist__launch_where_env(idist__config *c, const idist_desc *d) {
-    const char *host = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR"), *text = idist__os_env("MASTER_PORT");
+    const char *host = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR"), *text = idist__os_env("MASTER_PORT"),
+               *agent;
     bool local = c->local_size == c->world_size, own = c->job_var || strcmp(c->launcher, "hydra") == 0;
     int port = 29500;
     idist_status s = idist__env_int("MASTER_PORT", 1, 65535, &port);
@@ -4263,6 +4270,11 @@ static idist_status idist__launch_where_env(idist__config *c, const idist_desc *
         return idist__fail(
             d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
             "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT (desc.master_port) is not: give rank 0's port as well");
+    agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
+    if (!d->master_addr && !d->master_port && !local && host && agent && strcmp(agent, "True") == 0) {
+        snprintf(c->where, sizeof c->where, strchr(host, ':') ? "torch:[%s]:%d" : "torch:%s:%d", host, port);
+        return IDIST_OK; // the agent listens there, and nobody else can
+    }
     if (!host && own && local && !d->master_port && !text) {
         idist__launch_where_job(c);
         return IDIST_OK;

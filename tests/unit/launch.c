@@ -123,6 +123,9 @@ static const launch_case cases[] = {
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "env", 0, 2, -1, 2, "unix:"},
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1", "env", 0, 2, -1, 1, ""},
     {TORCH "TORCHELASTIC_RUN_ID=x LOCAL_WORLD_SIZE=2", "torchrun", 1, 2, 1, 2, "unix:"},
+    {"RANK=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=2233 TORCHELASTIC_RUN_ID=x "
+     "TORCHELASTIC_USE_AGENT_STORE=True",
+     "torchrun", 1, 2, 0, 1, "torch:h:2233"},
     // horovodrun, Open MPI and others
     {"HOROVOD_RANK=0", NULL, 0, 0, 0, 0, "HOROVOD_SIZE"},
     {"HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_PORT=4", "horovodrun",
@@ -183,7 +186,7 @@ static const launch_case cases[] = {
     {TF "{\"type\":\"ps\",\"index\":0}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     {TF "{\"type\":\"worker\",\"index\":2}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     {"TF_CONFIG={\"cluster\":{\"worker\":[\"a:1\"]},\"task\":{\"type\":\"worker\",\"index\":0}}", "tf_config", 0, 1, -1, -1,
-     ""},
+     "tcp:a:1"},
     {"TF_CONFIG={}", "none", 0, 1, -1, -1, ""},
     {"TF_CONFIG={\"cluster\"", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     // the user's word
