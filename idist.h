@@ -4076,6 +4076,127 @@ static idist_status idist__slurm_compare(idist__config *c, bool *use) {
                        rank, size, procid, size_var, tasks);
 }
 
+// ---- PMI-1, the text protocol of MPICH's launcher ----
+
+// MPI would speak it in our place, if the program has it.
+#ifdef __GNUC__
+extern int MPI_Pcontrol(const int level, ...) __attribute__((weak));
+#define IDIST__HAS_MPI (MPI_Pcontrol != NULL)
+#else
+#define IDIST__HAS_MPI false
+#endif
+
+typedef struct idist__pmi {
+    int fd;
+    int64_t deadline_ns;
+    char line[600]; // the last answer
+} idist__pmi;
+
+static bool idist__pmi_hear(idist__pmi *p) {
+    size_t n = 0;
+    while (n + 1 < sizeof p->line && idist__sock_read_all(p->fd, p->line + n, 1, p->deadline_ns) && p->line[n] != '\n') n++;
+    p->line[n] = 0;
+    return n > 0;
+}
+
+// Says a line and hears the answer that begins so.
+static bool idist__pmi_ask(idist__pmi *p, const char *line, const char *answer) {
+    if (!idist__sock_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
+    do {
+        if (!idist__pmi_hear(p)) return false;
+    } while (strncmp(p->line, answer, strlen(answer)) != 0);
+    return !strstr(p->line, "rc=") || strstr(p->line, "rc=0") != NULL;
+}
+
+static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
+    const char *at = strstr(p->line, name);
+    return at ? at + strlen(name) : "";
+}
+
+// The connection to the launcher: inherited, or made to PMI_PORT, where it says who we are.
+static bool idist__pmi_open(idist__pmi *p, idist__config *c) {
+    const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
+    char text[320];
+    idist__addr addr;
+    int value = -1, size = 0, rank = 0;
+    p->deadline_ns = c->init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(c->init_timeout_ms);
+    if (idist__os_env("PMI_FD")) return idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK;
+    snprintf(text, sizeof text, "tcp:%s", port ? port : "");
+    if (!id || idist__addr_parse(&addr, text) != IDIST_OK || (p->fd = idist__sock_connect(&addr, p->deadline_ns)) < 0)
+        return false;
+    snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
+    if (!idist__pmi_ask(p, text, "cmd=initack")) return false;
+    while (!strstr(p->line, "debug=")) {
+        if (!idist__pmi_hear(p)) return false;
+        if (sscanf(p->line, "cmd=set size=%d", &value) == 1) size = value;
+        if (sscanf(p->line, "cmd=set rank=%d", &value) == 1) rank = value;
+    }
+    c->world_size = size;
+    c->rank = rank;
+    return size > 0 && rank >= 0 && rank < size;
+}
+
+// Rank 0's place: it listens already, so that nobody else can have it.
+static idist_status idist__pmi_listen(idist__config *c, char *where, size_t cap) {
+    const char *host = idist__os_env("IDIST_ADDR");
+    char name[256] = "";
+    idist__addr addr;
+    uint64_t id[2];
+    idist_status s;
+    idist__os_random(id, sizeof id);
+    snprintf(where, cap, "unix:idist-%016llx%016llx", (unsigned long long)id[0], (unsigned long long)id[1]);
+    if (c->local_size == c->world_size && c->transport != 2) {
+        if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
+        return idist__sock_listen(&addr, where, &c->listener);
+    }
+    if (!c->secret.nbytes && !c->secret.insecure)
+        return idist__fail(IDIST_ERR_NO_SECRET,
+                           "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
+    gethostname(name, sizeof name - 1);
+    if ((s = idist__addr_tcp(&addr, "0.0.0.0", 0)) != IDIST_OK) return s;
+    if ((s = idist__sock_listen(&addr, "0.0.0.0", &c->listener)) != IDIST_OK) return s;
+    addr.nbytes = sizeof addr.sa;
+    if (getsockname(c->listener, (struct sockaddr *)&addr.sa, &addr.nbytes) != 0)
+        return idist__fail_errno("getsockname", errno);
+    snprintf(where, cap, "tcp:%s:%d", host ? host : name, idist__addr_port(&addr));
+    return IDIST_OK;
+}
+
+// Rank 0 tells the others where it is. Once per process: the launcher takes leave of us afterwards.
+IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *c) {
+    static char known[320];
+    char kvs[256], text[900], where[320] = "-";
+    idist__pmi p;
+    idist_status s = IDIST_OK;
+    bool ok;
+    memset(&p, 0, sizeof p);
+    if (known[0]) {
+        idist__copy_text(c->where, sizeof c->where, known);
+        return IDIST_OK;
+    }
+    if (c->rank == 0 && (s = idist__pmi_listen(c, where, sizeof where)) != IDIST_OK) snprintf(where, sizeof where, "-");
+    ok = idist__pmi_open(&p, c) && idist__pmi_ask(&p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init") &&
+         idist__pmi_ask(&p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    snprintf(kvs, sizeof kvs, "%.*s", (int)strcspn(idist__pmi_value(&p, "kvsname="), " "), idist__pmi_value(&p, "kvsname="));
+    snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", kvs, where);
+    if (c->rank == 0) ok = ok && idist__pmi_ask(&p, text, "cmd=put_result");
+    ok = ok && idist__pmi_ask(&p, "cmd=barrier_in\n", "cmd=barrier_out");
+    snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", kvs);
+    ok = ok && idist__pmi_ask(&p, text, "cmd=get_result");
+    idist__copy_text(c->where, sizeof c->where, idist__pmi_value(&p, "value="));
+    ok = ok && idist__pmi_ask(&p, "cmd=finalize\n", "cmd=finalize_ack");
+    if (s != IDIST_OK) return s;
+    if (!ok)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
+                           c->init_timeout_ms);
+    if (c->where[0] == '-')
+        return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank 0 could not listen; its own message says why");
+    idist__copy_text(known, sizeof known, c->where);
+    return IDIST_OK;
+}
+
 // ---- which launcher ----
 
 // Whether this launcher started us; its variables as they are called here. Half a pair is an error: guessing the rest would
@@ -4274,6 +4395,11 @@ static idist_status idist__launch_where_env(idist__config *c, const idist_desc *
     if (!d->master_addr && !d->master_port && !local && host && agent && strcmp(agent, "True") == 0) {
         snprintf(c->where, sizeof c->where, strchr(host, ':') ? "torch:[%s]:%d" : "torch:%s:%d", host, port);
         return IDIST_OK; // the agent listens there, and nobody else can
+    }
+    if (!host && !d->master_port && !text && c->rank_var && strcmp(c->launcher, "hydra") == 0 && !IDIST__HAS_MPI &&
+        (idist__os_env("PMI_FD") || idist__os_env("PMI_PORT"))) {
+        idist__copy_text(c->where, sizeof c->where, "pmi:");
+        return IDIST_OK;
     }
     if (!host && own && local && !d->master_port && !text) {
         idist__launch_where_job(c);

@@ -4304,7 +4304,7 @@ static idist_status idist__join_set(idist__join *j, const char *what, int rank, 
 static idist_status idist__join_store(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
     idist_store_desc d;
-    bool torch = strncmp(cfg->where, "torch:", 6) == 0;
+    bool torch = strncmp(cfg->where, "torch:", 6) == 0, pmi = strcmp(cfg->where, "pmi:") == 0;
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     char base[40] = "idist", key[64];
     int64_t nth = 0;
@@ -4317,6 +4317,7 @@ static idist_status idist__join_store(idist__join *j) {
                                "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all "
                                "ranks are on this host)",
                                cfg->rank, cfg->world_size, cfg->rank_var ? cfg->rank_var : cfg->launcher);
+        if (pmi && (s = idist__pmi_meet(cfg)) != IDIST_OK) return s;
         memset(&d, 0, sizeof d);
         d.server = cfg->rank == 0;
         d.timeout_ms = cfg->init_timeout_ms;
