@@ -4113,27 +4113,44 @@ static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
     return at ? at + strlen(name) : "";
 }
 
-// The connection to the launcher: inherited, or made to PMI_PORT, where it says who we are.
-static bool idist__pmi_open(idist__pmi *p, idist__config *c) {
-    const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
+// What PMI told this process, once: afterwards the launcher has taken leave of it.
+static struct {
+    pthread_mutex_t lock;
+    int fd, size, rank; // of PMI_PORT; size 0: not asked yet
+    char where[320];    // rank 0 is
+} idist__pmi_known = {PTHREAD_MUTEX_INITIALIZER, -1, 0, 0, ""};
+
+// With mpiexec -pmi-port nothing is inherited: connects, and hears who we are. The connection stays open for the rest.
+static idist_status idist__pmi_introduce(idist__config *c, const char *port, const char *id) {
+    idist__pmi p;
     char text[320];
     idist__addr addr;
-    int value = -1, size = 0, rank = 0;
-    p->deadline_ns = c->init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(c->init_timeout_ms);
-    if (idist__os_env("PMI_FD")) return idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK;
-    snprintf(text, sizeof text, "tcp:%s", port ? port : "");
-    if (!id || idist__addr_parse(&addr, text) != IDIST_OK || (p->fd = idist__sock_connect(&addr, p->deadline_ns)) < 0)
-        return false;
-    snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
-    if (!idist__pmi_ask(p, text, "cmd=initack")) return false;
-    while (!strstr(p->line, "debug=")) {
-        if (!idist__pmi_hear(p)) return false;
-        if (sscanf(p->line, "cmd=set size=%d", &value) == 1) size = value;
-        if (sscanf(p->line, "cmd=set rank=%d", &value) == 1) rank = value;
+    int value = 0;
+    bool ok = true;
+    pthread_mutex_lock(&idist__pmi_known.lock);
+    p.deadline_ns = idist__os_deadline(c->init_timeout_ms > 0 ? c->init_timeout_ms : 5000);
+    if (!idist__pmi_known.size) {
+        snprintf(text, sizeof text, "tcp:%.300s", port);
+        p.fd = idist__addr_parse(&addr, text) == IDIST_OK ? idist__sock_connect(&addr, p.deadline_ns) : -1;
+        snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
+        ok = p.fd >= 0 && idist__pmi_ask(&p, text, "cmd=initack");
+        while (ok && !strstr(p.line, "debug=")) {
+            ok = idist__pmi_hear(&p);
+            if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
+            if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
+        }
+        idist__pmi_known.fd = p.fd;
     }
-    c->world_size = size;
-    c->rank = rank;
-    return size > 0 && rank >= 0 && rank < size;
+    c->launcher = "hydra";
+    c->rank_var = "PMI_ID";
+    c->size_var = "PMI_PORT";
+    c->world_size = idist__pmi_known.size;
+    c->rank = idist__pmi_known.rank;
+    pthread_mutex_unlock(&idist__pmi_known.lock);
+    idist__env_int("MPI_LOCALRANKID", 0, 1000000, &c->local_rank);
+    idist__env_int("MPI_LOCALNRANKS", 1, 1000000, &c->local_size);
+    if (ok && c->rank >= 0 && c->rank < c->world_size) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ENV, "PMI_PORT=%s: no launcher of MPICH answers there; unset it to run alone", port);
 }
 
 // Rank 0's place: it listens already, so that nobody else can have it.
@@ -4163,38 +4180,38 @@ static idist_status idist__pmi_listen(idist__config *c, char *where, size_t cap)
     return IDIST_OK;
 }
 
-// Rank 0 tells the others where it is. Once per process: the launcher takes leave of us afterwards.
+// Rank 0 tells the others where it is.
 IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *c) {
-    static char known[320];
     char kvs[256], text[900], where[320] = "-";
     idist__pmi p;
     idist_status s = IDIST_OK;
-    bool ok;
+    bool ok = true;
     memset(&p, 0, sizeof p);
-    if (known[0]) {
-        idist__copy_text(c->where, sizeof c->where, known);
-        return IDIST_OK;
+    p.deadline_ns = c->init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(c->init_timeout_ms);
+    pthread_mutex_lock(&idist__pmi_known.lock);
+    p.fd = idist__pmi_known.fd;
+    if (!idist__pmi_known.where[0]) {
+        if (c->rank == 0 && (s = idist__pmi_listen(c, where, sizeof where)) != IDIST_OK) snprintf(where, sizeof where, "-");
+        ok = (p.fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p.fd) == IDIST_OK) &&
+             idist__pmi_ask(&p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init") &&
+             idist__pmi_ask(&p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+        snprintf(kvs, sizeof kvs, "%.*s", (int)strcspn(idist__pmi_value(&p, "kvsname="), " "),
+                 idist__pmi_value(&p, "kvsname="));
+        snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", kvs, where);
+        if (c->rank == 0) ok = ok && idist__pmi_ask(&p, text, "cmd=put_result");
+        ok = ok && idist__pmi_ask(&p, "cmd=barrier_in\n", "cmd=barrier_out");
+        snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", kvs);
+        ok = ok && idist__pmi_ask(&p, text, "cmd=get_result");
+        idist__copy_text(where, sizeof where, ok ? idist__pmi_value(&p, "value=") : "-");
+        if (ok && idist__pmi_ask(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
+            idist__copy_text(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
-    if (c->rank == 0 && (s = idist__pmi_listen(c, where, sizeof where)) != IDIST_OK) snprintf(where, sizeof where, "-");
-    ok = idist__pmi_open(&p, c) && idist__pmi_ask(&p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init") &&
-         idist__pmi_ask(&p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
-    snprintf(kvs, sizeof kvs, "%.*s", (int)strcspn(idist__pmi_value(&p, "kvsname="), " "), idist__pmi_value(&p, "kvsname="));
-    snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", kvs, where);
-    if (c->rank == 0) ok = ok && idist__pmi_ask(&p, text, "cmd=put_result");
-    ok = ok && idist__pmi_ask(&p, "cmd=barrier_in\n", "cmd=barrier_out");
-    snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", kvs);
-    ok = ok && idist__pmi_ask(&p, text, "cmd=get_result");
-    idist__copy_text(c->where, sizeof c->where, idist__pmi_value(&p, "value="));
-    ok = ok && idist__pmi_ask(&p, "cmd=finalize\n", "cmd=finalize_ack");
-    if (s != IDIST_OK) return s;
-    if (!ok)
-        return idist__fail(IDIST_ERR_TIMEOUT,
-                           "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
-                           c->init_timeout_ms);
-    if (c->where[0] == '-')
-        return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank 0 could not listen; its own message says why");
-    idist__copy_text(known, sizeof known, c->where);
-    return IDIST_OK;
+    idist__copy_text(c->where, sizeof c->where, idist__pmi_known.where);
+    pthread_mutex_unlock(&idist__pmi_known.lock);
+    if (s != IDIST_OK || c->where[0]) return s;
+    if (ok) return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank 0 could not listen; its own message says why");
+    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
+                       c->init_timeout_ms);
 }
 
 // ---- which launcher ----
@@ -4289,6 +4306,7 @@ static idist_status idist__launch_tf(idist__config *c, const char *text) {
 // Takes the first launcher that fits, or the one that IDIST_LAUNCHER names.
 static idist_status idist__launch_detect(idist__config *c) {
     const char *asked = idist__os_env("IDIST_LAUNCHER"), *tf = idist__os_env("TF_CONFIG");
+    const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
     bool match = false, known = !asked || strcmp(asked, "none") == 0;
     size_t i;
     idist_status s;
@@ -4312,6 +4330,7 @@ static idist_status idist__launch_detect(idist__config *c) {
             "pals, flux, hydra, slurm or tf_config",
             asked);
     if (asked && known) return IDIST_OK;
+    if (port && id && !IDIST__HAS_MPI) return idist__pmi_introduce(c, port, id);
     if (tf && (asked || strstr(tf, "\"cluster\""))) return idist__launch_tf(c, tf);
     if (idist__os_env("PMIX_RANK") && idist__os_env("PMIX_NAMESPACE"))
         return idist__fail(
