@@ -4267,8 +4267,8 @@ static idist_status idist__launch_numbers(idist__config *c, const idist__launche
     return IDIST_OK;
 }
 
-// TensorFlow's description of a cluster: the chief, if there is one, then the workers are ranks. No JSON parser: it counts the
-// strings of the lists that it knows.
+// TensorFlow's description of a cluster: the chief, if there is one, then the workers are ranks. No JSON parser: it counts
+// the strings of the lists that it knows.
 static int idist__tf_hosts(const char *text, const char *list, char *first) {
     const char *at = strstr(text, list);
     int n = 0;

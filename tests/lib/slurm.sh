@@ -3,9 +3,13 @@
 
 # Why it cannot run; nothing when it can.
 slurm_missing() {
-    command -v slurmctld >/dev/null && command -v slurmd >/dev/null || { echo "no Slurm: Debian package slurm-wlm" && return; }
-    command -v munged >/dev/null || { echo "no munge: Debian package munge" && return; }
-    [ "$(id -u)" = 0 ] || echo "Slurm's daemons need root"
+    if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null; then
+        echo "no Slurm: Debian package slurm-wlm"
+    elif ! command -v munged >/dev/null; then
+        echo "no munge: Debian package munge"
+    elif [ "$(id -u)" != 0 ] || ! unshare -m true 2>/dev/null; then
+        echo "Slurm's daemons need root, and a mount namespace"
+    fi
 }
 
 # Everything lies in the folder, and SLURM_CONF points there. The nodes are called n1 to n3; $PORT, $PORT+1 ... are theirs.
@@ -15,13 +19,18 @@ slurm_start() { # FOLDER
     SLURM_DIR=$dir
     SLURM_PORT=${SLURM_PORT:-$((20000 + RANDOM % 10000))}
     mkdir -p "$dir/state"
-    [ -s /etc/munge/munge.key ] || { dd if=/dev/urandom of=/etc/munge/munge.key bs=1024 count=1 2>/dev/null && chmod 400 /etc/munge/munge.key && chown munge: /etc/munge/munge.key; }
+    if ! [ -s /etc/munge/munge.key ]; then
+        head -c 1024 /dev/urandom >/etc/munge/munge.key
+        chmod 400 /etc/munge/munge.key
+        chown munge: /etc/munge/munge.key
+    fi
     if ! munge -n >/dev/null 2>&1; then
         mkdir -p /run/munge /var/log/munge /var/lib/munge
         chown munge: /run/munge /var/log/munge /var/lib/munge
         setpriv --reuid munge --regid munge --clear-groups munged --force
         SLURM_OWN_MUNGE=1
     fi
+    local ports="$((SLURM_PORT + 1))-$((SLURM_PORT + 3))"
     cat >"$dir/slurm.conf" <<CONF
 ClusterName=t
 SlurmctldHost=$host(127.0.0.1)
@@ -43,7 +52,7 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-NodeName=n[1-3] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((SLURM_PORT + 1))-$((SLURM_PORT + 3))] CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=n[1-3] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$ports] CPUs=4 RealMemory=1000 State=UNKNOWN
 PartitionName=p Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
 CONF
     export SLURM_CONF=$dir/slurm.conf
