@@ -18,7 +18,8 @@ VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/d
 HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
-TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(wildcard tests/mpi/*.sh))
+TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(wildcard tests/launch/*.sh) \
+    $(wildcard tests/mpi/*.sh))
 INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c,$(wildcard examples/*.c)))
@@ -143,10 +144,11 @@ uninstall:
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
-# of them install an mpirun. And what make bench-peers compares idist with besides.
+# of them install an mpirun. What make bench-peers compares idist with besides, and other launchers.
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv
 PEER_DEPS = libgloo-dev
-ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS)
+LAUNCH_DEPS = slurm-wlm munge python3-torch
+ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(LAUNCH_DEPS)
 PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi
 deps:
 	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \

@@ -4293,7 +4293,9 @@ static idist_status idist__join_set(idist__join *j, const char *what, int rank, 
 static idist_status idist__join_store(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
     idist_store_desc d;
-    char key[64];
+    bool torch = strncmp(cfg->where, "torch:", 6) == 0, pmi = strcmp(cfg->where, "pmi:") == 0;
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    char base[40] = "idist", key[64];
     int64_t nth = 0;
     idist_status s;
     j->store = cfg->store;
@@ -4304,6 +4306,7 @@ static idist_status idist__join_store(idist__join *j) {
                                "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there (127.0.0.1 when all "
                                "ranks are on this host)",
                                cfg->rank, cfg->world_size, cfg->rank_var ? cfg->rank_var : cfg->launcher);
+        if (pmi && (s = idist__pmi_meet(cfg)) != IDIST_OK) return s;
         memset(&d, 0, sizeof d);
         d.server = cfg->rank == 0;
         d.timeout_ms = cfg->init_timeout_ms;
@@ -4315,12 +4318,13 @@ static idist_status idist__join_store(idist__join *j) {
         if (s != IDIST_OK) return idist__fail(s, "initialize: %s", idist__me.text);
         j->own_store = true;
     }
-    snprintf(key, sizeof key, "idist/%d", cfg->rank);
+    if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0"); // the agent keeps it over restarts
+    snprintf(key, sizeof key, "%s/%d", base, cfg->rank);
     if ((s = idist_store_add(j->store, key, 1, &nth)) != IDIST_OK) return s;
-    if (j->own_store && nth != 1)
+    if (j->own_store && nth != 1 && !torch)
         return idist__fail(IDIST_ERR_RANK_TAKEN, "initialize: another process already is rank %d of this job (%s)",
                            cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
-    snprintf(j->prefix, sizeof j->prefix, "idist/%lld/", (long long)nth);
+    snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)nth);
     return IDIST_OK;
 }
 
@@ -4364,7 +4368,7 @@ static idist_status idist__join_own_ip(idist__join *j, bool one_host, char *ip, 
     a.nbytes = sizeof a.sa;
     if (env) idist__copy_text(ip, cap, env);
     else if (one_host) idist__copy_text(ip, cap, "127.0.0.1");
-    else if (strncmp(j->w->cfg.where, "tcp:", 4) == 0 &&
+    else if ((strncmp(j->w->cfg.where, "tcp:", 4) == 0 || strncmp(j->w->cfg.where, "torch:", 6) == 0) &&
              getsockname(((idist__tcp_store *)j->store->impl)->fd, (struct sockaddr *)&a.sa, &a.nbytes) == 0 &&
              a.sa.ss_family != AF_UNIX)
         idist__addr_host_text(&a, ip, cap);

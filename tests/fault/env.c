@@ -193,7 +193,7 @@ static int launch(int number, void *arg) {
     rank_check(strstr(idist_last_error(), l->size), "the text must name %s: got \"%s\"", l->size, idist_last_error());
     setenv(l->size, "1", 1);
     if (!rank_ok(0, idist_initialize(NULL))) return 1;
-    snprintf(line, sizeof line, "launcher: %s by %s\n", l->launcher, l->rank);
+    snprintf(line, sizeof line, "launcher: %s by %s and %s\n", l->launcher, l->rank, l->size);
     rank_check(strcmp(idist_launcher(), l->launcher) == 0, "launcher: got %s expected %s", idist_launcher(), l->launcher);
     rank_check(strstr(idist_show_config(), line), "show_config must say \"%s\": got %s", line, idist_show_config());
     rank_check(strstr(idist_show_config(), "world size: 1\nrank: 0\nlocal rank: 0\n"), "show_config: got %s",

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# slurm.sh - a real Slurm of three nodes on this machine: srun with uneven placement, sbatch, salloc, pmi2, pmix
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/launch.sh
+. tests/lib/launch.sh
+# shellcheck source=tests/lib/slurm.sh
+. tests/lib/slurm.sh
+reason=$(slurm_missing)
+[ -z "$reason" ] || {
+    echo "1..0 # skipped: $reason"
+    exit 0
+}
+launch_build
+trap 'slurm_stop; rm -rf "$WORK"' EXIT
+slurm_start "$WORK/slurm"
+ok $? "Slurm is there" || { tail -n 5 "$WORK"/slurm/*.log | diag && done_testing; }
+uneven=("launcher slurm, size 5, nodes 1" "rank 0: local 0 of 5, node 0" "rank 1: local 1 of 5, node 0"
+    "rank 2: local 2 of 5, node 0" "rank 3: local 3 of 5, node 0" "rank 4: local 4 of 5, node 0")
+
+ok_run 0 "srun -N1 -n2" 60 srun -N1 -n2 "$WHO"
+says "srun -N1 -n2" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+# The nodes are one host, which the table of hosts finds out.
+ok_run 0 "srun -N3 -n5" 60 srun -N3 -n5 "$WHO"
+says "srun -N3 -n5" "${uneven[@]}"
+# Told apart by IDIST_HOSTID they are three, unevenly filled.
+ok_run 0 "three hosts" 60 srun -N3 -n5 sh -c "IDIST_HOSTID=\$SLURMD_NODENAME exec '$WHO'"
+says "three hosts" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+    "rank 2: local 2 of 3, node 0" "rank 3: local 0 of 1, node 1" "rank 4: local 0 of 1, node 2"
+ok_run 0 "three hosts, cyclic" 60 srun -N3 -n5 -m cyclic sh -c "IDIST_HOSTID=\$SLURMD_NODENAME exec '$WHO'"
+says "three hosts, cyclic" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" "rank 1: local 0 of 1, node 1" \
+    "rank 2: local 0 of 1, node 2" "rank 3: local 1 of 3, node 0" "rank 4: local 2 of 3, node 0"
+for mpi in pmi2 pmix; do
+    ok_run 0 "srun --mpi=$mpi" 60 srun --mpi=$mpi -N1 -n2 "$WHO"
+    says "srun --mpi=$mpi" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+done
+trains "srun" 90 srun -N3 -n3
+
+# The body of a batch script is one process, whatever its variables say; its steps are worlds, also two at a time.
+cat >"$WORK/batch" <<END
+#!/bin/sh
+"$WHO"
+srun --overlap -N1 -n2 "$WHO" &
+srun --overlap -N1 -n2 "$WHO"
+wait
+echo over
+END
+ok_run 0 "sbatch" 60 sbatch -W -N1 -n4 -o "$WORK/batch.log" "$WORK/batch"
+cp "$WORK/batch.log" "$WORK/log"
+two=("launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0")
+sort "$WORK/log" >"$WORK/sorted"
+for line in "launcher none, size 1, nodes 1" "rank 0: local 0 of 1, node 0" "${two[@]}" "${two[@]}" over; do
+    echo "$line"
+done | sort | cmp -s - "$WORK/sorted"
+ok $? "sbatch: its body is alone, its steps are worlds" || diag <"$WORK/log"
+ok_run 0 "salloc" 60 salloc -N1 -n2 "$WHO"
+says "salloc" "launcher none, size 1, nodes 1" "rank 0: local 0 of 1, node 0"
+done_testing

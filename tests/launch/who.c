@@ -1,0 +1,49 @@
+// who: one line per rank about where a launcher put it, printed by rank 0 after all agreed on a sum
+//
+//     LAUNCHER ./who [status [rank]]
+//
+//     launcher slurm, size 5, nodes 3
+//     rank 0: local 0 of 3, node 0
+//     ...
+//
+// With a status, that rank (or all) ends with it.
+
+#include "idist.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+
+typedef struct place {
+    int32_t local, local_size, node, nodes;
+} place;
+
+int main(int argc, char **argv) {
+    int32_t sum = 1, vars = 0;
+    place own, *all;
+    for (int i = 0; environ[i]; i++) vars += (int32_t)strlen(environ[i]);
+    if (idist_initialize(NULL) != IDIST_OK) {
+        fprintf(stderr, "%s\n", idist_last_error());
+        return 1;
+    }
+    for (int i = 0; environ[i]; i++) vars -= (int32_t)strlen(environ[i]);
+    int rank = idist_get_rank(), n = idist_get_world_size();
+    own.local = idist_get_local_rank();
+    own.local_size = idist_get_nproc_per_node();
+    own.node = idist_get_node_rank();
+    own.nodes = idist_get_nnodes();
+    all = (place *)calloc((size_t)n, sizeof *all);
+    if (!all || idist_all_gather(&own, all, 4, IDIST_I32, NULL) != IDIST_OK ||
+        idist_all_reduce(&sum, &sum, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK || sum != n || vars != 0) {
+        fprintf(stderr, "rank %d: sum %d of %d, environment changed by %d: %s\n", rank, sum, n, vars, idist_last_error());
+        return 1;
+    }
+    if (rank == 0) printf("launcher %s, size %d, nodes %d\n", idist_launcher(), n, own.nodes);
+    for (int i = 0; rank == 0 && i < n; i++)
+        printf("rank %d: local %d of %d, node %d\n", i, all[i].local, all[i].local_size, all[i].node);
+    free(all);
+    if (idist_finalize() != IDIST_OK) return 1;
+    return argc > 1 && (argc < 3 || atoi(argv[2]) == rank) ? atoi(argv[1]) : 0;
+}

@@ -1,0 +1,29 @@
+# launch.sh - what the tests of the launchers share. Sourced after tap.sh.
+# shellcheck shell=bash
+
+# A program that says where each rank is; and the examples as a user builds them.
+launch_build() {
+    WHO=$WORK/who TRAIN=$WORK/train
+    ok_run 0 "the programs build" 120 cc -O1 -DIDIST_IMPLEMENTATION -I. tests/launch/who.c -o "$WHO" || done_testing
+    cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o "$TRAIN" || done_testing
+    "$TRAIN" --epochs 1 --ranks 1 --seed 7 >"$WORK/alone" 2>&1
+}
+
+# Lines that who printed, in the order given, whatever else the launcher puts around them.
+says() { # NAME LINE...
+    local name=$1 line
+    shift
+    grep -o 'launcher .*\|rank [0-9]*: local.*' "$WORK/log" >"$WORK/said"
+    for line in "$@"; do echo "$line"; done | cmp -s - "$WORK/said"
+    ok $? "$name: every rank is where it should be" && return
+    tail -n 15 "$WORK/log" | diag
+}
+
+# The network that one rank alone trains.
+trains() { # NAME SECONDS COMMAND...
+    local name=$1 seconds=$2
+    shift 2
+    ok_run 0 "$name: 05_train_digits runs" "$seconds" "$@" "$TRAIN" --epochs 1 --seed 7 || return
+    [ "$(grep -o 'accuracy.*%' "$WORK/log" | tail -n 1)" = "$(grep -o 'accuracy.*%' "$WORK/alone" | tail -n 1)" ]
+    ok $? "$name: 05_train_digits reaches the accuracy of one rank" || tail -n 5 "$WORK/log" "$WORK/alone" | diag
+}
