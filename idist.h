@@ -138,13 +138,16 @@ BACKENDS
 LAUNCHING
 
     What decides rank and size, first match wins: desc.rank and desc.world_size; IDIST_RANK, IDIST_WORLD_SIZE; RANK,
-    WORLD_SIZE (torchrun, or your own loop); HOROVOD_RANK, _SIZE; OMPI_COMM_WORLD_RANK, _SIZE; MV2_COMM_WORLD_RANK,
-    _SIZE; FLUX_TASK_RANK, FLUX_JOB_SIZE; PMI_RANK, PMI_SIZE. None: a world of 1. Half a pair, text that is no
-    number, or a rank that is not below the size is IDIST_ERR_ENV and names the variable. An empty variable counts
-    as not set.
+    WORLD_SIZE (torchrun, or your own loop); JOB_COMPLETION_INDEX, WORLD_SIZE; HOROVOD_RANK, _SIZE; OMPI_COMM_WORLD_RANK,
+    _SIZE; MV2_COMM_WORLD_RANK, _SIZE; JSM_NAMESPACE_RANK, _SIZE; PALS_RANKID, PMI_SIZE; FLUX_TASK_RANK, FLUX_JOB_SIZE;
+    PMI_RANK, PMI_SIZE; SLURM_PROCID, SLURM_STEP_NUM_TASKS, in a step of srun only; TF_CONFIG. None: a world of 1. Half a
+    pair, text that is no number, a rank that is not below the size, or RANK and WORLD_SIZE that contradict Slurm's is
+    IDIST_ERR_ENV and names the variable. An empty variable counts as not set. IDIST_LAUNCHER=slurm (or none, idist, env,
+    torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, pals, flux, hydra, tf_config) picks one.
 
     What the ranks meet at: desc.store; else desc.init_method or IDIST_INIT_METHOD:
-        env://             (the default) MASTER_ADDR and MASTER_PORT
+        env://             (the default) MASTER_ADDR and MASTER_PORT; without them a place of the job where the launcher
+                           has one: one host, the agent of torchrun, PMI-1, the first host of a step of Slurm
         tcp://host:port    the same, explicit
         file:///path       a file on a file system that all ranks share and that can lock
     When the address is a loopback one, or LOCAL_WORLD_SIZE says that all ranks are on this host, the ranks meet at a
@@ -4089,7 +4092,11 @@ static idist_status idist__slurm_compare(idist__config *c, bool *use) {
 
 // MPI would speak it in our place, if the program has it.
 #ifdef __GNUC__
-extern int MPI_Pcontrol(const int level, ...) __attribute__((weak));
+#ifdef __cplusplus
+extern "C"
+#endif
+    int
+    MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #define IDIST__HAS_MPI (MPI_Pcontrol != NULL)
 #else
 #define IDIST__HAS_MPI false
@@ -6791,7 +6798,8 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
         pthread_mutex_unlock(&world->w->lock);
         return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
     }
-    if ((s = idist__group_making("new_group", world->w, n, &g)) != IDIST_OK) return s;
+    s = idist__group_making("new_group", world->w, n, &g);
+    if (!g) return s;
     memcpy(g->ranks, ranks, sizeof(int) * (size_t)n);
     qsort(g->ranks, (size_t)n, sizeof(int), idist__compare_ints);
     s = idist__group_barrier(world->size, g->ranks, n);
@@ -6821,7 +6829,8 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     *group = NULL;
     if ((s = idist__check_blocking("split", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("split", parent, &p)) != IDIST_OK) return s;
-    if ((s = idist__group_making("split", p->w, p->size, &g)) != IDIST_OK) return s;
+    s = idist__group_making("split", p->w, p->size, &g);
+    if (!g) return s;
     all = (int *)idist__mem_alloc(&p->w->cfg.mem, sizeof(int) * 4 * (size_t)p->size);
     memset(&o, 0, sizeof o);
     o.group = p;

@@ -116,7 +116,7 @@ extern "C" {
 #endif
 #define IDIST__SLIP_BYTES 24 // of contribution in a slip, which is 56 bytes then: a cache line with what MPI adds
 #define IDIST__SLIP_RANKS 64 // groups above this never use it
-#define IDIST__NOTE_BYTES ((size_t)3584)      // with what MPI adds below 4 KiB, which all MPIs send without the receiver
+#define IDIST__NOTE_BYTES ((size_t)3584)      // less than the 4 KiB that MPIs send without the receiver
 #define IDIST__NAP_NS ((int64_t)20000)        // the first sleep of who waits; then twice as long each time, ...
 #define IDIST__NAP_MOST_NS ((int64_t)1000000) // up to this,
 #define IDIST__NAP_MOVING_NS ((int64_t)50000) // or this while data is on its way: MPI moves it inside calls only
@@ -135,8 +135,8 @@ typedef struct idist__slip {
     unsigned char data[IDIST__SLIP_BYTES];
 } idist__slip;
 
-// BUSY: this rank has other calls under way, or several threads, so nobody may block in MPI. MANY: its counts are too large for MPI.
-// IN_PLACE: its two buffers are one, which MPI wants to hear from all ranks or none.
+// BUSY: this rank has other calls under way, or several threads, so nobody may block in MPI. MANY: its counts are too large
+// for MPI. IN_PLACE: its two buffers are one, which MPI wants to hear from all ranks or none.
 enum { IDIST__SLIP_BUSY = 1, IDIST__SLIP_MANY = 2, IDIST__SLIP_IN_PLACE = 4 };
 
 // The head of a message between two ranks; nbytes of payload follow in the same message.
@@ -1641,8 +1641,9 @@ static MPI_Comm idist__mpi_base(const idist__config *c) {
 
 // A launcher of MPI started us, or the program uses MPI. A rank and size from the user or torchrun are of another world.
 static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
-    return c->backends[0] || c->mpi_comm || strstr("openmpi mvapich2 hydra", c->launcher) ||
-           (initialised && strcmp(c->launcher, "none") == 0);
+    bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
+    return c->backends[0] || c->mpi_comm || strstr("openmpi mvapich2 hydra jsrun pals", c->launcher) ||
+           (pmi && strstr("slurm flux none", c->launcher)) || (initialised && strcmp(c->launcher, "none") == 0);
 }
 
 static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, int size) {
