@@ -134,12 +134,13 @@ format:
 	clang-format -i $(FORMATTED)
 
 install:
-	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin
+	cc -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
 	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
 
 uninstall:
-	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
+	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc $(DESTDIR)$(PREFIX)/bin/idistrun
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
@@ -181,6 +182,6 @@ help:
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
-	@echo "make install    copy the headers and idist.pc to PREFIX (default /usr/local); also make uninstall"
+	@echo "make install    copy the headers, idist.pc and idistrun to PREFIX (default /usr/local); also make uninstall"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
 	@echo "make clean      remove build/"

@@ -4371,11 +4371,13 @@ static idist_status idist__launch_rank(idist__config *c, const idist_desc *d) {
     return IDIST_OK;
 }
 
-// Ranks that share a loopback address share a host, and need no TCP: the same address names a local socket.
+// Ranks that share a loopback address share a host, and need no TCP: the same address names a local socket, together with
+// the run, since a port that nobody listens at may be that of two jobs.
 static void idist__launch_where_tcp(idist__config *c, const char *host, int port) {
-    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT"), *run = idist__os_env("TORCHELASTIC_RUN_ID");
     if (c->transport != 2 && (idist__sock_host_is_loopback(host) || c->local_size == c->world_size))
-        snprintf(c->where, sizeof c->where, "unix:idist-%lu-%d-%s", (unsigned long)geteuid(), port, restart ? restart : "0");
+        snprintf(c->where, sizeof c->where, "unix:idist-%lu-%d-%s-%08x", (unsigned long)geteuid(), port,
+                 restart ? restart : "0", run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
     else snprintf(c->where, sizeof c->where, strchr(host, ':') ? "tcp:[%s]:%d" : "tcp:%s:%d", host, port);
 }
 
