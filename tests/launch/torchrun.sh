@@ -13,8 +13,6 @@ launch_build
 torchrun_with=(torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch")
 export OMP_NUM_THREADS=1
 
-ok_run 0 "standalone" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2 "$WHO"
-says "standalone" "launcher torchrun, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
 ok_run 0 "static" 60 "${torchrun_with[@]}" --nproc_per_node 3 --master_port "$(free_port)" "$WHO"
 says "static" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
