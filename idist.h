@@ -4091,16 +4091,12 @@ static idist_status idist__slurm_compare(idist__config *c, bool *use) {
 // ---- PMI-1, the text protocol of MPICH's launcher ----
 
 // MPI would speak it in our place, if the program has it.
-#ifdef __GNUC__
 #ifdef __cplusplus
-extern "C"
-#endif
-    int
-    MPI_Pcontrol(const int level, ...) __attribute__((weak));
-#define IDIST__HAS_MPI (MPI_Pcontrol != NULL)
+extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #else
-#define IDIST__HAS_MPI false
+int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #endif
+#define IDIST__HAS_MPI (MPI_Pcontrol != NULL)
 
 typedef struct idist__pmi {
     int fd;
@@ -4108,9 +4104,12 @@ typedef struct idist__pmi {
     char line[600]; // the last answer
 } idist__pmi;
 
+// A line, byte by byte: what follows is another one. What the launcher hands down is a blocking socket, so we wait first.
 static bool idist__pmi_hear(idist__pmi *p) {
     size_t n = 0;
-    while (n + 1 < sizeof p->line && idist__sock_read_all(p->fd, p->line + n, 1, p->deadline_ns) && p->line[n] != '\n') n++;
+    while (n + 1 < sizeof p->line && idist__sock_wait(p->fd, POLLIN, p->deadline_ns) &&
+           idist__sock_read_all(p->fd, p->line + n, 1, p->deadline_ns) && p->line[n] != '\n')
+        n++;
     p->line[n] = 0;
     return n > 0;
 }
@@ -4155,6 +4154,7 @@ static idist_status idist__pmi_introduce(idist__config *c, const char *port, con
             if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
             if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
         }
+        if (!ok) idist__os_close(&p.fd);
         idist__pmi_known.fd = p.fd;
     }
     c->launcher = "hydra";

@@ -873,7 +873,8 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 // In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind. They block, which some
 // MPIs do twice as fast, when no rank has said that it is BUSY with other calls: collectives then never wait for each other
 // in a circle. But who blocks hears of no failure. So nobody does before all have committed to the call, and who has does
-// not go away any more, not even at a deadline or by idist_abort, unless one fails that has not.
+// not go away any more, not even at a deadline or by idist_abort, unless one fails that has not. A rank that is called by
+// several threads says BUSY with its commitment: another one of them may make a group, and block in that, before this call.
 //------------------------------------------------------------------------------
 
 static bool idist__coll_balanced(const idist_group *g) {
@@ -1175,12 +1176,13 @@ static void idist__data_move(idist__task *t, int rank, int tag, size_t nbytes) {
 static void idist__receive_grant(idist__mpi *m, idist__task *t, int source, const idist__note *note) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__note grant;
+    int turns = 0;
     memset(&grant, 0, sizeof grant);
     grant.type = IDIST__NOTE_GRANT;
     grant.ctx = note->ctx;
     grant.id = note->id;
     do m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
-    while (m->burnt[m->next_tag / 8] >> m->next_tag % 8 & 1);
+    while (m->burnt[m->next_tag / 8] >> m->next_tag % 8 & 1 && ++turns < IDIST__TAG_RANGE);
     grant.tag = IDIST__TAG_DATA + m->next_tag;
     op->id = (uint64_t)m->next_tag;
     op->source = source;
@@ -1832,6 +1834,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     mg->seen = (idist__print *)idist__mem_alloc(mem, sizeof *mg->seen * (size_t)g->size);
     mg->slips = (idist__slip *)idist__mem_alloc(mem, sizeof *mg->slips * (size_t)g->size);
     if (!mg->rank_of || !mg->seen || !mg->slips) {
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank could not make its part of the group"); // the others have it
         idist__mpi_group_free(g);
         return IDIST_ERR_NO_MEMORY;
     }

@@ -32,6 +32,15 @@ for library in $MPI_LIBRARIES; do
     trains "$library" 60 "${MPI_RUN[@]}"
 done
 
+# A rank that never comes: the other one says so at its time-out, which its blocking connection to the launcher knows not of.
+if [ -z "$(mpi_missing mpich4)" ]; then
+    # shellcheck disable=SC2016 # for the shell of the rank
+    IDIST_INIT_TIMEOUT_MS=1000 timeout -k 5 20 mpiexec.mpich -n 2 sh -c \
+        '[ $PMI_RANK = 1 ] && sleep 4 && exit 0; "$1"; echo "status $?"; sleep 2' sh "$WHO" >"$WORK/log" 2>&1 </dev/null
+    grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" && grep -q "status 1" "$WORK/log"
+    ok $? "mpich4: a rank that never comes is noticed at the time-out" || diag <"$WORK/log"
+fi
+
 # Hydra without an inherited connection
 if [ -z "$(mpi_missing mpich4)" ]; then
     ok_run 0 "mpich4 -pmi-port" 30 mpiexec.mpich -pmi-port -n 2 "$WHO"

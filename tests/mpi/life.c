@@ -1,12 +1,13 @@
 // life: who initialises and finalizes MPI, which backend is chosen, what a program finds afterwards. One mode per run:
 //
-//     mpirun -n 3 ./life nothing | single | threads | given | again | settings | ring | wrong | idle | stuck | fails | dies
-//                        | ulfm
+//     mpirun -n 3 ./life nothing | single | threads | given | again | settings | makers | ring | wrong | idle | stuck |
+//                        fails | dies | ulfm
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
 #include "idist_mpi.h"
 
 #include <mpi.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,6 +173,33 @@ static void fails(void) {
     _exit(n_failed ? 1 : 0);
 }
 
+static void *makes_another(void *arg) {
+    idist_group *group = NULL;
+    int members[1] = {0};
+    (void)arg;
+    usleep(100000); // the other thread is in idist_new_group
+    CHECK(idist_new_group(members, 1, &group) == IDIST_ERR_STATE, "a second thread makes a group");
+    CHECK(strstr(idist_last_error(), "another thread makes a group") && !group, "the text");
+    return NULL;
+}
+
+// Two threads of a rank do not make groups at the same time; afterwards they may.
+static void makers(void) {
+    idist_group *group = NULL;
+    int members[3] = {0, 1, 2};
+    pthread_t thread;
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    if (rank == 0) CHECK(pthread_create(&thread, NULL, makes_another, NULL) == 0, "a thread");
+    else usleep(400000);
+    for (int i = 0; i < 2; i++) {
+        CHECK(idist_new_group(members, 3, &group) == IDIST_OK && idist_group_size(group) == 3, "new_group");
+        if (rank == 0 && i == 0) pthread_join(thread, NULL);
+        CHECK(idist_free_group(&group) == IDIST_OK, "free_group");
+    }
+    CHECK(idist_finalize() == IDIST_OK, "finalize");
+}
+
 // Started by the mpirun of another MPI: every process is alone, and says why.
 static void wrong(void) {
     CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "initialize");
@@ -296,6 +324,7 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "ring") == 0) open_and_close(NULL, "ring");
     else if (strcmp(mode, "wrong") == 0) wrong();
     else if (strcmp(mode, "settings") == 0) settings();
+    else if (strcmp(mode, "makers") == 0) makers();
     else if (strcmp(mode, "idle") == 0) idle();
     else if (strcmp(mode, "fails") == 0) fails();
     else if (strcmp(mode, "stuck") == 0) stuck();
