@@ -164,7 +164,8 @@ LAUNCHING
     SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The environment
     is read, never changed.
 
-    idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or use a launcher.
+    idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or take start_method "exec", or a
+    launcher.
 
 BUFFERS
 
@@ -489,9 +490,10 @@ typedef struct idist_desc {
                              // duplicated and stays yours. NULL: MPI_COMM_WORLD
     idist_allocator allocator;
     idist_logger logger;
-    int grace_ms;         // idist_spawn: time the others get after a first failure; 0: 2 s
-    bool keep_going;      // idist_spawn: leave the survivors of a failure alone
-    idist_report *report; // idist_spawn: filled when a worker failed. May be NULL.
+    int grace_ms;             // idist_spawn: time the others get after a first failure; 0: 2 s
+    bool keep_going;          // idist_spawn: leave the survivors of a failure alone
+    idist_report *report;     // idist_spawn: filled when a worker failed. May be NULL.
+    const char *start_method; // idist_spawn: "fork", or "exec" (the program is run anew); IDIST_START_METHOD
 } idist_desc;
 
 //------------------------------------------------------------------------------
@@ -725,17 +727,39 @@ IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t co
 
 // What a worker runs; its result becomes the exit code of the process, modulo 256 (0: success; others never become 0).
 typedef int (*idist_worker_fn)(int local_rank, void *arg);
+typedef struct idist_workers idist_workers;
 
 // Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn, finalizes and exits.
 // Blocks until all ended. IDIST_OK only if all returned 0; otherwise IDIST_ERR_WORKER_FAILED with the first failure
 // in desc->report and idist_last_error(). After it the others have desc->grace_ms to end by themselves, then they get
-// SIGTERM, then SIGKILL. When this process dies, they are killed. Nothing else of the calling process changes: not
-// its signal handlers, not its environment. Workers never return to the caller's code and run no atexit handlers.
+// SIGTERM, then SIGKILL. When this process (or the thread that calls) dies, they are killed. Nothing else of the calling
+// process changes: not its signal handlers, not its environment. Workers never return to the caller's code and run no
+// atexit handlers.
+//
+// desc->start_method "exec", for programs that have started threads, opened a GPU or initialised MPI: each worker is the
+// program run anew, with the same arguments. It comes through main to the same call, with arg as main makes it there, and
+// runs fn in it. Calls of idist_spawn before that one return IDIST_OK at once in a worker: they have been made.
 #define idist_spawn(fn, arg, nproc_per_node, desc) idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
+
+// The same beside the caller: returns when the workers have been started. End it with idist_spawn_wait from the same
+// thread; desc->report must live until then. *workers is NULL on failure.
+#define idist_spawn_start(fn, arg, nproc_per_node, desc, workers) \
+    idist_spawn_start_with((fn), (arg), (nproc_per_node), (desc), (workers), IDIST_BACKENDS)
+
+// *done: all have ended. Never blocks. Nobody else looks after the workers: what follows a first failure is done in here
+// and in idist_spawn_wait.
+IDIST_API idist_status idist_spawn_poll(idist_workers *workers, bool *done);
+
+// Waits until all have ended, frees `workers` and returns what idist_spawn would. After timeout_ms (< 0: none)
+// IDIST_ERR_TIMEOUT, and nothing has changed. NULL is IDIST_OK, here and above.
+IDIST_API idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms);
+
+// Sends a signal to all that still run.
+IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_number);
 
 // Ignite's Parallel: with desc->nproc_per_node set, idist_spawn; otherwise joins the world that a launcher made,
 // calls fn in this process, and finalizes. Logs what it does at info level.
-#define idist_parallel_run(desc, fn, arg) idist_parallel_run_with((desc), (fn), (arg), IDIST_BACKENDS)
+#define idist_parallel_run(desc, fn, arg) idist_parallel_run_with((desc), (fn), (arg), #fn, IDIST_BACKENDS)
 
 // A task for the two below; 0 is success.
 typedef int (*idist_task_fn)(void *arg);
@@ -828,7 +852,9 @@ IDIST_API const char *idist_available_backends_of(idist_backend_list backends);
 IDIST_API idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_backend_list backends);
 IDIST_API idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
                                         idist_backend_list backends);
-IDIST_API idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg,
+IDIST_API idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
+                                              idist_workers **workers, idist_backend_list backends);
+IDIST_API idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg, const char *name,
                                                idist_backend_list backends);
 
 #define IDIST_BACKENDS idist_backend_list_of(IDIST__ENTRY_NCCL, IDIST__ENTRY_MPI, IDIST__ENTRY_RING)
@@ -7044,13 +7070,21 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
 // uses life . used by -
 //------------------------------------------------------------------------------
 
-// What a worker leaves for its parent, in memory they share.
+// What a worker leaves for its parent.
 typedef struct idist__desk {
     int finished;  // returned from fn, and its result is in `code`
     int secondary; // failed because another rank was lost
     int code;
     char text[400]; // its last error
 } idist__desk;
+
+// The memory that workers and parent share. A worker that runs the program anew knows nothing else of its parent.
+typedef struct idist__hall {
+    int n, first_rank, listener;
+    idist__secret secret;
+    char where[sizeof((idist__config *)0)->where];
+    idist__desk desks[1]; // n of them
+} idist__hall;
 
 typedef struct idist__worker {
     pid_t pid;
@@ -7059,21 +7093,29 @@ typedef struct idist__worker {
     int wait_status;
 } idist__worker;
 
-typedef struct idist__spawn {
+struct idist_workers {
     idist__config cfg; // of worker 0
     idist_backend_list backends;
     idist_worker_fn fn;
     void *arg;
     int n, first_rank;
     idist__worker *workers;
-    idist__desk *desks;
+    struct pollfd *fds; // for n
+    idist__hall *hall;
+    size_t hall_nbytes;
+    int hall_fd; // -1: workers inherit the mapping itself
     idist__log log;
     int first_failed; // index, -1: none so far
     int running;
-} idist__spawn;
+    int64_t decide_at, next_at; // when the first failure is decided on; when the next signal goes out
+    int stage;                  // of ending the others: 0 none, 1 grace, 2 SIGTERM or SIGKILL was sent
+    int grace_ms;
+    bool keep_going;
+    idist_report *report; // the caller's, or NULL
+};
 
-static void idist__worker_run(idist__spawn *sp, int i) {
-    idist__desk *desk = &sp->desks[i];
+static void idist__worker_run(idist_workers *sp, int i) {
+    idist__desk *desk = &sp->hall->desks[i];
     idist__config *cfg = &sp->cfg;
     idist__world *w = NULL;
     idist_status s;
@@ -7106,14 +7148,105 @@ static void idist__worker_run(idist__spawn *sp, int i) {
     _exit(desk->code);
 }
 
-// One worker. It dies with this thread's process: by signal, and by looking whether the parent went before it asked
+// ---- workers that run the program anew ----
+
+// Everything such a worker is made of, prepared before the fork: after it only simple system calls are allowed, since
+// other threads may have held any lock.
+typedef struct idist__rerun {
+    char path[4096], var[64]; // var: IDIST_SPAWN=, see idist__rerun_find
+    char *args;               // of this process, one after the other
+    char **argv, **envp;
+} idist__rerun;
+
+static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
+    idist__mem_free(mem, r->args);
+    idist__mem_free(mem, r->argv);
+    idist__mem_free(mem, r->envp);
+}
+
+static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *mem) {
+    extern char **environ;
+    size_t nbytes = 0, cap = 4096, argc = 0, envc = 0, i, n;
+    ssize_t got = readlink("/proc/self/exe", r->path, sizeof r->path - 1);
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || got <= 0) return idist__fail_errno("spawn: finding out which program this is", errno);
+    r->path[got] = 0;
+    for (got = 1; got > 0; nbytes += (size_t)got) {
+        char *more = (char *)idist__mem_alloc(mem, cap *= 2);
+        if (more && r->args) memcpy(more, r->args, nbytes);
+        idist__mem_free(mem, r->args);
+        if ((r->args = more) == NULL) break;
+        do got = read(fd, r->args + nbytes, cap - nbytes - 1);
+        while (got < 0 && errno == EINTR);
+        if (got < 0) got = 0;
+    }
+    close(fd);
+    for (i = 0; r->args && i < nbytes; i++) argc += !r->args[i];
+    while (environ[envc]) envc++;
+    r->argv = (char **)idist__mem_alloc(mem, (argc + 1) * sizeof *r->argv);
+    r->envp = (char **)idist__mem_alloc(mem, (envc + 2) * sizeof *r->envp);
+    if (!r->args || !r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
+    for (i = n = 0; n < argc; i += strlen(r->args + i) + 1) r->argv[n++] = r->args + i;
+    r->envp[0] = r->var;
+    for (i = 0, n = 1; i < envc; i++)
+        if (strncmp(environ[i], "IDIST_SPAWN=", 12) != 0) r->envp[n++] = environ[i];
+    return IDIST_OK;
+}
+
+static int idist__spawn_calls; // of this process, atomic
+
+// In the child. Its descriptors of the hall and, for worker 0, of the listener go with it.
+static void idist__rerun_exec(idist_workers *sp, const idist__rerun *r, int i) {
+    fcntl(sp->hall_fd, F_SETFD, 0);
+    if (i == 0 && sp->cfg.listener >= 0) fcntl(sp->cfg.listener, F_SETFD, 0);
+    execve(r->path, r->argv, r->envp);
+    idist__copy_text(sp->hall->desks[i].text, sizeof sp->hall->desks[i].text, "the program cannot be run again");
+    _exit(127);
+}
+
+// Whether this process was made to run one call of idist_spawn, and which: "parent pid, call, worker, descriptor". It is
+// the environment of what the worker starts, too, hence the pid.
+static bool idist__rerun_find(int *call, int *worker, int *fd) {
+    const char *text = idist__os_env("IDIST_SPAWN");
+    int parent = 0;
+    return text && sscanf(text, "%d,%d,%d,%d", &parent, call, worker, fd) == 4 && parent == (int)getppid();
+}
+
+// This process is worker i of the call it has come to, and ends in here.
+static idist_status idist__rerun_worker(idist_workers *sp, int i, int fd) {
+    struct stat st;
+    idist__hall *hall = NULL;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (fstat(fd, &st) == 0 && (size_t)st.st_size == sp->hall_nbytes)
+        hall = (idist__hall *)mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (!hall || (void *)hall == MAP_FAILED || i < 0 || i >= sp->n || hall->n != sp->n)
+        return idist__fail(IDIST_ERR_STATE, "spawn: the program, run anew, asks for another number of workers");
+    close(fd);
+    sp->hall = hall;
+    sp->first_rank = hall->first_rank;
+    sp->cfg.secret = hall->secret;
+    sp->cfg.listener = i == 0 ? hall->listener : -1;
+    if (sp->cfg.listener >= 0) fcntl(sp->cfg.listener, F_SETFD, FD_CLOEXEC);
+    memcpy(sp->cfg.where, hall->where, sizeof hall->where);
+    idist__worker_run(sp, i);
+    return IDIST_OK; // not reached
+}
+
+// ---- the parent's part ----
+
+// One worker. It dies with the thread that started it: by signal, and by looking whether the parent went before it asked
 // for that.
-static idist_status idist__spawn_fork(idist__spawn *sp, int i) {
-    pid_t parent = getpid(), pid = fork();
+static idist_status idist__spawn_fork(idist_workers *sp, idist__rerun *rerun, int i) {
+    pid_t parent = getpid(), pid;
+    if (rerun)
+        snprintf(rerun->var, sizeof rerun->var, "IDIST_SPAWN=%d,%d,%d,%d", (int)parent,
+                 __atomic_load_n(&idist__spawn_calls, __ATOMIC_RELAXED), i, sp->hall_fd);
+    pid = fork();
     if (pid < 0) return idist__fail_errno("fork", errno);
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
+        if (rerun) idist__rerun_exec(sp, rerun, i);
         idist__worker_run(sp, i);
     }
     sp->workers[i].pid = pid;
@@ -7121,25 +7254,26 @@ static idist_status idist__spawn_fork(idist__spawn *sp, int i) {
     return IDIST_OK;
 }
 
-static bool idist__worker_failed(const idist__spawn *sp, int i) {
+static bool idist__worker_failed(const idist_workers *sp, int i) {
     const idist__worker *k = &sp->workers[i];
     return k->ended && !(WIFEXITED(k->wait_status) && WEXITSTATUS(k->wait_status) == 0 &&
-                         __atomic_load_n(&sp->desks[i].finished, __ATOMIC_ACQUIRE));
+                         __atomic_load_n(&sp->hall->desks[i].finished, __ATOMIC_ACQUIRE));
 }
 
 // Collects the workers that ended. Returns whether one did.
-static bool idist__spawn_reap(idist__spawn *sp) {
+static bool idist__spawn_reap(idist_workers *sp) {
     bool any = false;
     int i;
     for (i = 0; i < sp->n; i++) {
         idist__worker *k = &sp->workers[i];
+        idist__desk *desk = &sp->hall->desks[i];
         pid_t rc;
         if (k->ended || k->pid <= 0) continue;
         do rc = waitpid(k->pid, &k->wait_status, WNOHANG);
         while (rc < 0 && errno == EINTR);
         if (rc == 0) continue;
         if (rc < 0) k->wait_status = 0x7f00; // the program reaped it behind our back; its desk tells whether it was through
-        if (rc < 0 && __atomic_load_n(&sp->desks[i].finished, __ATOMIC_ACQUIRE)) k->wait_status = sp->desks[i].code << 8;
+        if (rc < 0 && __atomic_load_n(&desk->finished, __ATOMIC_ACQUIRE)) k->wait_status = desk->code << 8;
         k->ended = any = true;
         sp->running--;
         idist__os_close(&k->pidfd);
@@ -7149,77 +7283,62 @@ static bool idist__spawn_reap(idist__spawn *sp) {
 
 // The first failure is the first that did not follow from another: a rank that ends because its peer was killed may
 // well be reaped before that peer. While only such are known the decision waits a little.
-static void idist__spawn_judge(idist__spawn *sp, int64_t *decide_at) {
+static void idist__spawn_judge(idist_workers *sp) {
     int i, secondary = -1;
     for (i = 0; i < sp->n && sp->first_failed < 0; i++) {
         if (!idist__worker_failed(sp, i)) continue;
-        if (!__atomic_load_n(&sp->desks[i].secondary, __ATOMIC_ACQUIRE)) sp->first_failed = i;
+        if (!__atomic_load_n(&sp->hall->desks[i].secondary, __ATOMIC_ACQUIRE)) sp->first_failed = i;
         else if (secondary < 0) secondary = i;
     }
     if (sp->first_failed >= 0 || secondary < 0) return;
-    if (*decide_at == IDIST__FOREVER) *decide_at = idist__os_deadline(500);
-    if (!sp->running || idist__os_ms_until(*decide_at) == 0) sp->first_failed = secondary;
+    if (sp->decide_at == IDIST__FOREVER) sp->decide_at = idist__os_deadline(500);
+    if (!sp->running || idist__os_ms_until(sp->decide_at) == 0) sp->first_failed = secondary;
 }
 
-static void idist__spawn_signal(idist__spawn *sp, int sig) {
+static void idist__spawn_signal(idist_workers *sp, int sig) {
     int i;
     for (i = 0; i < sp->n; i++)
-        if (!sp->workers[i].ended && sp->workers[i].pid > 0) {
-            kill(sp->workers[i].pid, sig);
-        }
+        if (!sp->workers[i].ended && sp->workers[i].pid > 0) kill(sp->workers[i].pid, sig);
 }
 
-static void idist__spawn_sleep(idist__spawn *sp, struct pollfd *fds, int64_t until_ns) {
+static void idist__spawn_sleep(idist_workers *sp, int64_t until_ns) {
     int i, n = 0, ms = idist__os_ms_until(until_ns);
     bool blind = false;
     for (i = 0; i < sp->n; i++) {
         if (sp->workers[i].ended) continue;
         if (sp->workers[i].pidfd < 0) blind = true;
-        fds[n].fd = sp->workers[i].pidfd;
-        fds[n++].events = POLLIN;
+        sp->fds[n].fd = sp->workers[i].pidfd;
+        sp->fds[n++].events = POLLIN;
     }
     if (blind && (ms < 0 || ms > 5)) ms = 5; // no pidfd: look often
-    poll(fds, (nfds_t)n, ms);
+    poll(sp->fds, (nfds_t)n, ms);
 }
 
-// Waits for all. After a first failure: grace, SIGTERM, 400 ms, SIGKILL.
-static idist_status idist__spawn_watch(idist__spawn *sp, int grace_ms, bool keep_going) {
-    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&sp->cfg.mem, sizeof *fds * (size_t)sp->n);
-    int64_t decide_at = IDIST__FOREVER, next = IDIST__FOREVER;
-    int stage = 0;
-    if (!fds) idist__spawn_signal(sp, SIGKILL); // then reap blindly, a few lines below
-    while (sp->running) {
-        bool any = idist__spawn_reap(sp);
-        if (any || decide_at != IDIST__FOREVER) idist__spawn_judge(sp, &decide_at);
-        if (!sp->running) break;
-        if (stage == 0 && sp->first_failed >= 0 && !keep_going) {
-            stage = 1;
-            next = idist__os_deadline(grace_ms);
-        } else if (stage >= 1 && idist__os_ms_until(next) == 0) {
-            idist__log_print(&sp->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", sp->running,
-                             stage == 1 ? "SIGTERM" : "SIGKILL");
-            idist__spawn_signal(sp, stage == 1 ? SIGTERM : SIGKILL);
-            if (stage == 1) idist__spawn_signal(sp, SIGCONT); // a stopped one must hear it
-            next = idist__os_deadline(stage == 1 ? 400 : 1000);
-            stage = 2;
-        }
-        if (any) continue;
-        if (fds) idist__spawn_sleep(sp, fds, sp->first_failed < 0 && decide_at < next ? decide_at : next);
-        else idist__os_pause_ms(1);
+// Looks after the workers, once. After a first failure: grace, SIGTERM, 400 ms, SIGKILL.
+static void idist__spawn_turn(idist_workers *sp) {
+    if (idist__spawn_reap(sp) || sp->decide_at != IDIST__FOREVER) idist__spawn_judge(sp);
+    if (!sp->running) return;
+    if (sp->stage == 0 && sp->first_failed >= 0 && !sp->keep_going) {
+        sp->stage = 1;
+        sp->next_at = idist__os_deadline(sp->grace_ms);
+    } else if (sp->stage >= 1 && idist__os_ms_until(sp->next_at) == 0) {
+        idist__log_print(&sp->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", sp->running,
+                         sp->stage == 1 ? "SIGTERM" : "SIGKILL");
+        idist__spawn_signal(sp, sp->stage == 1 ? SIGTERM : SIGKILL);
+        if (sp->stage == 1) idist__spawn_signal(sp, SIGCONT); // a stopped one must hear it
+        sp->next_at = idist__os_deadline(sp->stage == 1 ? 400 : 1000);
+        sp->stage = 2;
     }
-    idist__spawn_judge(sp, &decide_at);
-    idist__mem_free(&sp->cfg.mem, fds);
-    return fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-static idist_status idist__spawn_report(idist__spawn *sp, idist_report *out) {
+static idist_status idist__spawn_report(idist_workers *sp) {
     idist_report r;
     const idist__desk *desk;
     int ws;
     memset(&r, 0, sizeof r);
     r.rank = -1;
     if (sp->first_failed >= 0) {
-        desk = &sp->desks[sp->first_failed];
+        desk = &sp->hall->desks[sp->first_failed];
         ws = sp->workers[sp->first_failed].wait_status;
         r.rank = sp->first_rank + sp->first_failed;
         r.exit_code = WIFEXITED(ws) ? WEXITSTATUS(ws) : -1;
@@ -7232,13 +7351,13 @@ static idist_status idist__spawn_report(idist__spawn *sp, idist_report *out) {
         else snprintf(r.text, sizeof r.text, "rank %d ended with code %d", r.rank, r.exit_code);
         if (desk->text[0] && !r.signal) idist__append(r.text, sizeof r.text, ": %s", desk->text);
     }
-    if (out) *out = r;
+    if (sp->report) *sp->report = r;
     return r.rank < 0 ? IDIST_OK : idist__fail(IDIST_ERR_WORKER_FAILED, "%s", r.text);
 }
 
 // Where the workers meet: a socket without a file, which listens before the first of them runs; their secret is in
 // their memory.
-static idist_status idist__spawn_meet(idist__spawn *sp) {
+static idist_status idist__spawn_meet(idist_workers *sp) {
     idist__addr addr;
     uint64_t id[2];
     idist_status s;
@@ -7253,7 +7372,7 @@ static idist_status idist__spawn_meet(idist__spawn *sp) {
     return idist__sock_listen(&addr, sp->cfg.where, &sp->cfg.listener);
 }
 
-static idist_status idist__spawn_config(idist__spawn *sp, const idist_desc *d) {
+static idist_status idist__spawn_config(idist_workers *sp, const idist_desc *d) {
     idist_desc alone = *d;
     idist_status s;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;
@@ -7264,66 +7383,147 @@ static idist_status idist__spawn_config(idist__spawn *sp, const idist_desc *d) {
     sp->first_rank = alone.rank;
     sp->cfg.launcher = "spawn";
     sp->cfg.world_size = nnodes * sp->n;
-    if (nnodes > 1 || sp->n == 1) return IDIST_OK;
-    sp->cfg.local_size = sp->n;
-    return idist__spawn_meet(sp);
+    if (nnodes == 1) sp->cfg.local_size = sp->n;
+    return IDIST_OK;
 }
 
-// Runs everything that was set up; whatever happens no worker is left when it returns.
-static idist_status idist__spawn_run(idist__spawn *sp, const idist_desc *d) {
-    idist_status s = IDIST_OK, watched;
-    int i;
-    fflush(NULL); // or the workers print again what waits in the buffers
-    for (i = 0; i < sp->n && s == IDIST_OK; i++) s = idist__spawn_fork(sp, i);
+static void idist__spawn_free(idist_workers *sp) {
+    idist_allocator mem = sp->cfg.mem;
     idist__os_close(&sp->cfg.listener);
-    for (i = 0; i < sp->n; i++)
-        if (sp->workers[i].pid > 0) sp->workers[i].pidfd = (int)syscall(434 /* pidfd_open */, sp->workers[i].pid, 0);
-    if (s != IDIST_OK) idist__spawn_signal(sp, SIGKILL);
-    watched = idist__spawn_watch(sp, d->grace_ms > 0 ? d->grace_ms : 2000, d->keep_going);
-    if (s != IDIST_OK) return s;
-    return watched != IDIST_OK ? watched : idist__spawn_report(sp, d->report);
+    idist__os_close(&sp->hall_fd);
+    if (sp->hall) munmap(sp->hall, sp->hall_nbytes);
+    idist__mem_free(&mem, sp->workers);
+    idist__mem_free(&mem, sp->fds);
+    memset(&sp->cfg.secret, 0, sizeof sp->cfg.secret);
+    idist__mem_free(&mem, sp);
 }
 
-idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
-                              idist_backend_list backends) {
-    idist__spawn sp;
+// The hall, the tables, the place to meet.
+static idist_status idist__spawn_prepare(idist_workers *sp, bool anew) {
+    idist_status s;
+    void *hall;
+    int i;
+    if (sp->cfg.world_size == sp->n && sp->n > 1 && (s = idist__spawn_meet(sp)) != IDIST_OK) return s;
+    if (anew && (sp->hall_fd = idist__os_memfd(sp->hall_nbytes)) < 0) return idist__fail_errno("memfd_create", errno);
+    hall = mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (anew ? 0 : MAP_ANONYMOUS), sp->hall_fd, 0);
+    sp->hall = hall == MAP_FAILED ? NULL : (idist__hall *)hall;
+    sp->workers = (idist__worker *)idist__mem_alloc(&sp->cfg.mem, sizeof *sp->workers * (size_t)sp->n);
+    sp->fds = (struct pollfd *)idist__mem_alloc(&sp->cfg.mem, sizeof *sp->fds * (size_t)sp->n);
+    if (!sp->hall || !sp->workers || !sp->fds)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
+    for (i = 0; i < sp->n; i++) sp->workers[i].pidfd = -1;
+    sp->hall->n = sp->n;
+    sp->hall->first_rank = sp->first_rank;
+    sp->hall->listener = sp->cfg.listener;
+    sp->hall->secret = sp->cfg.secret;
+    memcpy(sp->hall->where, sp->cfg.where, sizeof sp->hall->where);
+    return IDIST_OK;
+}
+
+// Starts them all, or none.
+static idist_status idist__spawn_begin(idist_workers *sp, bool anew) {
+    idist__rerun rerun;
+    idist_status s = idist__spawn_prepare(sp, anew);
+    int i;
+    memset(&rerun, 0, sizeof rerun);
+    if (s == IDIST_OK && anew) s = idist__rerun_make(&rerun, &sp->cfg.mem);
+    fflush(NULL); // or the workers print again what waits in the buffers
+    for (i = 0; i < sp->n && s == IDIST_OK; i++) s = idist__spawn_fork(sp, anew ? &rerun : NULL, i);
+    idist__rerun_free(&rerun, &sp->cfg.mem);
+    idist__os_close(&sp->cfg.listener);
+    idist__os_close(&sp->hall_fd);
+    for (i = 0; sp->running && i < sp->n; i++)
+        if (sp->workers[i].pid > 0) sp->workers[i].pidfd = (int)syscall(434 /* pidfd_open */, sp->workers[i].pid, 0);
+    if (s == IDIST_OK) return IDIST_OK;
+    if (sp->running) idist__spawn_signal(sp, SIGKILL);
+    for (; sp->running; idist__os_pause_ms(1)) idist__spawn_reap(sp);
+    return s;
+}
+
+idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
+                                    idist_workers **workers, idist_backend_list backends) {
+    static const char *const methods[] = {"fork", "exec"};
+    int count = __atomic_add_fetch(&idist__spawn_calls, 1, __ATOMIC_RELAXED), call = 0, worker = 0, fd = -1, anew = 0;
+    bool rerun = idist__rerun_find(&call, &worker, &fd);
+    idist_workers own, *sp;
     idist_desc d;
     idist_status s;
-    size_t nbytes;
-    int i;
-    memset(&sp, 0, sizeof sp);
+    memset(&own, 0, sizeof own);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    if (workers) *workers = NULL;
     if (d.report) {
         memset(d.report, 0, sizeof *d.report);
         d.report->rank = -1;
     }
-    if (!fn) return idist__fail(IDIST_ERR_ARG, "spawn: fn is NULL");
+    if (!fn || !workers) return idist__fail(IDIST_ERR_ARG, "spawn: %s is NULL", fn ? "workers" : "fn");
     if (d.nnodes < 0 || d.nnodes > 65536 || d.node_rank < 0 || (d.node_rank && d.node_rank >= d.nnodes))
         return idist__fail(IDIST_ERR_ARG, "spawn: node_rank %d of nnodes %d", d.node_rank, d.nnodes);
     if (nproc_per_node < 0 || nproc_per_node > 4096)
         return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive, but is %d", nproc_per_node);
-    sp.n = nproc_per_node ? nproc_per_node : idist__os_ncores();
-    sp.fn = fn;
-    sp.arg = arg;
-    sp.backends = backends;
-    sp.first_failed = -1;
-    if ((s = idist__log_init(&sp.log, &d.logger)) != IDIST_OK) return s;
-    if ((s = idist__spawn_config(&sp, &d)) != IDIST_OK) return s;
-    nbytes = sizeof *sp.desks * (size_t)sp.n;
-    sp.desks = (idist__desk *)mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    sp.workers = (idist__worker *)idist__mem_alloc(&sp.cfg.mem, sizeof *sp.workers * (size_t)sp.n);
-    if ((void *)sp.desks == MAP_FAILED || !sp.workers) {
-        s = idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
-    } else {
-        for (i = 0; i < sp.n; i++) sp.workers[i].pidfd = -1;
-        s = idist__spawn_run(&sp, &d);
-    }
-    idist__os_close(&sp.cfg.listener);
-    if ((void *)sp.desks != MAP_FAILED) munmap(sp.desks, nbytes);
-    idist__mem_free(&sp.cfg.mem, sp.workers);
-    memset(&sp.cfg.secret, 0, sizeof sp.cfg.secret);
+    if ((s = idist__launch_choice(d.start_method, "IDIST_START_METHOD", methods, 2, &anew)) != IDIST_OK) return s;
+    if (rerun && count < call) return IDIST_OK; // the parent has been through this one
+    own.n = nproc_per_node ? nproc_per_node : idist__os_ncores();
+    own.fn = fn;
+    own.arg = arg;
+    own.backends = backends;
+    own.first_failed = own.hall_fd = -1;
+    own.decide_at = own.next_at = IDIST__FOREVER;
+    own.grace_ms = d.grace_ms > 0 ? d.grace_ms : 2000;
+    own.keep_going = d.keep_going;
+    own.report = d.report;
+    own.hall_nbytes = offsetof(idist__hall, desks) + sizeof(idist__desk) * (size_t)own.n;
+    if ((s = idist__log_init(&own.log, &d.logger)) != IDIST_OK) return s;
+    if ((s = idist__spawn_config(&own, &d)) != IDIST_OK) return s;
+    sp = (idist_workers *)idist__mem_alloc(&own.cfg.mem, sizeof *sp);
+    if (!sp) return IDIST_ERR_NO_MEMORY;
+    *sp = own;
+    s = rerun && count == call ? idist__rerun_worker(sp, worker, fd) : idist__spawn_begin(sp, anew == 1);
+    if (s == IDIST_OK) *workers = sp;
+    else idist__spawn_free(sp);
     return s;
+}
+
+idist_status idist_spawn_poll(idist_workers *workers, bool *done) {
+    if (!done) return idist__fail(IDIST_ERR_ARG, "spawn_poll: done is NULL");
+    *done = true;
+    if (!workers) return IDIST_OK;
+    idist__spawn_turn(workers);
+    *done = !workers->running;
+    return IDIST_OK;
+}
+
+idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms) {
+    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(timeout_ms);
+    idist_status s;
+    if (!workers) return IDIST_OK;
+    for (;;) {
+        int64_t until_ns;
+        idist__spawn_turn(workers);
+        if (!workers->running) break;
+        if (idist__os_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "spawn_wait: %d workers still run", workers->running);
+        until_ns = workers->next_at < deadline_ns ? workers->next_at : deadline_ns;
+        if (workers->first_failed < 0 && workers->decide_at < until_ns) until_ns = workers->decide_at;
+        idist__spawn_sleep(workers, until_ns);
+    }
+    s = idist__spawn_report(workers);
+    idist__spawn_free(workers);
+    return s;
+}
+
+idist_status idist_spawn_kill(idist_workers *workers, int signal_number) {
+    if (signal_number < 0 || signal_number > 64)
+        return idist__fail(IDIST_ERR_ARG, "spawn_kill: there is no signal %d", signal_number);
+    if (workers) idist__spawn_signal(workers, signal_number);
+    return IDIST_OK;
+}
+
+idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
+                              idist_backend_list backends) {
+    idist_workers *workers;
+    idist_status s = idist_spawn_start_with(fn, arg, nproc_per_node, desc, &workers, backends);
+    return s == IDIST_OK ? idist_spawn_wait(workers, -1) : s;
 }
 
 // The checks of Ignite's Parallel, in its order and close to its words.
@@ -7344,38 +7544,50 @@ static idist_status idist__parallel_check(const idist_desc *d) {
     return IDIST_OK;
 }
 
-idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg, idist_backend_list backends) {
+// Joins the world that a launcher made, and runs fn in this process.
+static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn, void *arg, const char *name,
+                                         const idist__log *log, idist_backend_list backends) {
+    idist_status s;
+    char backend[32];
+    bool speaks;
+    int code;
+    if (d->nnodes || d->node_rank)
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "parallel_run: nnodes and node_rank are ignored without nproc_per_node: the launcher decides");
+    if ((s = idist_initialize_with(d, backends)) != IDIST_OK) return s;
+    speaks = idist_get_rank() == 0;
+    idist__copy_text(backend, sizeof backend, idist_backend());
+    if (speaks) idist__log_print(log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'", backend);
+    if (speaks) idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name, idist_get_world_size());
+    code = fn(idist_get_local_rank(), arg);
+    if (speaks) idist__log_print(log, IDIST_LOG_INFO, "End of run");
+    if (code && idist__world_default()) idist__world_close(idist__world_default(), true);
+    else if (idist_is_initialized()) s = idist_finalize();
+    if (speaks) idist__log_print(log, IDIST_LOG_INFO, "Finalized processing group with backend: '%s'", backend);
+    if (code)
+        return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code, idist__me.text[0] ? ": " : "",
+                           idist__me.text);
+    return s;
+}
+
+idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg, const char *name,
+                                     idist_backend_list backends) {
     idist__log log;
     idist_desc d;
     idist_status s;
-    int code;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "parallel_run: fn is NULL");
     if ((s = idist__log_init(&log, &d.logger)) != IDIST_OK) return s;
     if ((s = idist__parallel_check(&d)) != IDIST_OK) return s;
-    if (d.nproc_per_node) {
-        idist__log_print(
-            &log, IDIST_LOG_INFO,
-            "Initialized distributed launcher; parameters to spawn processes: nproc_per_node: %d, nnodes: %d, node_rank: %d",
-            d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
-        s = idist_spawn_with(fn, arg, d.nproc_per_node, &d, backends);
-        idist__log_print(&log, IDIST_LOG_INFO, "End of run");
-        return s;
-    }
-    if (d.nnodes || d.node_rank)
-        idist__log_print(&log, IDIST_LOG_WARN,
-                         "parallel_run: nnodes and node_rank are ignored without nproc_per_node: the launcher decides");
-    if ((s = idist_initialize_with(&d, backends)) != IDIST_OK) return s;
-    idist__log_print(&log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'; run in %d processes",
-                     idist_backend(), idist_get_world_size());
-    code = fn(idist_get_local_rank(), arg);
-    if (code && idist__world_default()) idist__world_close(idist__world_default(), true);
-    else if (idist_is_initialized()) s = idist_finalize();
-    idist__log_print(&log, IDIST_LOG_INFO, "End of run; finalized processing group");
-    if (code)
-        return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code, idist__me.text[0] ? ": " : "",
-                           idist__me.text);
+    if (!d.nproc_per_node) return idist__parallel_join(&d, fn, arg, name, &log, backends);
+    idist__log_print(&log, IDIST_LOG_INFO, "Initialized distributed launcher with backend: '%s'",
+                     d.backend ? d.backend : "auto");
+    idist__log_print(&log, IDIST_LOG_INFO, "- Parameters to spawn processes: nproc_per_node: %d, nnodes: %d, node_rank: %d",
+                     d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
+    idist__log_print(&log, IDIST_LOG_INFO, "Spawn function '%s' in %d processes", name, d.nproc_per_node);
+    s = idist_spawn_with(fn, arg, d.nproc_per_node, &d, backends);
+    idist__log_print(&log, IDIST_LOG_INFO, "End of run");
     return s;
 }
 

@@ -388,6 +388,73 @@ static int node(int number, void *arg) {
     return rank_ok(-1, idist_parallel_run(&d, node_worker, s)) ? 0 : 1;
 }
 
+static int waits_for_go(int local_rank, void *arg) {
+    board *b = (board *)arg;
+    sign_in(b, local_rank);
+    while (!__atomic_load_n(&b->go, __ATOMIC_ACQUIRE)) tap_sleep_ms(5);
+    return 0;
+}
+
+static int waits_for_ever_but_1(int local_rank, void *arg) {
+    board *b = (board *)arg;
+    if (local_rank == 1) {
+        meet(b, 1);
+        return 6;
+    }
+    return waits_for_go(local_rank, arg);
+}
+
+// The caller goes on beside the workers.
+static void beside_the_caller(void) {
+    board *b = make_board();
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    idist_workers *w = NULL;
+    bool done = true;
+    int64_t start;
+    ranks_reset();
+    tap_running("spawn_start, poll, wait, kill");
+    rank_ok(-1, idist_spawn_start(waits_for_go, b, 3, &d, &w));
+    meet(b, 3);
+    rank_ok(-1, idist_spawn_poll(w, &done));
+    rank_check(!done, "they still run");
+    start = tap_now_ms();
+    rank_is(-1, idist_spawn_wait(w, 150), IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start >= 150, "waited %d ms only", (int)(tap_now_ms() - start));
+    rank_ok(-1, idist_spawn_kill(w, 0));
+    rank_is(-1, idist_spawn_kill(w, 1000), IDIST_ERR_ARG);
+    __atomic_store_n(&b->go, 1, __ATOMIC_RELEASE);
+    for (start = tap_now_ms(); !done && tap_now_ms() - start < 5000 * test_slow_factor(); tap_sleep_ms(1))
+        rank_ok(-1, idist_spawn_poll(w, &done));
+    rank_check(done, "they have ended");
+    rank_ok(-1, idist_spawn_wait(w, -1));
+    check_gone(b, 3);
+
+    memset(b, 0, sizeof *b);
+    rank_ok(-1, idist_spawn_start(waits_for_go, b, 2, &d, &w));
+    meet(b, 2);
+    rank_ok(-1, idist_spawn_kill(w, SIGTERM));
+    rank_is(-1, idist_spawn_wait(w, 5000 * test_slow_factor()), IDIST_ERR_WORKER_FAILED);
+    rank_check(report.signal == SIGTERM, "signal %d", report.signal);
+    check_gone(b, 2);
+
+    // one fails, and poll alone ends the others
+    memset(b, 0, sizeof *b);
+    rank_ok(-1, idist_spawn_start(waits_for_ever_but_1, b, 3, &d, &w));
+    for (start = tap_now_ms(), done = false; !done && tap_now_ms() - start < 5000 * test_slow_factor(); tap_sleep_ms(5))
+        rank_ok(-1, idist_spawn_poll(w, &done));
+    rank_check(done, "polling ends those that are left");
+    rank_is(-1, idist_spawn_wait(w, 0), IDIST_ERR_WORKER_FAILED);
+    rank_check(report.rank == 1 && report.exit_code == 6, "rank %d, code %d", report.rank, report.exit_code);
+    check_gone(b, 3);
+
+    rank_ok(-1, idist_spawn_wait(NULL, 0));
+    rank_ok(-1, idist_spawn_kill(NULL, SIGTERM));
+    rank_is(-1, idist_spawn_start(waits_for_go, b, 2, &d, NULL), IDIST_ERR_ARG);
+    ranks_report("workers beside the caller: poll, wait with a time-out, kill");
+    munmap(b, sizeof *b);
+}
+
 static int rank_1_fails(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;
@@ -663,6 +730,7 @@ int main(void) {
     tap_deadline(90);
     (void)ranks__log();
     all_well();
+    beside_the_caller();
     failures(&random_state);
     grace();
     stopped();

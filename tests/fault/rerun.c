@@ -1,0 +1,145 @@
+// rerun: workers that are the program run anew (start_method "exec"), from a program with threads
+#include "idist.h"
+
+#include "ranks.h"
+
+// A worker runs this file's main, up to its call; what main would print or start on the way is not for a worker.
+static bool in_worker;
+static char first_argument[100];
+static int go_on = 1; // atomic; of the thread that holds malloc's locks most of the time
+
+static void *busy(void *arg) {
+    (void)arg;
+    while (__atomic_load_n(&go_on, __ATOMIC_ACQUIRE)) free(malloc(100 + (size_t)getpid() % 7));
+    return NULL;
+}
+
+static idist_desc exec_desc(idist_report *report) {
+    idist_desc d;
+    memset(&d, 0, sizeof d);
+    memset(report, 0, sizeof *report);
+    d.start_method = "exec";
+    d.timeout_ms = d.init_timeout_ms = 10000 * test_slow_factor();
+    d.report = report;
+    d.grace_ms = 300;
+    return d;
+}
+
+static int n_children(void) {
+    char path[64], line[4096];
+    int n = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    FILE *f = fopen(path, "r");
+    if (!f) return -1;
+    if (fgets(line, sizeof line, f))
+        for (const char *at = line; (at = strchr(at, ' ')) != NULL; at++) n++;
+    fclose(f);
+    return n;
+}
+
+static int n_descriptors(void) {
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++) n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+static int forked(int local_rank, void *arg) {
+    (void)local_rank;
+    return in_worker || arg ? 9 : 0; // must never run in a worker of another call
+}
+
+typedef struct told {
+    int number;
+    int way;
+} told;
+
+enum { SUMS, RETURNS_5, IS_KILLED, STARTS_MORE };
+
+static int works(int local_rank, void *arg) {
+    const told *t = (const told *)arg;
+    int32_t x = t->number, y = 0;
+    if (!in_worker || strcmp(first_argument, "an argument, with a space") != 0) return 20;
+    if (idist_get_local_rank() != local_rank || strcmp(idist_launcher(), "spawn") != 0) return 21;
+    if (idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK) return 22;
+    if (y != t->number * idist_get_world_size()) return 23;
+    if (t->way == RETURNS_5 && local_rank == 1) return 5;
+    if (t->way == IS_KILLED && local_rank == 1) kill(getpid(), SIGKILL);
+    if (t->way == STARTS_MORE) { // the variable of this worker is in their environment, and not meant for them
+        char command[600];
+        snprintf(command, sizeof command, "exec '/proc/%d/exe' inner >/dev/null", (int)getpid());
+        return system(command) == 0 ? 0 : 24;
+    }
+    return idist_barrier(NULL) == IDIST_OK ? 0 : 25;
+}
+
+// One call of idist_spawn with "exec". The parent judges; a worker ends in it, or goes on to a later one.
+static void run(int n, int way, int rank, int exit_code, int signal_number, const char *name) {
+    idist_report report;
+    idist_desc d = exec_desc(&report);
+    told t = {40 + way, way};
+    int before = n_descriptors();
+    tap_running("%s", name);
+    idist_status s = idist_spawn(works, &t, n, &d);
+    tap_ok(s == (rank < 0 ? IDIST_OK : IDIST_ERR_WORKER_FAILED) && report.rank == rank && report.exit_code == exit_code &&
+               report.signal == signal_number,
+           "%s: %s, rank %d, code %d, signal %d: %s", name, idist_status_name(s), report.rank, report.exit_code,
+           report.signal, report.text);
+    tap_is(n_descriptors(), before, "%s: open descriptors", name);
+}
+
+// A call inside of a process that a worker started: a world of its own.
+static int inner(void) {
+    idist_report report;
+    idist_desc d = exec_desc(&report);
+    d.start_method = NULL;
+    return idist_spawn(forked, NULL, 2, &d) == IDIST_OK ? 0 : 1;
+}
+
+int main(int argc, char **argv) {
+    pthread_t thread;
+    idist_report report;
+    idist_workers *workers;
+    char *again[3];
+    if (argc > 1 && strcmp(argv[1], "inner") == 0) return inner();
+    in_worker = getenv("IDIST_SPAWN") != NULL && argc > 1;
+    if (argc == 1) { // the workers are to have arguments
+        again[0] = argv[0];
+        again[1] = (char *)(uintptr_t) "an argument, with a space";
+        again[2] = NULL;
+        execv("/proc/self/exe", again);
+        return 1;
+    }
+    snprintf(first_argument, sizeof first_argument, "%s", argv[1]);
+    if (in_worker && !freopen("/dev/null", "w", stdout)) return 1;
+    if (!in_worker) tap_deadline(60);
+    TAP_REQUIRE(pthread_create(&thread, NULL, busy, NULL) == 0);
+
+    idist_desc d = exec_desc(&report);
+    d.start_method = NULL;
+    tap_is(idist_spawn(forked, in_worker ? &thread : NULL, 2, &d), IDIST_OK, "a call before: forked");
+    run(3, SUMS, -1, 0, 0, "three workers run the program anew");
+    run(1, SUMS, -1, 0, 0, "one worker");
+    run(3, RETURNS_5, 1, 5, 0, "rank 1 returns 5");
+    run(3, IS_KILLED, 1, -1, SIGKILL, "rank 1 is killed");
+    run(2, STARTS_MORE, -1, 0, 0, "workers start programs that spawn");
+
+    // Run anew, the program asks for another number of workers.
+    d = exec_desc(&report);
+    told t = {7, SUMS};
+    idist_status s = idist_spawn(works, &t, in_worker ? 3 : 2, &d);
+    if (in_worker && s != IDIST_OK) return s == IDIST_ERR_STATE ? 33 : 34;
+    tap_ok(s == IDIST_ERR_WORKER_FAILED && report.exit_code == 33, "another number of workers: %s", report.text);
+
+    d = exec_desc(&report);
+    if (in_worker) return 0;
+    tap_is(idist_spawn_start(works, &t, 2, &d, &workers), IDIST_OK, "beside the caller");
+    tap_is(idist_spawn_wait(workers, 20000), IDIST_ERR_WORKER_FAILED, "a worker that never comes to its call");
+    tap_like(report.text, "exited with code 0 before its function returned", "and what is said of it");
+
+    d.start_method = "thread";
+    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
+    tap_is(n_children(), 1, "children left, besides the watchdog");
+    __atomic_store_n(&go_on, 0, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    return tap_done();
+}
