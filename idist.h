@@ -7080,7 +7080,7 @@ typedef struct idist__desk {
 
 // The memory that workers and parent share. A worker that runs the program anew knows nothing else of its parent.
 typedef struct idist__hall {
-    int n, first_rank, listener;
+    int first_rank, listener;
     idist__secret secret;
     char where[sizeof((idist__config *)0)->where];
     idist__desk desks[1]; // n of them
@@ -7219,7 +7219,7 @@ static idist_status idist__rerun_worker(idist_workers *sp, int i, int fd) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     if (fstat(fd, &st) == 0 && (size_t)st.st_size == sp->hall_nbytes)
         hall = (idist__hall *)mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (!hall || (void *)hall == MAP_FAILED || i < 0 || i >= sp->n || hall->n != sp->n)
+    if (!hall || (void *)hall == MAP_FAILED || i < 0 || i >= sp->n)
         return idist__fail(IDIST_ERR_STATE, "spawn: the program, run anew, asks for another number of workers");
     close(fd);
     sp->hall = hall;
@@ -7412,7 +7412,6 @@ static idist_status idist__spawn_prepare(idist_workers *sp, bool anew) {
     if (!sp->hall || !sp->workers || !sp->fds)
         return idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
     for (i = 0; i < sp->n; i++) sp->workers[i].pidfd = -1;
-    sp->hall->n = sp->n;
     sp->hall->first_rank = sp->first_rank;
     sp->hall->listener = sp->cfg.listener;
     sp->hall->secret = sp->cfg.secret;
