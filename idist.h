@@ -149,6 +149,7 @@ LAUNCHING
         env://             (the default) MASTER_ADDR and MASTER_PORT; without them a place of the job where the launcher
                            has one: one host, the agent of torchrun, PMI-1, the first host of a step of Slurm
         tcp://host:port    the same, explicit
+        tcp://239.x.y.z:port  a multicast group (224 to 239): rank 0 is found in it by those of its subnet
         file:///path       a file on a file system that all ranks share and that can lock
     When the address is a loopback one, or LOCAL_WORLD_SIZE says that all ranks are on this host, the ranks meet at a
     local socket named after the port, and no TCP port is opened at all.
@@ -463,9 +464,10 @@ typedef struct idist_report {
 // Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
-    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
-    const char *init_method; // "env://", "tcp://host:port", "file:///path"; IDIST_INIT_METHOD. Needs rank and world_size
-                             // in this struct or in the environment.
+    const char *backend; // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
+    const char *
+        init_method; // "env://", "tcp://host:port" (or a multicast group), "file:///path"; IDIST_INIT_METHOD. Needs rank and world_size
+                     // in this struct or in the environment.
     idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
     int world_size;          // 0: ask the environment. Else rank counts too.
     int rank;                // 0 .. world_size - 1
@@ -3136,6 +3138,96 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
     return r.more ? 0 : r.p - buf;
 }
 
+// ---- behind a socket: found by multicast ----
+//
+// "cast:GROUP:PORT/JOB". Who looks for the server asks the group, and the server answers the asker alone:
+//
+//     question | tag 16 | 0 2 |        answer | tag 16 | port 2 |        tag: HMAC(key, JOB), port: big endian
+//
+// What is found this way is believed only after the handshake.
+
+typedef struct idist__cast {
+    int fd;
+    idist__addr group;
+    uint8_t tag[32];
+    char ip[64]; // ours, where packets for the group leave
+} idist__cast;
+
+static idist_status idist__cast_open(idist__cast *c, const char *text, bool server, const uint8_t key[32]) {
+    const char *job = strchr(text, '/'), *own = idist__os_env("IDIST_ADDR");
+    char group[300];
+    struct ip_mreq member;
+    idist__addr a;
+    idist_status s;
+    int yes = 1;
+    memset(&member, 0, sizeof member);
+    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
+    idist__hmac(key, "multicast", job, strlen(job), NULL, 0, c->tag);
+    if ((s = idist__addr_parse(&c->group, group)) != IDIST_OK) return s;
+    c->fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (c->fd < 0) return idist__fail_errno("socket", errno);
+    if (own) s = idist__addr_tcp(&a, own, 0);
+    a.nbytes = sizeof a.sa;
+    if (s != IDIST_OK) return s;
+    if (!own && (connect(c->fd, (struct sockaddr *)&c->group.sa, c->group.nbytes) != 0 ||
+                 getsockname(c->fd, (struct sockaddr *)&a.sa, &a.nbytes) != 0))
+        return idist__fail(IDIST_ERR_SYSTEM, "store: no way to %s (%s): set IDIST_ADDR to this host's address", text,
+                           strerror(errno));
+    idist__addr_host_text(&a, c->ip, sizeof c->ip);
+    idist__os_close(&c->fd); // a socket that was connected hears its peer only
+    c->fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    member.imr_multiaddr = ((struct sockaddr_in *)&c->group.sa)->sin_addr;
+    member.imr_interface = ((struct sockaddr_in *)&a.sa)->sin_addr;
+    if (c->fd < 0 ||
+        setsockopt(c->fd, IPPROTO_IP, IP_MULTICAST_IF, &member.imr_interface, sizeof member.imr_interface) != 0 ||
+        (server && (setsockopt(c->fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+                    bind(c->fd, (struct sockaddr *)&c->group.sa, c->group.nbytes) != 0 ||
+                    setsockopt(c->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &member, sizeof member) != 0)))
+        return idist__fail_errno("multicast", errno);
+    return IDIST_OK;
+}
+
+// The server's part: answers all questions that are there.
+static void idist__cast_answer(const idist__cast *c, int port) {
+    uint8_t msg[18];
+    idist__addr a;
+    a.nbytes = sizeof a.sa;
+    while (recvfrom(c->fd, msg, sizeof msg, MSG_TRUNC, (struct sockaddr *)&a.sa, &a.nbytes) >= 0) {
+        if (memcmp(msg, c->tag, 16) == 0 && !msg[16] && !msg[17]) {
+            msg[16] = (uint8_t)(port >> 8);
+            msg[17] = (uint8_t)port;
+            sendto(c->fd, msg, sizeof msg, MSG_NOSIGNAL, (struct sockaddr *)&a.sa, a.nbytes); // lost: it asks again
+        }
+        a.nbytes = sizeof a.sa;
+    }
+}
+
+// The others': asks until somebody says where the server is.
+static idist_status idist__cast_ask(const idist__cast *c, char *addr_text, size_t cap, int64_t deadline_ns) {
+    uint8_t msg[18];
+    char ip[64];
+    idist__addr a;
+    for (;;) {
+        memset(msg, 0, sizeof msg);
+        memcpy(msg, c->tag, 16);
+        sendto(c->fd, msg, sizeof msg, MSG_NOSIGNAL, (const struct sockaddr *)&c->group.sa, c->group.nbytes);
+        idist__sock_wait(c->fd, POLLIN, idist__os_deadline(100));
+        for (;;) {
+            a.nbytes = sizeof a.sa;
+            if (recvfrom(c->fd, msg, sizeof msg, MSG_TRUNC, (struct sockaddr *)&a.sa, &a.nbytes) != sizeof msg) break;
+            if (memcmp(msg, c->tag, 16) != 0 || (!msg[16] && !msg[17])) continue;
+            idist__addr_host_text(&a, ip, sizeof ip);
+            snprintf(addr_text, cap, "tcp:%s:%d", ip, msg[16] << 8 | msg[17]);
+            return IDIST_OK;
+        }
+        if (idist__os_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT,
+                               "store: nobody in the multicast group has answered: rank 0 has not started, "
+                               "or no multicast gets from there to %s",
+                               c->ip);
+    }
+}
+
 // ---- behind a socket: the server ----
 
 typedef struct idist__client { // one connection of the server
@@ -3151,7 +3243,8 @@ typedef struct idist__client { // one connection of the server
 typedef struct idist__server {
     idist_allocator mem;
     uint8_t key[32];
-    int listener, wake;
+    int listener, wake, port;
+    idist__cast cast; // its fd is -1: nobody asks where we are
     pthread_t thread;
     bool running;
     idist__table table;
@@ -3340,16 +3433,17 @@ static void *idist__server_main(void *arg) {
         bool changed = false, room = idist__porch_room(&sv->porch) != NULL;
         fds[0].fd = sv->wake;
         fds[1].fd = room ? sv->listener : -1;
-        fds[0].events = fds[1].events = POLLIN;
+        fds[2].fd = sv->cast.fd;
+        fds[0].events = fds[1].events = fds[2].events = POLLIN;
         for (i = 0; i < n; i++) {
-            fds[i + 2].fd = sv->clients[i]->fd;
-            fds[i + 2].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
+            fds[i + 3].fd = sv->clients[i]->fd;
+            fds[i + 3].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
         }
-        strangers = idist__porch_poll(&sv->porch, fds + n + 2);
-        if (poll(fds, (nfds_t)n + 2 + (nfds_t)strangers, strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
+        strangers = idist__porch_poll(&sv->porch, fds + n + 3);
+        if (poll(fds, (nfds_t)n + 3 + (nfds_t)strangers, strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
         if (fds[0].revents) return NULL;
         for (i = n - 1; i >= 0; i--) // downwards: a dropped client is replaced by the last one
-            if (fds[i + 2].revents && !idist__server_client(sv, sv->clients[i], &changed)) idist__server_drop(sv, i);
+            if (fds[i + 3].revents && !idist__server_client(sv, sv->clients[i], &changed)) idist__server_drop(sv, i);
         while (changed) {
             changed = false;
             for (i = sv->nclients - 1; i >= 0; i--) {
@@ -3358,6 +3452,7 @@ static void *idist__server_main(void *arg) {
                     idist__server_drop(sv, i);
             }
         }
+        if (fds[2].revents) idist__cast_answer(&sv->cast, sv->port);
         if (room && fds[1].revents) idist__server_accept(sv);
         idist__server_porch(sv);
     }
@@ -3373,6 +3468,7 @@ static void idist__server_stop(idist__server *sv) {
     idist__porch_close(&sv->porch);
     idist__os_close(&sv->wake);
     idist__os_close(&sv->listener);
+    idist__os_close(&sv->cast.fd);
     idist__table_clear(&sv->table);
     idist__mem_free(&sv->mem, sv->keys);
     idist__mem_free(&sv->mem, sv->value);
@@ -3380,21 +3476,24 @@ static void idist__server_stop(idist__server *sv) {
     idist__mem_free(&sv->mem, sv);
 }
 
-// Serves on a listening socket, which it owns from now on, in a thread of its own.
-static idist_status idist__server_start(const idist_allocator *mem, int listener, const uint8_t key[32],
-                                        idist__server **out) {
+// Serves on a listening socket, which it owns from now on (as that of `cast`), in a thread of its own.
+static idist_status idist__server_start(const idist_allocator *mem, int listener, int port, idist__cast *cast,
+                                        const uint8_t key[32], idist__server **out) {
     idist__server *sv = (idist__server *)idist__mem_alloc(mem, sizeof *sv);
     *out = NULL;
     if (!sv) {
         idist__os_close(&listener);
+        idist__os_close(&cast->fd);
         return IDIST_ERR_NO_MEMORY;
     }
     if (mem) sv->mem = *mem;
     sv->table.mem = sv->mem;
     memcpy(sv->key, key, 32);
     sv->listener = listener;
+    sv->port = port;
+    sv->cast = *cast;
     idist__porch_init(&sv->porch);
-    sv->polls = (struct pollfd *)idist__mem_raw(mem, sizeof *sv->polls * (IDIST__COUNT_OF(sv->clients) + IDIST__PORCH + 2));
+    sv->polls = (struct pollfd *)idist__mem_raw(mem, sizeof *sv->polls * (IDIST__COUNT_OF(sv->clients) + IDIST__PORCH + 3));
     sv->keys = (idist__blob *)idist__mem_raw(mem, sizeof *sv->keys * IDIST__KEYS_MAX);
     sv->value = (char *)idist__mem_raw(mem, IDIST__VALUE_MAX);
     sv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -3636,47 +3735,64 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
     }
 }
 
-// addr: "unix:NAME" or "tcp:HOST:PORT". A server may bring a listening socket (else -1), which is ours from here on. Without
-// a key no handshake: with a server of torch.
+// The server: listens, unless it brings a socket that does, and says in `own` where. Takes that socket and that of `cast`.
+static idist_status idist__tcp_store_serve(idist_store *store, const char *addr_text, int listener, idist__cast *cast,
+                                           const uint8_t key[32], bool may_be_public, char *own, size_t cap) {
+    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    idist__addr addr;
+    idist_status s = IDIST_OK;
+    char ip[64];
+    if (listener < 0) s = idist__addr_parse(&addr, addr_text);
+    if (listener < 0 && s == IDIST_OK && !may_be_public && !idist__addr_is_loopback(&addr))
+        s = idist__fail(IDIST_ERR_NO_SECRET,
+                        "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
+                        "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
+                        addr_text);
+    if (listener < 0 && s == IDIST_OK) s = idist__sock_listen(&addr, addr_text, &listener);
+    if (s != IDIST_OK) {
+        idist__os_close(&cast->fd);
+        return s;
+    }
+    idist__copy_text(own, cap, addr_text);
+    memset(&addr, 0, sizeof addr);
+    addr.nbytes = sizeof addr.sa;
+    if (getsockname(listener, (struct sockaddr *)&addr.sa, &addr.nbytes) == 0 && addr.sa.ss_family != AF_UNIX) {
+        store->port = idist__addr_port(&addr);
+        idist__addr_host_text(&addr, ip, sizeof ip);
+        snprintf(own, cap, "tcp:[%s]:%d", ip, store->port);
+    }
+    return idist__server_start(&store->mem, listener, store->port, cast, key, &t->server);
+}
+
+// addr: "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". A server may bring a listening socket (else -1), which is
+// ours from here on. Without a key no handshake: with a server of torch.
 static idist_status idist__tcp_store_open(idist_store *store, const char *addr_text, bool server, int listener,
                                           const uint8_t key[32], bool may_be_public, int64_t deadline_ns) {
     idist__tcp_store *t = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *t);
     uint32_t magic = IDIST__STORE_MAGIC;
-    char hello[5], own[320];
-    idist__addr addr;
-    idist_status s;
+    char hello[5], at[320], own[320];
+    idist__cast cast;
+    idist_status s = IDIST_OK;
     if (!t) {
         idist__os_close(&listener);
         return IDIST_ERR_NO_MEMORY;
     }
-    t->fd = -1;
+    memset(&cast, 0, sizeof cast);
+    t->fd = cast.fd = -1;
     pthread_mutex_init(&t->lock, NULL);
     store->impl = t;
     store->run = idist__tcp_store_run;
     store->close = idist__tcp_store_close;
-    idist__copy_text(own, sizeof own, addr_text);
-    if (server && listener < 0) {
-        if ((s = idist__addr_parse(&addr, addr_text)) != IDIST_OK) return s;
-        if (!may_be_public && !idist__addr_is_loopback(&addr))
-            return idist__fail(IDIST_ERR_NO_SECRET,
-                               "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
-                               "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
-                               addr_text);
-        if ((s = idist__sock_listen(&addr, addr_text, &listener)) != IDIST_OK) return s;
+    idist__copy_text(at, sizeof at, addr_text);
+    if (strncmp(addr_text, "cast:", 5) == 0) {
+        s = idist__cast_open(&cast, addr_text + 5, server, key);
+        if (server) snprintf(at, sizeof at, "tcp:%s:0", cast.ip);
+        else if (s == IDIST_OK) s = idist__cast_ask(&cast, at, sizeof at, deadline_ns);
+        if (!server || s != IDIST_OK) idist__os_close(&cast.fd);
     }
-    if (server) {
-        idist__addr bound;
-        memset(&bound, 0, sizeof bound);
-        bound.nbytes = sizeof bound.sa;
-        if (getsockname(listener, (struct sockaddr *)&bound.sa, &bound.nbytes) == 0 && bound.sa.ss_family != AF_UNIX) {
-            char ip[64];
-            store->port = idist__addr_port(&bound);
-            idist__addr_host_text(&bound, ip, sizeof ip);
-            snprintf(own, sizeof own, "tcp:[%s]:%d", ip, store->port);
-        }
-        if ((s = idist__server_start(&store->mem, listener, key, &t->server)) != IDIST_OK) return s;
-    }
-    if ((s = idist__tcp_store_connect(t, own, key, deadline_ns)) != IDIST_OK) return s;
+    idist__copy_text(own, sizeof own, at);
+    if (s == IDIST_OK && server) s = idist__tcp_store_serve(store, at, listener, &cast, key, may_be_public, own, sizeof own);
+    if (s != IDIST_OK || (s = idist__tcp_store_connect(t, own, key, deadline_ns)) != IDIST_OK) return s;
     hello[0] = IDIST__REQ_VALIDATE;
     memcpy(hello + 1, &magic, 4);
     if (!idist__sock_write_all(t->fd, hello, 5, deadline_ns)) return idist__tcp_broken(t);
@@ -4486,6 +4602,13 @@ static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
         return IDIST_OK;
     }
     if (strncmp(init, "tcp://", 6) == 0 && idist__parse_host_port(init + 6, host, sizeof host, &port) && port > 0) {
+        int first = atoi(host); // 224 to 239 begin a multicast group
+        if (first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host)) {
+            const char *run = idist__os_env("TORCHELASTIC_RUN_ID"), *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+            snprintf(c->where, sizeof c->where, "cast:%s:%d/%d %.200s %.20s", host, port, c->world_size, run ? run : "",
+                     restart ? restart : "0");
+            return IDIST_OK;
+        }
         idist__launch_where_tcp(c, host, port);
         return IDIST_OK;
     }

@@ -4368,7 +4368,7 @@ static idist_status idist__join_own_ip(idist__join *j, bool one_host, char *ip, 
     a.nbytes = sizeof a.sa;
     if (env) idist__copy_text(ip, cap, env);
     else if (one_host) idist__copy_text(ip, cap, "127.0.0.1");
-    else if ((strncmp(j->w->cfg.where, "tcp:", 4) == 0 || strncmp(j->w->cfg.where, "torch:", 6) == 0) &&
+    else if (j->own_store && strncmp(j->w->cfg.where, "file:", 5) != 0 &&
              getsockname(((idist__tcp_store *)j->store->impl)->fd, (struct sockaddr *)&a.sa, &a.nbytes) == 0 &&
              a.sa.ss_family != AF_UNIX)
         idist__addr_host_text(&a, ip, cap);
