@@ -464,10 +464,9 @@ typedef struct idist_report {
 // Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
-    const char *backend; // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
-    const char *
-        init_method; // "env://", "tcp://host:port" (or a multicast group), "file:///path"; IDIST_INIT_METHOD. Needs rank and world_size
-                     // in this struct or in the environment.
+    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
+    const char *init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
+                             // Needs rank and world_size in this struct or in the environment.
     idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
     int world_size;          // 0: ask the environment. Else rank counts too.
     int rank;                // 0 .. world_size - 1

@@ -112,6 +112,20 @@ static void other_version(void) {
     idist_store_close(&store);
 }
 
+// Rank 0 does not come: the others have asked in vain.
+static void nobody_answers(const char *url) {
+    idist_group *world = NULL;
+    idist_desc d = desc_with("auto", "auto");
+    d.init_method = url;
+    d.rank = 1;
+    d.world_size = 2;
+    d.init_timeout_ms = 400;
+    int64_t start = tap_now_ms();
+    tap_is(idist_open(&d, &world), IDIST_ERR_TIMEOUT, "multicast, and nobody answers");
+    tap_like(idist_last_error(), "rank 0 has not started", "says so");
+    tap_ok(tap_now_ms() - start < 400 + 1000 * test_slow_factor(), "and in time");
+}
+
 int main(void) {
     static const char *const transports[] = {"auto", "tcp"};
     static const placement placements[] = {
@@ -140,6 +154,14 @@ int main(void) {
         }
     }
     setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
+    snprintf(url, sizeof url, "tcp://239.1.2.3:%d", port);
+    nobody_answers(url);
+    for (int n = 2; n <= 4; n++) {
+        idist_desc d;
+        memset(&d, 0, sizeof d);
+        d.init_method = url;
+        tap_ok(run_all(&d, n, NULL), "multicast, %d ranks", n);
+    }
     for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i++) {
         idist_desc d;
         memset(&d, 0, sizeof d);

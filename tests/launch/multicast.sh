@@ -5,12 +5,11 @@
 # shellcheck source=tests/lib/launch.sh
 . tests/lib/launch.sh
 N=idist$$
-gone() { for h in a b c; do ip netns del "$N$h" 2>/dev/null; done; }
 if ! command -v ip >/dev/null || ! ip netns add "${N}a" 2>/dev/null; then
     echo "1..0 # skipped: no network namespaces: Debian package iproute2, and root"
     exit 0
 fi
-trap 'gone; rm -rf "$WORK"' EXIT
+trap 'for h in a b c; do ip netns del "$N$h" 2>/dev/null; done; rm -rf "$WORK"' EXIT
 launch_build
 
 # Three hosts: a has a bridge, to which b and c are connected.
