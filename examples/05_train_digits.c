@@ -5,6 +5,7 @@
 //         ./05_train_digits --ranks 1            alone
 //         for r in 0 1; do                       ranks started by somebody else; MASTER_PORT is any free port
 //           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 ./05_train_digits & done; wait
+//         idistrun -n 2 --max-restarts 3 ./05_train_digits --checkpoint digits.ckpt      goes on when a rank has died
 //
 // expected output, when it is not a terminal (there, a progress bar runs as well):
 //         data      examples/data/digits.csv: 1797 images, 1442 to train and 355 to test
@@ -35,6 +36,7 @@
 #include "../idist.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +74,8 @@ typedef struct images {
 typedef struct job {
     int ranks, epochs, batch; // ranks == 0: not given
     uint64_t seed;
-    const char *path; // of the data; NULL: look for it
+    const char *path;       // of the data; NULL: look for it
+    const char *checkpoint; // file; NULL: none
     images train, test;
     bool bad_input; // this process could not read its data; the others must learn of it
     int exit_code;  // what the worker returned, when it ran in this process
@@ -323,6 +326,7 @@ static void initialise(double *w, uint64_t seed) { // biases stay 0
 typedef struct trainer {
     job *j;
     int rank, ranks;
+    int done; // epochs
     bool bar; // stdout is a terminal, and this is rank 0
     double w[PARAMS], speed[PARAMS], sums[SUMS];
     double started_s, comm_s, drawn_s;
@@ -382,11 +386,77 @@ static idist_status train_batch(trainer *t, int epoch, int first, int size, doub
     return status;
 }
 
+// ---- checkpoints: rank 0 has the file ----
+
+// Everything that training goes on from. The shuffles follow from seed and epoch.
+typedef struct checkpoint {
+    char magic[8];
+    uint64_t training; // see identity
+    int64_t done;
+    double w[PARAMS], speed[PARAMS];
+    uint64_t sum; // of the bytes before
+} checkpoint;
+
+static uint64_t identity(const job *j) {
+    uint64_t numbers[3] = {j->seed, (uint64_t)j->epochs, (uint64_t)j->batch};
+    uint64_t id = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
+    return fnv1a(id, j->train.at, (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
+}
+
+// A crash at any moment leaves the old file or the new one, never half of one.
+static int save(const trainer *t) {
+    static checkpoint c;
+    char other[1100];
+    memcpy(c.magic, "DIGITS1", 8);
+    c.training = identity(t->j);
+    c.done = t->done;
+    memcpy(c.w, t->w, sizeof c.w);
+    memcpy(c.speed, t->speed, sizeof c.speed);
+    c.sum = fnv1a(0xcbf29ce484222325u, &c, offsetof(checkpoint, sum));
+    snprintf(other, sizeof other, "%s.new", t->j->checkpoint);
+    FILE *f = fopen(other, "wb");
+    bool ok = f && fwrite(&c, sizeof c, 1, f) == 1 && fflush(f) == 0 && fsync(fileno(f)) == 0;
+    if (f && fclose(f) != 0) ok = false;
+    if (ok && rename(other, t->j->checkpoint) == 0) return 0;
+    fprintf(stderr, "%s: %s\n", t->j->checkpoint, strerror(errno));
+    return 1;
+}
+
+// 0 when there is none, -1 when it is not ours.
+static int64_t load(trainer *t) {
+    static checkpoint c;
+    FILE *f = fopen(t->j->checkpoint, "rb");
+    if (!f && errno == ENOENT) return 0;
+    bool ok = f && fread(&c, sizeof c, 1, f) == 1 && fgetc(f) == EOF && !memcmp(c.magic, "DIGITS1", 8) &&
+              c.sum == fnv1a(0xcbf29ce484222325u, &c, offsetof(checkpoint, sum)) && c.training == identity(t->j);
+    if (f) fclose(f);
+    if (!ok)
+        fprintf(stderr, "%s is no checkpoint of this training: other data, other options, or damaged\n", t->j->checkpoint);
+    if (!ok) return -1;
+    memcpy(t->w, c.w, sizeof t->w);
+    memcpy(t->speed, c.speed, sizeof t->speed);
+    return c.done;
+}
+
+// Everybody begins with what rank 0 has: new weights, or those of the checkpoint.
+static int begin(trainer *t) {
+    int64_t done = 0;
+    if (t->rank == 0) initialise(t->w, t->j->seed);
+    if (t->rank == 0 && t->j->checkpoint) done = load(t);
+    CHECK(idist_broadcast(&done, 1, IDIST_I64, 0, NULL));
+    if (done < 0) return 2;
+    CHECK(idist_broadcast(t->w, PARAMS, IDIST_F64, 0, NULL));
+    CHECK(idist_broadcast(t->speed, PARAMS, IDIST_F64, 0, NULL));
+    t->done = (int)done;
+    if (t->rank == 0 && done) printf("resumed   after epoch %d, from %s\n", t->done, t->j->checkpoint);
+    return 0;
+}
+
 static int train(trainer *t) {
     const job *j = t->j;
     int count = j->train.count;
     double base_rate = 0.1 * (j->batch < 64 ? j->batch / 64.0 : 1); // small batches are noisy: smaller steps
-    for (int epoch = 1; epoch <= j->epochs; epoch++) {
+    for (int epoch = t->done + 1; epoch <= j->epochs; epoch++) {
         double start_s = now_s(), loss = 0, hits = 0;
         shuffle(t->order, count, j->seed, epoch);
         for (int first = 0; first < count; first += j->batch) {
@@ -406,6 +476,8 @@ static int train(trainer *t) {
                    j->epochs, loss / count, 100 * hits / count, count / (now_s() - start_s));
             fflush(stdout);
         }
+        t->done = epoch;
+        if (t->rank == 0 && j->checkpoint && save(t)) return 1;
     }
     return 0;
 }
@@ -437,12 +509,7 @@ static int compare_ranks(uint64_t value, int *other) {
 // All ranks must have read the same data and been given the same options. 2 when not.
 static int agree(const job *j, int rank, int ranks) {
     int other;
-    uint64_t id = 0;
-    if (!j->bad_input) {
-        uint64_t numbers[4] = {j->seed, (uint64_t)j->epochs, (uint64_t)j->batch, (uint64_t)j->ranks};
-        id = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
-        id = fnv1a(id, j->train.at, (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
-    }
+    uint64_t id = j->bad_input ? 0 : fnv1a(identity(j), &j->ranks, sizeof j->ranks);
     if (compare_ranks(id, &other)) return 1;
     if (rank == 0 && other >= 0) fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
     if (rank == 0 && j->ranks && j->ranks != ranks)
@@ -494,8 +561,7 @@ static int work(job *j, int rank, int ranks) {
     t.rank = rank;
     t.ranks = ranks;
     t.bar = rank == 0 && isatty(STDOUT_FILENO);
-    if (rank == 0) initialise(t.w, j->seed); // the others receive what rank 0 drew
-    CHECK(idist_broadcast(t.w, PARAMS, IDIST_F64, 0, NULL));
+    if ((code = begin(&t)) != 0) return code;
     t.order = (int *)malloc((size_t)j->train.count * sizeof *t.order);
     t.started_s = now_s();
     if (!t.order) fprintf(stderr, "rank %d: out of memory\n", rank);
@@ -520,6 +586,7 @@ static void usage(FILE *out) {
             "  --batch N    images per step, over all ranks together; default %d\n"
             "  --seed N     of the first weights and of the shuffles; default 1\n"
             "  --data PATH  the images; default: examples/data/digits.csv\n"
+            "  --checkpoint FILE  written after each epoch; when it is there at the start, training goes on from it\n"
             "  --help       this text\n",
             DEFAULT_EPOCHS, DEFAULT_BATCH);
 }
@@ -539,14 +606,14 @@ static bool parse_number(const char *option, const char *text, uint64_t min, uin
 
 // 0: go on; 1: --help was answered; 2: wrong.
 static int parse_options(job *j, int argc, char **argv) {
-    static const char *const names[] = {"--ranks", "--epochs", "--batch", "--seed", "--data"};
+    static const char *const names[] = {"--ranks", "--epochs", "--batch", "--seed", "--data", "--checkpoint"};
     static const uint64_t limits[][2] = {{1, 1024}, {1, 100000}, {1, MAX_IMAGES}, {0, UINT64_MAX}};
     for (int i = 1; i < argc; i += 2) {
         int which = 0;
         uint64_t number = 0;
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return usage(stdout), 1;
-        while (which < 5 && strcmp(argv[i], names[which])) which++;
-        if (which == 5) return fprintf(stderr, "unknown option %s\n", argv[i]), usage(stderr), 2;
+        while (which < 6 && strcmp(argv[i], names[which])) which++;
+        if (which == 6) return fprintf(stderr, "unknown option %s\n", argv[i]), usage(stderr), 2;
         if (i + 1 == argc) return fprintf(stderr, "%s needs a value\n", argv[i]), 2;
         if (which < 4 && !parse_number(names[which], argv[i + 1], limits[which][0], limits[which][1], &number)) return 2;
         if (which == 0) j->ranks = (int)number;
@@ -554,6 +621,7 @@ static int parse_options(job *j, int argc, char **argv) {
         if (which == 2) j->batch = (int)number;
         if (which == 3) j->seed = number;
         if (which == 4) j->path = argv[i + 1];
+        if (which == 5) j->checkpoint = argv[i + 1];
     }
     return 0;
 }

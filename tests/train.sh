@@ -55,6 +55,24 @@ grep -Eq '[0-9] % of it communicating|communicat' "$WORK/log"
 ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WORK/log" | diag
 ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) "defaults: plain lines where stdout is no terminal"
 
+# Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training that was not disturbed.
+checked=("$PROGRAM" --epochs $EPOCHS --seed 7 --ranks 2 --checkpoint "$WORK/saved")
+ok_run 0 "with a checkpoint" 100 "${checked[@]}"
+grep -o 'checksum 0x[0-9a-f]*' "$WORK/log" >"$WORK/sum"
+rm "$WORK/saved"
+"${checked[@]}" >"$WORK/killed" 2>&1 </dev/null &
+pid=$!
+for _ in $(seq 600); do grep -q "epoch   2/" "$WORK/killed" && break || sleep 0.05; done
+kill -KILL $pid
+wait $pid 2>/dev/null
+ok_run 0 "killed, and again" 100 "${checked[@]}"
+grep -q "resumed   after epoch 2" "$WORK/log" && grep -qf "$WORK/sum" "$WORK/log"
+ok $? "killed, and again: the same weights" || diag <"$WORK/log"
+ok_run 2 "the checkpoint of another training" 30 "${checked[@]}" --seed 8
+head -c 50000 "$WORK/saved" >"$WORK/torn" && printf x | dd of="$WORK/saved" bs=1 seek=900 conv=notrunc status=none
+ok_run 2 "a damaged checkpoint" 30 "${checked[@]}"
+ok_run 2 "a torn checkpoint" 30 "${checked[@]}" --checkpoint "$WORK/torn"
+
 ok_run 2 "an unknown option" 30 "$PROGRAM" --nonsense
 ok_run 2 "no such data" 30 "$PROGRAM" --ranks 1 --data "$WORK/nothing.csv"
 done_testing
