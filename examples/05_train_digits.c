@@ -471,13 +471,13 @@ static int train(trainer *t) {
             fprintf(stderr, "rank %d: the training diverged\n", t->rank);
             return 1;
         }
+        t->done = epoch;
+        if (t->rank == 0 && j->checkpoint && save(t)) return 1;
         if (t->rank == 0) {
             printf("%sepoch %3d/%d  loss %.6f  train %6.2f %%  %7.0f samples/s\n", t->bar ? "\r\033[K" : "", epoch,
                    j->epochs, loss / count, 100 * hits / count, count / (now_s() - start_s));
             fflush(stdout);
         }
-        t->done = epoch;
-        if (t->rank == 0 && j->checkpoint && save(t)) return 1;
     }
     return 0;
 }

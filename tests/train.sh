@@ -56,13 +56,16 @@ ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WOR
 ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) "defaults: plain lines where stdout is no terminal"
 
 # Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training that was not disturbed.
-checked=("$PROGRAM" --epochs $EPOCHS --seed 7 --ranks 2 --checkpoint "$WORK/saved")
+checked=("$PROGRAM" --epochs "$EPOCHS" --seed 7 --ranks 2 --checkpoint "$WORK/saved")
 ok_run 0 "with a checkpoint" 100 "${checked[@]}"
 grep -o 'checksum 0x[0-9a-f]*' "$WORK/log" >"$WORK/sum"
 rm "$WORK/saved"
 "${checked[@]}" >"$WORK/killed" 2>&1 </dev/null &
 pid=$!
-for _ in $(seq 600); do grep -q "epoch   2/" "$WORK/killed" && break || sleep 0.05; done
+for _ in $(seq 600); do
+    grep -q "epoch   2/" "$WORK/killed" && break
+    sleep 0.05
+done
 kill -KILL $pid
 wait $pid 2>/dev/null
 ok_run 0 "killed, and again" 100 "${checked[@]}"
