@@ -7648,7 +7648,15 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 }
 
 // The checks of Ignite's Parallel, in its order and close to its words.
-static idist_status idist__parallel_check(const idist_desc *d) {
+static idist_status idist__parallel_check(const idist_desc *d, const idist_backend_list *backends) {
+    const char *at = d->backend;
+    while (at && *at) {
+        size_t n = strcspn(at, ",");
+        if (!idist__backend_named(backends, at, n))
+            return idist__fail(IDIST_ERR_NO_BACKEND, "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
+                               idist_available_backends_of(*backends));
+        at += n + (at[n] == ',');
+    }
     if (d->nproc_per_node < 0)
         return idist__fail(IDIST_ERR_ARG, "Argument nproc_per_node should positive, but given %d", d->nproc_per_node);
     if (d->nnodes < 0) return idist__fail(IDIST_ERR_ARG, "Argument nnodes should positive, but given %d", d->nnodes);
@@ -7700,7 +7708,7 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
     if (desc) d = *desc;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "parallel_run: fn is NULL");
     if ((s = idist__log_init(&log, &d.logger)) != IDIST_OK) return s;
-    if ((s = idist__parallel_check(&d)) != IDIST_OK) return s;
+    if ((s = idist__parallel_check(&d, &backends)) != IDIST_OK) return s;
     if (!d.nproc_per_node) return idist__parallel_join(&d, fn, arg, name, &log, backends);
     idist__log_print(&log, IDIST_LOG_INFO, "Initialized distributed launcher with backend: '%s'",
                      d.backend ? d.backend : "auto");

@@ -455,6 +455,48 @@ static void beside_the_caller(void) {
     munmap(b, sizeof *b);
 }
 
+static void keep_lines(idist_log_level level, const char *line, void *user) {
+    char *kept = (char *)user;
+    size_t n = strlen(kept);
+    if (level == IDIST_LOG_INFO) snprintf(kept + n, 2000 - n, "%s\n", line);
+}
+
+// What idist_parallel_run says at info level, as Ignite's Parallel does.
+static void parallel_log(void) {
+    static const char *const spawned[] = {"Initialized distributed launcher with backend: 'ring'",
+                                          "- Parameters to spawn processes: nproc_per_node: 2, nnodes: 1, node_rank: 0",
+                                          "Spawn function 'works' in 2 processes", "End of run"};
+    static const char *const joined[] = {"Initialized processing group with backend: 'self'", "- Run 'works' in 1 processes",
+                                         "End of run", "Finalized processing group with backend: 'self'"};
+    char kept[2000], before[20];
+    board *b = make_board();
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    ranks_reset();
+    tap_running("the log of parallel_run");
+    snprintf(before, sizeof before, "%s", getenv("IDIST_LOG") ? getenv("IDIST_LOG") : "warn");
+    setenv("IDIST_LOG", "info", 1);
+    d.logger.log_fn = keep_lines;
+    d.logger.user = kept;
+    for (int turn = 0; turn < 2; turn++) {
+        const char *at = kept;
+        memset(kept, 0, sizeof kept);
+        d.nproc_per_node = turn ? 0 : 2;
+        d.backend = turn ? NULL : "ring";
+        rank_ok(-1, idist_parallel_run(&d, works, b));
+        for (int i = 0; i < 4 && at; i++)
+            if ((at = strstr(at, turn ? joined[i] : spawned[i])) == NULL)
+                rank_fail("not in the log, or not in order: %s; the log: %s", turn ? joined[i] : spawned[i], kept);
+    }
+    d.backend = "ring,gloo";
+    rank_is(-1, idist_parallel_run(&d, works, b), IDIST_ERR_NO_BACKEND);
+    rank_check(strstr(idist_last_error(), "Unknown backend 'gloo'. Available backends: ring,self") != NULL, "got \"%s\"",
+               idist_last_error());
+    setenv("IDIST_LOG", before, 1);
+    ranks_report("idist_parallel_run logs what Ignite's Parallel does");
+    munmap(b, sizeof *b);
+}
+
 static int rank_1_fails(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;
@@ -739,6 +781,7 @@ int main(void) {
     cores_of_workers();
     keep_going();
     parallel_run();
+    parallel_log();
     parent_unchanged();
     buffered_output();
     parent_dies(&random_state);
