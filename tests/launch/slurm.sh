@@ -4,6 +4,8 @@
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
 . tests/lib/launch.sh
+# shellcheck source=tests/lib/mpi.sh
+. tests/lib/mpi.sh
 # shellcheck source=tests/lib/slurm.sh
 . tests/lib/slurm.sh
 reason=$(slurm_missing)
@@ -35,6 +37,15 @@ for mpi in pmi2 pmix; do
     says "srun --mpi=$mpi" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
 done
 trains "srun" 90 srun -N3 -n3
+# Over MPI, which srun starts by the protocol that each library speaks
+for with in mpich4:pmi2 openmpi4:pmix; do
+    reason=$(mpi_missing ${with%:*})
+    [ -z "$reason" ] || { skip "srun --mpi=${with#*:} over MPI" "$reason" && continue; }
+    mpi_cc ${with%:*} -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c -o "$WORK/train_mpi" -lpthread
+    TRAIN=$WORK/train_mpi trains "srun --mpi=${with#*:}, ${with%:*}" 60 srun --mpi=${with#*:} -N1 -n2
+    grep -q "backend mpi, launcher slurm" "$WORK/log"
+    ok $? "srun --mpi=${with#*:}, ${with%:*}: over MPI" || tail -n 5 "$WORK/log" | diag
+done
 
 # The body of a batch script is one process, whatever its variables say; its steps are worlds, also two at a time.
 cat >"$WORK/batch" <<END
