@@ -145,12 +145,13 @@ uninstall:
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
-# of them install an mpirun. What make bench-peers compares idist with besides, and other launchers.
-MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv
+# of them install an mpirun; horovodrun is built in another, with cmake. What make bench-peers compares idist with
+# besides, and other launchers.
+MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
 LAUNCH_DEPS = slurm-wlm munge python3-torch
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(LAUNCH_DEPS)
-PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi
+PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi build/peers/horovod
 deps:
 	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
 	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS)"; fi
@@ -160,9 +161,14 @@ peers: $(PEER_VENVS:%=%/installed)
 build/peers/openmpi5/installed: PACKAGES = openmpi
 build/peers/mpich5/installed: PACKAGES = mpich
 build/peers/impi/installed: PACKAGES = impi-rt impi-devel
+# Its launcher only, which needs no framework. Its setup.py is older than setuptools 80.
+build/peers/horovod/installed: PACKAGES = --no-build-isolation horovod==0.28.1
+build/peers/horovod/installed: PACKAGES_FIRST = 'setuptools<80' wheel
+build/peers/horovod/installed: WITH = $(patsubst %,HOROVOD_WITHOUT_%=1,PYTORCH TENSORFLOW MXNET MPI)
 build/peers/%/installed:
 	python3 -m venv $(@D)
-	$(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
+	$(if $(PACKAGES_FIRST),$(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES_FIRST))
+	$(WITH) $(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
 print-deps:
