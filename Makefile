@@ -172,7 +172,7 @@ build/peers/%/installed:
 	@touch $@
 
 print-deps:
-	@echo $(DEPS) $(MPI_DEPS)
+	@echo $(DEPS) $(MPI_DEPS) $(LAUNCH_DEPS)
 
 clean:
 	rm -rf build
