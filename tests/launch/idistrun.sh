@@ -44,14 +44,14 @@ ok $? "the signal is named" || diag <"$WORK/log"
 ok_run 127 "a program that is not there" 30 "$RUN" -n 2 "$WORK/nothing"
 
 # Ranks that do not want to end are gone after the grace period, and what they started with them.
-left() { pgrep -f "sleep 97[0-9]" | wc -l; }
+NAP=1$$ # seconds: a command line that no other test has
 start=$(date +%s%N)
 # shellcheck disable=SC2016
 ok_run 3 "a rank fails beside stubborn ones" 30 "$RUN" -n 3 --grace 1 \
-    sh -c 'trap "" TERM; [ $RANK = 0 ] && sleep 0.3 && exit 3; sleep 971 & sleep 972; sleep 973'
+    sh -c 'trap "" TERM; [ $RANK = 0 ] && sleep 0.3 && exit 3; sleep $0 & sleep $0; sleep $0' $NAP
 ms=$((($(date +%s%N) - start) / 1000000))
-[ $ms -lt 2800 ] && [ "$(left)" = 0 ]
-ok $? "all is gone after the grace period" || echo "after $ms ms, $(left) left" | diag
+[ $ms -lt 2800 ] && gone "sleep $NAP" 0
+ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
 
 # Signals go to all ranks.
 "$RUN" -n 2 sh -c 'trap "exit 5" TERM; while :; do sleep 0.1; done' >"$WORK/log" 2>&1 &
@@ -61,20 +61,19 @@ kill -TERM $pid
 wait $pid
 [ $? = 5 ]
 ok $? "SIGTERM reaches the ranks, which decide" || diag <"$WORK/log"
-env --default-signal=INT "$RUN" -n 2 sleep 974 >"$WORK/log" 2>&1 & # a shell has its background ignore it
+env --default-signal=INT "$RUN" -n 2 sleep $NAP >"$WORK/log" 2>&1 & # a shell has its background ignore it
 pid=$!
 sleep 0.5
 kill -INT $pid
 wait $pid
-[ $? = 130 ] && [ "$(left)" = 0 ]
+[ $? = 130 ] && gone "sleep $NAP" 0
 ok $? "SIGINT ends the job" || diag <"$WORK/log"
-"$RUN" -n 2 sleep 975 &
+"$RUN" -n 2 sleep $NAP &
 pid=$!
 sleep 0.5
 kill -KILL $pid
 wait $pid 2>/dev/null
-sleep 0.3
-[ "$(left)" = 0 ]
+gone "sleep $NAP" 1
 ok $? "SIGKILL of idistrun leaves no rank"
 
 # A failure, and all again.
@@ -103,7 +102,7 @@ for wrong in "" "-n 0 true" "-n 2x true" "--nnodes 2 true" "--nnodes 2 --node-ra
 done
 
 # A program of PyTorch's, by the variables of torchrun
-if python3 -c 'import torch.distributed' 2>/dev/null; then
+if torch_python; then
     cat >"$WORK/torch.py" <<'END'
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -111,7 +110,7 @@ x = torch.ones(3) * (dist.get_rank() + 1)
 dist.all_reduce(x)
 print("torch", dist.get_rank(), x[0].item(), flush=True)
 END
-    ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 python3 "$WORK/torch.py"
+    ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 "$PYTHON" "$WORK/torch.py"
     grep -q "torch 0 3.0" "$WORK/log" && grep -q "torch 1 3.0" "$WORK/log"
     ok $? "a PyTorch program finds its world" || diag <"$WORK/log"
 else
