@@ -202,7 +202,7 @@ static size_t json_char(const char **from, char *to) {
     }
     if (c < 0x80) return *to = (char)c, 1;
     size_t more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3; // bytes of UTF-8 behind the first
-    to[n++] = (char)((0xf00 >> more & 0xff) | c >> 6 * more);
+    to[n++] = (char)((0xff00 >> (more + 1) & 0xff) | c >> 6 * more);
     while (more--) to[n++] = (char)(0x80 | (c >> 6 * more & 0x3f));
     return n;
 }
