@@ -96,13 +96,10 @@ static bool hears;      // the node, as long as the head is there
 static child *children;
 static int n_children, n_alive, signals;
 
-static char secret[65]; // of a job on several hosts, if the user has none
-
 static struct {
     int code;          // of the first failure
     int number;        // the signal that ends the job
     long long kill_at; // nobody has been asked to end while it is -1
-    char *error;       // the first failure as JSON
 } job;
 
 static void say(const char *format, ...) {
@@ -222,8 +219,9 @@ static bool json_message(const char *json, char *text, size_t cap) {
     return true;
 }
 
-static char *json_of(const char *text) {
-    char quoted[4096], *json;
+static const char *json_of(const char *text) {
+    static char json[8192];
+    char quoted[3600];
     size_t n = 0;
     for (; *text && n + 7 < sizeof quoted; text++) {
         unsigned char c = (unsigned char)*text;
@@ -231,44 +229,40 @@ static char *json_of(const char *text) {
         else n += (size_t)sprintf(quoted + n, "\\u%04x", c);
     }
     quoted[n] = 0; // twice, because torchrun shows the call stack where there is one, even an empty one
-    if (asprintf(&json,
-                 "{\"message\": {\"message\": \"%s\", \"extraInfo\": {\"py_callstack\": \"%s\", \"timestamp\": \"%lld\"}}}",
-                 quoted, quoted, (long long)time(NULL)) < 0)
-        die("memory");
+    snprintf(json, sizeof json,
+             "{\"message\": {\"message\": \"%s\", \"extraInfo\": {\"py_callstack\": \"%s\", \"timestamp\": \"%lld\"}}}",
+             quoted, quoted, (long long)time(NULL));
     return json;
 }
 
 // What the rank has left, in one line; NULL if that is nothing, or not whole because it was killed over it.
-static char *error_of(int rank) {
-    char *text = (char *)or_die(malloc(ERROR_BYTES)), first[8];
+static const char *error_of(int rank) {
+    static char text[ERROR_BYTES];
+    char first[8];
     int fd = error_dir[0] ? open(error_path(rank), O_RDONLY | O_CLOEXEC) : -1;
     ssize_t n = fd < 0 ? 0 : read(fd, text, ERROR_BYTES);
     if (fd >= 0) close(fd);
     for (ssize_t i = 0; i < n; i++)
         if (strchr("\t\r\n", text[i])) text[i] = ' '; // they stand between tokens only
     while (n > 0 && text[n - 1] == ' ') n--;
-    if (n > 0 && n < ERROR_BYTES && text[n - 1] == '}') {
-        text[n] = 0;
-        if (json_message(text, first, sizeof first)) return text;
-    }
-    free(text);
-    return NULL;
+    if (n < 1 || n == ERROR_BYTES || text[n - 1] != '}') return NULL;
+    text[n] = 0;
+    return json_message(text, first, sizeof first) ? text : NULL;
 }
 
-// The first failure: for the user, or for the head, which may have heard of an earlier one. Takes the JSON.
-static void report(int code, const char *text, char *json) {
+// The first failure, with what the rank has left: for the user, or for the head, which may have heard of an earlier one.
+static void report(int code, const char *text, const char *left) {
     char message[4096];
     job.code = code;
-    if (node) dprintf(STDERR_FILENO, MARK "%d\t%s\t%s\n", code, text, json ? json : "");
-    else if (json && json_message(json, message, sizeof message)) say("%s: %s", text, message);
+    if (node) {
+        dprintf(STDERR_FILENO, MARK "%d\t%s\t%s\n", code, text, left ? left : "");
+        return;
+    }
+    if (left && json_message(left, message, sizeof message)) say("%s: %s", text, message);
     else say("%s", text);
-    free(job.error);
-    job.error = json ? json : json_of(text);
-}
-
-static void write_error_file(void) {
+    if (!opt.error_file) return;
     int fd = open(opt.error_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0 || dprintf(fd, "%s\n", job.error) < 0) say("%s: %s", opt.error_file, strerror(errno));
+    if (fd < 0 || dprintf(fd, "%s\n", left ? left : json_of(text)) < 0) say("%s: %s", opt.error_file, strerror(errno));
     if (fd >= 0) close(fd);
 }
 
@@ -323,7 +317,7 @@ static void run_rank(int local, int restart, int port, char **command) {
 
 static void run_ssh(const host *h) {
     const char *rsh = getenv("IDIST_RSH");
-    char self[PATH_MAX], script[4096], remote[4 * PATH_MAX] = "exec '";
+    char self[PATH_MAX], script[4096], remote[4 * PATH_MAX + 32] = "exec '";
     ssize_t n = readlink("/proc/self/exe", self, sizeof self);
     size_t at = strlen(remote);
     for (ssize_t i = 0; i < n; i++) at += (size_t)sprintf(remote + at, self[i] == '\'' ? "'\\''" : "%c", self[i]);
@@ -392,10 +386,10 @@ static void start(int i, int restart, int port, char **command) {
 // "CODE tab TEXT tab JSON" from a node. What comes after the first failure, or a signal, is a consequence.
 static void hear_failure(char *line) {
     char *text = strchr(line, '\t'), *json = text ? strchr(text + 1, '\t') : NULL;
-    if (!json || job.code || job.number) return;
+    if (!json || atoi(line) < 1 || job.code || job.number) return;
     *json++ = 0;
     json[strcspn(json, "\n")] = 0;
-    report(atoi(line), text + 1, *json ? (char *)or_die(strdup(json)) : NULL);
+    report(atoi(line), text + 1, *json ? json : NULL);
 }
 
 static void put_line(int i, int kind, const char *line, size_t n) {
@@ -463,7 +457,6 @@ static void tell_node(int i, int restart, int port, char **argv) {
     for (char **e = environ; *e; e++)
         if (strncmp(*e, "IDIST_", 6) == 0 && strncmp(*e, "IDIST_ADDR=", 11) != 0 && strncmp(*e, "IDIST_HOSTID=", 13) != 0)
             dprintf(to, "set %s%c", *e, 0);
-    if (secret[0]) dprintf(to, "set IDIST_SECRET=%s%c", secret, 0);
     while (*++argv) dprintf(to, "arg %s%c", *argv, 0);
     dprintf(to, "go %d %d %d %s %s%c", i, restart, port, opt.addr, opt.id, 0);
 }
@@ -496,9 +489,11 @@ static int hear_settings(int *argc, char ***argv) {
 
 static void make_secret(void) {
     unsigned char bytes[32];
+    char text[65];
     if (opt.secret_file || getenv("IDIST_SECRET") || getenv("IDIST_SECRET_FILE")) return;
     if (getentropy(bytes, sizeof bytes) != 0) die("getentropy");
-    for (int i = 0; i < 32; i++) sprintf(secret + 2 * i, "%02x", bytes[i]);
+    for (int i = 0; i < 32; i++) sprintf(text + 2 * i, "%02x", bytes[i]);
+    setenv("IDIST_SECRET", text, 1);
 }
 
 //------------------------------------------------------------------------------
@@ -542,8 +537,8 @@ static void ended(int i, int status) {
     if (opt.verbose && !head) say("rank %d has ended, status %d", rank, code);
     if (!code || job.code) return;
     if (job.number) {
-        job.code = job.number == SIGINT ? 128 + SIGINT : code; // some make an exception of Ctrl-C
-    } else if (head) {                                         // it would have said so if a rank had failed
+        job.code = job.number == SIGINT ? 128 + SIGINT : code; // to some programs Ctrl-C is one exception more
+    } else if (head) {                                         // of a rank's failure it would have told us
         snprintf(text, sizeof text, "host %s: %s (ssh ended with status %d)", hosts[i].name,
                  code == 255 ? "no connection, or it was lost" : "idistrun did not run there", code);
         report(125, text, NULL);
@@ -588,8 +583,10 @@ static void wait_for_something(struct pollfd *fds) {
 static void run(int restart, char **argv, char **command) {
     struct pollfd *fds = (struct pollfd *)or_die(calloc((size_t)n_children * 2 + 2, sizeof *fds));
     int port = opt.port ? opt.port : find_port(), status;
+    struct stat st;
     job.code = 0;
     job.kill_at = -1;
+    if (opt.error_file && lstat(opt.error_file, &st) == 0 && S_ISREG(st.st_mode)) unlink(opt.error_file); // of another try
     for (int i = 0; i < n_children; i++) {
         start(i, restart, port, command);
         if (head) tell_node(i, restart, port, argv);
@@ -642,32 +639,30 @@ static void parse_hosts(const char *list) {
     if (!hosts) say("--hosts: expected a list like alpha:4,beta:2"), exit(2);
 }
 
+// Where our ranks are among all.
 static void place(const char *list) {
     static char own[64]; // a job that we start as a whole needs no name of the user's
-    bool loopback = true;
+    bool loopback = true, both = list && (opt.nnodes > 1 || (opt.node_rank && !node));
+    cpu_set_t cpus;
+    if (both) say("--hosts and --nnodes are two ways: take one"), exit(2);
+    if (opt.nnodes > 1 && (!opt.addr || !opt.port)) say("--nnodes needs --master-addr and --master-port"), exit(2);
+    if (!opt.nproc && !list) opt.nproc = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    if (list) parse_hosts(list), opt.nnodes = n_hosts;
+    if (opt.node_rank >= opt.nnodes) say("--node-rank %d is not below --nnodes %d", opt.node_rank, opt.nnodes), exit(2);
+    for (int i = 0; i < opt.nnodes; i++) {
+        int n = list ? hosts[i].n : opt.nproc;
+        if (i < opt.node_rank) opt.first += n;
+        opt.world += n;
+        loopback = loopback && list && is_loopback(hosts[i].name);
+    }
     if (list) {
-        if (opt.nnodes > 1 || (opt.node_rank && !node)) say("--hosts and --nnodes are two ways: take one"), exit(2);
-        parse_hosts(list);
         head = !node;
-        opt.nnodes = n_hosts;
-        for (int i = 0; i < n_hosts; i++) {
-            if (i < opt.node_rank) opt.first += hosts[i].n;
-            opt.world += hosts[i].n;
-            loopback = loopback && is_loopback(hosts[i].name);
-        }
         opt.nproc = hosts[opt.node_rank].n;
         if (node) snprintf(opt.name, sizeof opt.name, "%s", hosts[opt.node_rank].name);
         // Others would look for "localhost" at home.
         if (!opt.addr) opt.addr = is_loopback(hosts[0].name) && !loopback ? opt.name : hosts[0].name;
         if (head) make_secret();
-    } else {
-        cpu_set_t cpus;
-        if (!opt.nproc) opt.nproc = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-        if (opt.nnodes > 1 && (!opt.addr || !opt.port)) say("--nnodes needs --master-addr and --master-port"), exit(2);
-        opt.first = opt.node_rank * opt.nproc;
-        opt.world = opt.nnodes * opt.nproc;
     }
-    if (opt.node_rank >= opt.nnodes) say("--node-rank %d is not below --nnodes %d", opt.node_rank, opt.nnodes), exit(2);
     if (!opt.addr) opt.addr = "127.0.0.1";
     snprintf(own, sizeof own, "idistrun-%d-%lld", (int)getpid(), now_ms());
     if (!opt.id) opt.id = opt.nnodes > 1 && !list ? "idistrun" : own;
@@ -713,13 +708,11 @@ static void parse(int argc, char **argv) {
 static void prepare(void) {
     static const int numbers[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT};
     sigset_t mask;
-    struct stat st;
     children = (child *)or_die(calloc((size_t)n_children, sizeof *children));
     if (!head && opt.log_dir && mkdir(opt.log_dir, 0777) != 0 && errno != EEXIST) die(opt.log_dir);
     if (!head) make_error_dir();
     if (!opt.error_file) opt.error_file = getenv("TORCHELASTIC_ERROR_FILE");
     if (node) opt.error_file = NULL; // the head writes it
-    if (opt.error_file && lstat(opt.error_file, &st) == 0 && S_ISREG(st.st_mode)) unlink(opt.error_file); // an old one
     sigemptyset(&mask);
     for (int i = 0; i < 5; i++) sigaddset(&mask, numbers[i]);
     sigprocmask(SIG_BLOCK, &mask, NULL);
@@ -740,6 +733,5 @@ int main(int argc, char **argv) {
         say("starting again, %d of %d", ++restart, opt.max_restarts);
         run(restart, argv, argv + optind);
     }
-    if (job.code && job.error && opt.error_file) write_error_file();
     return job.code ? job.code : job.number ? 128 + job.number : 0;
 }

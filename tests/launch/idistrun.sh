@@ -138,7 +138,8 @@ failure='rank 1 on host \S*: killed by signal 9 (Killed)'
 # shellcheck disable=SC2016
 TORCHELASTIC_ERROR_FILE=$error TMPDIR=$WORK ok_run 137 "an error file" 30 "$RUN" -n 2 \
     sh -c '[ $TORCHELASTIC_ERROR_FILE != "$0" ] && [ $RANK = 0 ] || kill -KILL $$; sleep $1' "$error" $NAP
-grep -q "^{\"message\": {\"message\": \"$failure\", \"extraInfo\": {\"py_callstack\": \"$failure\", \"timestamp\": \"[0-9]*\"}}}$" "$error"
+extra="{\"py_callstack\": \"$failure\", \"timestamp\": \"[0-9]*\"}"
+grep -q "^{\"message\": {\"message\": \"$failure\", \"extraInfo\": $extra}}$" "$error"
 ok $? "it names the failure as torchrun would read it" || cat "$error" "$WORK/log" | diag
 ok_run 0 "no failure" 30 "$RUN" -n 1 --error-file "$error" true
 [ ! -e "$error" ] && [ -z "$(find "$WORK" -name 'idistrun-*')" ]
@@ -154,8 +155,9 @@ exit 4;
 END
 chmod +x "$WORK/message"
 ok_run 4 "a rank's own message" 30 "$RUN" -n 1 --error-file "$error" --log-dir "$WORK/logs" "$WORK/message"
-printf 'idistrun: rank 0 on host %s: exited with status 4: a "quoted\\" \xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\ttab\n' "$(hostname)" |
-    cmp - "$WORK/log" && [ "$(tr '\n' ' ' <"$WORK/logs/0.error.json")" = "$(cat "$error")" ]
+printf 'idistrun: rank 0 on host %s: exited with status 4: ' "$(hostname)" >"$WORK/lines"
+printf 'a "quoted\\" \xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\ttab\n' >>"$WORK/lines"
+cmp "$WORK/lines" "$WORK/log" && [ "$(tr '\n' ' ' <"$WORK/logs/0.error.json")" = "$(cat "$error")" ]
 ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$error" | diag
 ok_run 4 "messages and restarts" 30 "$RUN" -n 1 --max-restarts 2 --error-file "$error" "$WORK/message"
 [ "$(grep -c quoted "$WORK/log")" = 1 ] && grep -q '{"message": "rank 0 on host .*: exited with status 4",' "$error"

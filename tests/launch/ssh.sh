@@ -43,7 +43,8 @@ says "two hosts" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0
     "rank 2: local 2 of 3, node 0"
 # Told apart by IDIST_HOSTID they are two, and meet through the network, where they need the secret.
 # shellcheck disable=SC2016 # for the shell of the rank
-IDIST_TRANSPORT=tcp ok_run 0 "told apart" 30 "${two[@]}" -v sh -c 'IDIST_ADDR=127.0.0.1 IDIST_HOSTID=$GROUP_RANK exec "$0"' "$WHO"
+IDIST_TRANSPORT=tcp ok_run 0 "told apart" 30 "${two[@]}" \
+    sh -c 'IDIST_ADDR=127.0.0.1 IDIST_HOSTID=$GROUP_RANK exec "$0"' "$WHO"
 says "told apart" "launcher idist, size 3, nodes 2" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0" \
     "rank 2: local 0 of 1, node 1"
 trains "ssh" 60 "${two[@]}"
@@ -129,7 +130,8 @@ ok $? "SIGKILL of the head leaves nothing"
 # A restart is one of all nodes, with another count.
 # shellcheck disable=SC2016
 ok_run 0 "a restart" 30 "${two[@]}" --max-restarts 1 --error-file "$WORK/error" sh -c \
-    '[ $RANK = 2 ] && mkdir "$0" 2>/dev/null && exit 9; echo count $TORCHELASTIC_RESTART_COUNT; exec "$1"' "$WORK/once" "$WHO"
+    '[ $RANK = 2 ] && mkdir "$0" 2>/dev/null && exit 9; echo count $TORCHELASTIC_RESTART_COUNT; exec "$1"' \
+    "$WORK/once" "$WHO"
 says "a restart" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
 [ "$(grep -c 'count 1' "$WORK/log")" = 3 ] && ! [ -e "$WORK/error" ]
@@ -144,7 +146,8 @@ secret=$(sort -u <"$WORK/log")
 [[ $secret =~ ^[0-9a-f]{64}$ ]] && ! grep -qF "$secret" "$WORK/lines" && grep -q "idistrun' --node" "$WORK/lines"
 ok $? "the ranks have one secret, and nobody else" || diag <"$WORK/log"
 
-for wrong in "--hosts , true" "--hosts a:0 true" "--hosts a,:2 true" "--hosts -oProxyCommand=x true" "--hosts a --nnodes 2 true"; do
+for wrong in "--hosts , true" "--hosts a:0 true" "--hosts a,:2 true" "--hosts -oProxyCommand=x true" \
+    "--hosts a --nnodes 2 true"; do
     # shellcheck disable=SC2086 # a list
     ok_run 2 "refused: $wrong" 10 "$RUN" $wrong
 done

@@ -47,8 +47,8 @@ exec sleep 30
 END
 chmod +x "$WORK/crash"
 cc -O2 examples/idistrun.c -o "$WORK/idistrun"
-ok_run 1 "idistrun under torchrun" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 1 "$WORK/idistrun" -n 2 \
-    "$WORK/crash"
+ok_run 1 "idistrun under torchrun" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 1 \
+    "$WORK/idistrun" -n 2 "$WORK/crash"
 grep -q 'exitcode *: 139' "$WORK/log" &&
     grep -q 'traceback *: rank 1 on host .*: killed by signal 11 (Segmentation fault)' "$WORK/log"
 ok $? "torchrun's report names idistrun's rank" || tail -n 15 "$WORK/log" | diag
