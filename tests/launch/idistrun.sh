@@ -147,10 +147,11 @@ ok $? "an old file is gone, and the ranks' own" || find "$WORK" -name "*err*" -o
 # A rank's own message, in any characters; a restart does not take that of the first try for its own; half a file is none.
 cat >"$WORK/message" <<'END'
 #!/usr/bin/env perl
+exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 1;
 open F, ">", $ENV{TORCHELASTIC_ERROR_FILE};
+print F q({"message": {"message": "half) and exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 2;
 print F q({"message": {"extraInfo": {"py_callstack": "at \"message\": x", "timestamp": "1"},), "\n",
-    q("message": "a \"quoted\\\\\" \u00e4\u20ac\ud83d\ude00\ttab"}}) if $ENV{TORCHELASTIC_RESTART_COUNT} != 1;
-print F q({"message": {"message": "half) if $ENV{TORCHELASTIC_RESTART_COUNT} == 2;
+    q("message": "a \"quoted\\\\\" \u00e4\u20ac\ud83d\ude00\ttab"}});
 exit 4;
 END
 chmod +x "$WORK/message"

@@ -41,7 +41,7 @@ two=("$RUN" --hosts "localhost:2,127.0.0.1")
 ok_run 0 "two hosts" 30 "${two[@]}" "$WHO" || tail -n 5 "$WORK/sshd.log" | diag
 says "two hosts" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
-# Told apart by IDIST_HOSTID they are two, and meet through the network, where they need the secret.
+# Told apart by IDIST_HOSTID they are two, and talk through TCP.
 # shellcheck disable=SC2016 # for the shell of the rank
 IDIST_TRANSPORT=tcp ok_run 0 "told apart" 30 "${two[@]}" \
     sh -c 'IDIST_ADDR=127.0.0.1 IDIST_HOSTID=$GROUP_RANK exec "$0"' "$WHO"
@@ -94,9 +94,22 @@ ok $? "its rank, host and signal are named" || diag <"$WORK/log"
 ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
 grep -q '^{"message": {"message": "rank 2 on host 127.0.0.1: killed by signal 11 (Segmentation fault)", ' "$WORK/error"
 ok $? "--error-file" || diag <"$WORK/error"
-ok_run 255 "a rank that ends as a lost connection would" 30 "${two[@]}" sh -c 'exit 255'
-grep -q 'rank [0-2] on host .*: exited with status 255' "$WORK/log"
+# shellcheck disable=SC2016 # the others do not have to be killed: 10 seconds, of 20
+ok_run 255 "a rank that ends as a lost connection would" 10 "${two[@]}" --grace 20 sh -c '[ $RANK = 1 ] && exit 255; sleep 30'
+[ "$(cat "$WORK/log")" = "idistrun: rank 1 on host localhost: exited with status 255" ]
 ok $? "it is named all the same" || diag <"$WORK/log"
+cat >"$WORK/message" <<'END'
+#!/bin/sh
+[ "$RANK" = 2 ] || exec sleep 30
+printf '{"message":\n\t{"message": "two\\\\nlines", "extraInfo": {"timestamp": "1"}}}\n' >"$TORCHELASTIC_ERROR_FILE"
+printf 'words without an end' >&2
+exit 4
+END
+chmod +x "$WORK/message"
+ok_run 4 "a rank's own message" 30 "${two[@]}" --error-file "$WORK/error" "$WORK/message"
+printf 'idistrun: rank 2 on host 127.0.0.1: exited with status 4: two\nlines\nwords without an end' | cmp - "$WORK/log" &&
+    [ "$(cat "$WORK/error")" = '{"message":  {"message": "two\nlines", "extraInfo": {"timestamp": "1"}}}' ]
+ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$WORK/error" | diag
 ok_run 127 "a program that is not there" 30 "${two[@]}" "$WORK/nothing"
 
 # Hosts that do not answer
@@ -105,7 +118,7 @@ grep -q "idistrun: host 127.0.0.2: no connection" "$WORK/log" && gone "sleep $NA
 ok $? "it is named, and nothing is left" || diag <"$WORK/log"
 IDIST_RSH=$WORK/nothing ok_run 125 "no ssh" 30 "${two[@]}" true
 job() { # COMMAND...: in the background, once two ranks sleep
-    "${two[@]}" "$@" >"$WORK/log" 2>&1 </dev/null &
+    env --default-signal=INT "${two[@]}" "$@" >"$WORK/log" 2>&1 </dev/null & # a shell has its background ignore it
     pid=$!
     for ((i = 0; i < 200; i++)); do [ "$(pgrep -xfc "sleep $NAP")" = 3 ] && return; sleep 0.05; done
 }
@@ -116,15 +129,17 @@ wait $pid
 ok $? "a connection is lost" || diag <"$WORK/log"
 
 # Signals
-job env --default-signal=INT sleep $NAP
-kill -TERM $pid
-wait $pid
-[ $? = 143 ] && gone "sleep $NAP" 0
-ok $? "SIGTERM ends all" || diag <"$WORK/log"
+for signal in 2 15; do
+    job sleep $NAP
+    kill -$signal $pid
+    wait $pid
+    [ $? = $((128 + signal)) ] && gone "sleep $NAP" 0 && ! [ -s "$WORK/log" ]
+    ok $? "signal $signal ends all" || diag <"$WORK/log"
+done
 job sleep $NAP
 kill -KILL $pid
 wait $pid 2>/dev/null
-gone "sleep $NAP" 1 && gone "idistrun --node" 1
+gone "sleep $NAP" 1 && gone "$WORK/.* --node" 1
 ok $? "SIGKILL of the head leaves nothing"
 
 # A restart is one of all nodes, with another count.
