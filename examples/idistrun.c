@@ -393,22 +393,21 @@ static void hear_failure(char *line) {
 }
 
 static void put_line(int i, int kind, const char *line, size_t n) {
-    char text[LINE_BYTES + 128], *mark;
+    char text[LINE_BYTES + 128], *mark = NULL;
     size_t at = 0, done = 0;
     if (opt.tag && !head) at = (size_t)snprintf(text, 32, "[%d] ", opt.first + i);
     memcpy(text + at, line, n);
     at += n;
     if (opt.tag && !head && (!n || line[n - 1] != '\n')) text[at++] = '\n';
     text[at] = 0;
-    if (head && kind == ERR && (mark = (char *)memmem(text, at, MARK, strlen(MARK))) != NULL) {
-        at = (size_t)(mark - text); // a rank's last words may have had no end
-        hear_failure(mark + strlen(MARK));
-    }
+    if (head && kind == ERR) mark = (char *)memmem(text, at, MARK, strlen(MARK));
+    if (mark) at = (size_t)(mark - text); // a rank's last words may have had no end
     while (done < at) {
         ssize_t k = write(kind == OUT ? STDOUT_FILENO : STDERR_FILENO, text + done, at - done);
-        if (k < 0 && errno != EINTR) return;
+        if (k < 0 && errno != EINTR) break;
         if (k > 0) done += (size_t)k;
     }
+    if (mark) hear_failure(mark + strlen(MARK));
 }
 
 // Whole lines only; what is left at the end is one as well. Closes a stream that has ended.

@@ -95,19 +95,20 @@ ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep 
 grep -q '^{"message": {"message": "rank 2 on host 127.0.0.1: killed by signal 11 (Segmentation fault)", ' "$WORK/error"
 ok $? "--error-file" || diag <"$WORK/error"
 # shellcheck disable=SC2016 # the others do not have to be killed: 10 seconds, of 20
-ok_run 255 "a rank that ends as a lost connection would" 10 "${two[@]}" --grace 20 sh -c '[ $RANK = 1 ] && exit 255; sleep 30'
+ok_run 255 "a rank that ends as a lost connection would" 10 "${two[@]}" --grace 20 \
+    sh -c '[ $RANK = 1 ] && exit 255; sleep 30'
 [ "$(cat "$WORK/log")" = "idistrun: rank 1 on host localhost: exited with status 255" ]
 ok $? "it is named all the same" || diag <"$WORK/log"
 cat >"$WORK/message" <<'END'
 #!/bin/sh
 [ "$RANK" = 2 ] || exec sleep 30
-printf '{"message":\n\t{"message": "two\\\\nlines", "extraInfo": {"timestamp": "1"}}}\n' >"$TORCHELASTIC_ERROR_FILE"
+printf '{"message":\n\t{"message": "two\\nlines", "extraInfo": {"timestamp": "1"}}}\n' >"$TORCHELASTIC_ERROR_FILE"
 printf 'words without an end' >&2
 exit 4
 END
 chmod +x "$WORK/message"
 ok_run 4 "a rank's own message" 30 "${two[@]}" --error-file "$WORK/error" "$WORK/message"
-printf 'idistrun: rank 2 on host 127.0.0.1: exited with status 4: two\nlines\nwords without an end' | cmp - "$WORK/log" &&
+printf 'words without an endidistrun: rank 2 on host 127.0.0.1: exited with status 4: two\nlines\n' | cmp - "$WORK/log" &&
     [ "$(cat "$WORK/error")" = '{"message":  {"message": "two\nlines", "extraInfo": {"timestamp": "1"}}}' ]
 ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$WORK/error" | diag
 ok_run 127 "a program that is not there" 30 "${two[@]}" "$WORK/nothing"
