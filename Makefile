@@ -149,7 +149,7 @@ DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck 
 # besides, and other launchers.
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
-LAUNCH_DEPS = slurm-wlm munge python3-torch
+LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(LAUNCH_DEPS)
 PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi build/peers/horovod
 deps:

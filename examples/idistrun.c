@@ -1,15 +1,28 @@
-// idistrun: starts the ranks of a program on this host, watches them, and ends them all when one fails
+// idistrun: starts the ranks of a program, watches them, and ends them all when one fails
 //
 //     cc -O2 examples/idistrun.c -o build/idistrun
 //     build/idistrun -n 4 --tag ./sim args
+//     build/idistrun --hosts alpha:4,beta:2 ./sim args
 //
 // Each rank finds its place in the environment: IDIST_RANK and its siblings, and what torchrun would set, so that programs
-// for PyTorch run as well. On several hosts run it once on each, with --nnodes, --node-rank, --master-addr, --master-port.
+// for PyTorch run as well.
+//
+// With --hosts the idistrun that you call, the head, has ssh start one more on every host: the same file, in the same
+// folder. IDIST_RSH is the command, if yours needs options: IDIST_RSH="ssh -p 2222 -i key". ssh must not ask for anything.
+// The head tells each of them through ssh's stdin what to run, the variables IDIST_* of its environment (IDIST_ADDR and
+// IDIST_HOSTID belong to one host and stay), a secret for the job, and later which signals to pass on; where that ends, the
+// ranks do. Without ssh run idistrun once on each host, with --nnodes, --node-rank, --master-addr and --master-port.
+//
+// The first rank that fails decides: its code is idistrun's, its name is printed, all others get SIGTERM and, after the
+// grace period, SIGKILL. If it wrote an exception to the file TORCHELASTIC_ERROR_FILE, as torch's @record does, that is
+// printed as well. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT go to all ranks; a second one kills them. Codes of our own:
+// 2 for a wrong option, 125 for a host that cannot be reached, 126 and 127 for a program that cannot be run.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -28,45 +41,69 @@
 
 static const char *const usage =
     "usage: idistrun [options] program [arguments]\n"
-    "  -n, --nproc N        ranks on this host (default: one per core)\n"
+    "  -n, --nproc N        ranks on this host (default: one per core); with --hosts, on each that has no :N\n"
+    "      --hosts A:4,B    ranks on these hosts, started over ssh: 4 on A, 1 on B (:1 is the default)\n"
     "      --nnodes N       hosts (default 1), each with as many ranks; idistrun is started on every one of them\n"
     "      --node-rank K    this one's number, from 0\n"
-    "      --master-addr A  host 0, as the others reach it (default 127.0.0.1)\n"
-    "      --master-port P  a free port there (default: found on one host)\n"
+    "      --master-addr A  host 0, as the others reach it (default 127.0.0.1, or the first of --hosts)\n"
+    "      --master-port P  a free port there (default: found, where there is no --nnodes)\n"
     "      --rdzv-id ID     the name of the job (default with --nnodes: idistrun)\n"
-    "      --secret-file F  what the ranks of several hosts prove to each other\n"
+    "      --secret-file F  what the ranks of several hosts prove to each other; each host has the file\n"
     "      --max-restarts R start all ranks again when one failed, up to R times\n"
     "      --tag            each line of output begins with [rank]\n"
-    "      --log-dir DIR    output of rank R to DIR/R.out and DIR/R.err instead\n"
+    "      --log-dir DIR    output of rank R to DIR/R.out and DIR/R.err instead, exceptions to DIR/R.error.json\n"
+    "      --error-file F   the first failure, in torchrun's format (default: TORCHELASTIC_ERROR_FILE)\n"
     "      --bind           each rank stays on a core of its own\n"
     "      --grace SECONDS  between the first failure, or a signal, and SIGKILL (default 5)\n"
-    "  -v                   say what happens\n";
+    "  -v                   say what happens\n"
+    "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10).\n";
 
-enum { OUT, ERR, LINE_MAX_BYTES = 65536 };
+// What a node's idistrun says to the head only: MARK CODE tab TEXT tab JSON, a line of its stderr.
+#define MARK "\036failed "
 
-typedef struct stream { // from a rank, with --tag
+enum { OUT, ERR, LINE_BYTES = 65536, ERROR_BYTES = 60000, INSIST_MS = 400 };
+
+typedef struct host {
+    const char *login, *name; // "me@beta", "beta"
+    int n;                    // ranks
+} host;
+
+typedef struct stream { // what a rank writes
     int fd;
     size_t n;
     char *line; // what has come of it
 } stream;
 
-typedef struct child {
-    pid_t pid; // 0: has ended
+typedef struct child { // a rank, or the ssh that leads to a node
+    pid_t pid;         // 0: has ended
+    int to;            // ssh's stdin, or -1
     stream streams[2];
 } child;
 
 static struct {
     int nproc, nnodes, node_rank, port, max_restarts, grace_ms;
-    const char *addr, *id, *secret_file, *log_dir;
+    int first, world; // rank of the first one here, and how many there are on all hosts
+    const char *addr, *id, *secret_file, *log_dir, *error_file;
     bool tag, bind, verbose;
-    char host[256];
-} opt = {0, 1, 0, 0, 0, 5000, NULL, NULL, NULL, NULL, false, false, false, ""};
+    char name[256]; // of this host
+} opt = {.nnodes = 1, .grace_ms = 5000};
+
+static host *hosts; // of --hosts
+static int n_hosts;
+static bool head, node; // we are one of these, or neither
+static bool hears;      // the node, as long as the head is there
 
 static child *children;
-static int n_alive, signals;
+static int n_children, n_alive, signals;
+
+static struct {
+    int code;          // of the first failure
+    int number;        // the signal that ends the job
+    long long kill_at; // nobody has been asked to end while it is -1
+} job;
 
 static void say(const char *format, ...) {
-    char text[1024];
+    char text[8192];
     int n = snprintf(text, sizeof text, "idistrun: ");
     va_list args;
     va_start(args, format);
@@ -82,15 +119,30 @@ static void die(const char *what) {
     exit(125);
 }
 
+static void *or_die(void *p) {
+    if (!p) die("memory");
+    return p;
+}
+
 static long long now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-static int free_port(void) {
+static bool is_loopback(const char *name) {
+    return strcmp(name, "localhost") == 0 || strncmp(name, "127.", 4) == 0 || strcmp(name, "::1") == 0;
+}
+
+// A free port, or on a host that we cannot ask one that is likely to be.
+static int find_port(void) {
     struct sockaddr_in a;
     socklen_t n = sizeof a;
+    unsigned random;
+    if (head && !is_loopback(hosts[0].name) && strcmp(hosts[0].name, opt.name) != 0) {
+        if (getentropy(&random, sizeof random) != 0) die("getentropy");
+        return 15000 + (int)(random % 10000);
+    }
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     memset(&a, 0, sizeof a);
     a.sin_family = AF_INET;
@@ -99,6 +151,119 @@ static int free_port(void) {
         die("no free port");
     close(fd);
     return ntohs(a.sin_port);
+}
+
+//------------------------------------------------------------------------------
+// the error files of torchrun: {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}
+//------------------------------------------------------------------------------
+
+static char error_dir[PATH_MAX]; // "": there is none
+
+static const char *error_path(int rank) {
+    static char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%d.error.json", error_dir, rank);
+    return path;
+}
+
+static void remove_error_dir(void) {
+    for (int i = 0; i < n_children; i++) unlink(error_path(opt.first + i));
+    rmdir(error_dir);
+}
+
+static void make_error_dir(void) {
+    const char *tmp = getenv("TMPDIR");
+    if (opt.log_dir) {
+        if (!realpath(opt.log_dir, error_dir)) die(opt.log_dir); // the ranks may change their folder
+        return;
+    }
+    snprintf(error_dir, sizeof error_dir, "%s/idistrun-XXXXXX", tmp ? tmp : "/tmp");
+    if (mkdtemp(error_dir)) atexit(remove_error_dir);
+    else error_dir[0] = 0;
+}
+
+// One character of a string; returns its bytes.
+static size_t json_char(const char **from, char *to) {
+    static const char names[] = "bfnrt", meant[] = "\b\f\n\r\t";
+    unsigned c, low;
+    size_t n = 0;
+    if (**from != '\\' || !(*from)[1]) return *to = *(*from)++, 1;
+    *from += 2;
+    const char *name = strchr(names, (*from)[-1]);
+    if ((*from)[-1] != 'u' || strspn(*from, "0123456789abcdefABCDEF") < 4)
+        return *to = name ? meant[name - names] : (*from)[-1], 1;
+    sscanf(*from, "%4x", &c);
+    *from += 4;
+    if (c >> 10 == 0xd800 >> 10 && sscanf(*from, "\\u%4x", &low) == 1 && low >> 10 == 0xdc00 >> 10) { // a pair
+        c = 0x10000 + ((c & 0x3ff) << 10) + (low & 0x3ff);
+        *from += 6;
+    }
+    if (c < 0x80) return *to = (char)c, 1;
+    size_t more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3; // bytes of UTF-8 behind the first
+    to[n++] = (char)((0xff00 >> (more + 1) & 0xff) | c >> 6 * more);
+    while (more--) to[n++] = (char)(0x80 | (c >> 6 * more & 0x3f));
+    return n;
+}
+
+// The inner "message", or the outer one if it is a string.
+static bool json_message(const char *json, char *text, size_t cap) {
+    size_t n = 0;
+    do {
+        json = strstr(json, "\"message\"");
+        if (!json) return false;
+        json += strlen("\"message\"");
+        json += strspn(json, " :");
+    } while (*json == '{');
+    if (*json++ != '"') return false;
+    while (*json && *json != '"' && n + 5 < cap) n += json_char(&json, text + n);
+    text[n] = 0;
+    return true;
+}
+
+static const char *json_of(const char *text) {
+    static char json[8192];
+    char quoted[3600];
+    size_t n = 0;
+    for (; *text && n + 7 < sizeof quoted; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c >= ' ' && c < 0x7f && c != '"' && c != '\\') quoted[n++] = (char)c;
+        else n += (size_t)sprintf(quoted + n, "\\u%04x", c);
+    }
+    quoted[n] = 0; // twice, because torchrun shows the call stack where there is one, even an empty one
+    snprintf(json, sizeof json,
+             "{\"message\": {\"message\": \"%s\", \"extraInfo\": {\"py_callstack\": \"%s\", \"timestamp\": \"%lld\"}}}",
+             quoted, quoted, (long long)time(NULL));
+    return json;
+}
+
+// What the rank has left, in one line; NULL if that is nothing, or not whole because it was killed over it.
+static const char *error_of(int rank) {
+    static char text[ERROR_BYTES];
+    char first[8];
+    int fd = error_dir[0] ? open(error_path(rank), O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t n = fd < 0 ? 0 : read(fd, text, ERROR_BYTES);
+    if (fd >= 0) close(fd);
+    for (ssize_t i = 0; i < n; i++)
+        if (strchr("\t\r\n", text[i])) text[i] = ' '; // they stand between tokens only
+    while (n > 0 && text[n - 1] == ' ') n--;
+    if (n < 1 || n == ERROR_BYTES || text[n - 1] != '}') return NULL;
+    text[n] = 0;
+    return json_message(text, first, sizeof first) ? text : NULL;
+}
+
+// The first failure, with what the rank has left: for the user, or for the head, which may have heard of an earlier one.
+static void report(int code, const char *text, const char *left) {
+    char message[4096];
+    job.code = code;
+    if (node) {
+        dprintf(STDERR_FILENO, MARK "%d\t%s\t%s\n", code, text, left ? left : "");
+        return;
+    }
+    if (left && json_message(left, message, sizeof message)) say("%s: %s", text, message);
+    else say("%s", text);
+    if (!opt.error_file) return;
+    int fd = open(opt.error_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0 || dprintf(fd, "%s\n", left ? left : json_of(text)) < 0) say("%s: %s", opt.error_file, strerror(errno));
+    if (fd >= 0) close(fd);
 }
 
 //------------------------------------------------------------------------------
@@ -116,7 +281,7 @@ static void set_environment(int local, int restart, int port) {
                                            {"IDIST_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE"},
                                            {"IDIST_LOCAL_RANK", "LOCAL_RANK", "LOCAL_RANK"},
                                            {"IDIST_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE"}};
-    const long values[4] = {opt.node_rank * opt.nproc + local, opt.nnodes * opt.nproc, local, opt.nproc};
+    const long values[4] = {opt.first + local, opt.world, local, opt.nproc};
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 3; k++) set(names[i][k], values[i]);
     set("GROUP_RANK", opt.node_rank);
@@ -126,6 +291,8 @@ static void set_environment(int local, int restart, int port) {
     set("TORCHELASTIC_MAX_RESTARTS", opt.max_restarts);
     setenv("TORCHELASTIC_RUN_ID", opt.id, 1);
     setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
+    if (error_dir[0]) setenv("TORCHELASTIC_ERROR_FILE", error_path(opt.first + local), 1);
+    else unsetenv("TORCHELASTIC_ERROR_FILE"); // it is ours
     setenv("MASTER_ADDR", opt.addr, 1);
     set("MASTER_PORT", port);
     if (opt.secret_file) setenv("IDIST_SECRET_FILE", opt.secret_file, 1);
@@ -133,26 +300,14 @@ static void set_environment(int local, int restart, int port) {
 }
 
 static int log_file(int rank, const char *kind) {
-    char path[4096];
+    char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%d.%s", opt.log_dir, rank, kind);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) die(path);
     return fd;
 }
 
-static void run_rank(int local, int restart, int port, char **command, const int ends[2], pid_t parent) {
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(125); // it died before that
-    int null = open("/dev/null", O_RDONLY);
-    if (null >= 0) dup2(null, STDIN_FILENO);
-    if (null > 2) close(null);
-    if (ends[OUT] >= 0) dup2(ends[OUT], STDOUT_FILENO);
-    if (ends[ERR] >= 0) dup2(ends[ERR], STDERR_FILENO);
+static void run_rank(int local, int restart, int port, char **command) {
     set_environment(local, restart, port);
     execvp(command[0], command);
     int error = errno;
@@ -160,30 +315,67 @@ static void run_rank(int local, int restart, int port, char **command, const int
     _exit(error == ENOENT ? 127 : 126);
 }
 
-static void start_rank(int local, int restart, int port, char **command) {
-    child *c = &children[local];
-    int ends[2] = {-1, -1}, rank = opt.node_rank * opt.nproc + local;
+static void run_ssh(const host *h) {
+    const char *rsh = getenv("IDIST_RSH");
+    char self[PATH_MAX], script[4096], remote[4 * PATH_MAX + 32] = "exec '";
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self);
+    size_t at = strlen(remote);
+    for (ssize_t i = 0; i < n; i++) at += (size_t)sprintf(remote + at, self[i] == '\'' ? "'\\''" : "%c", self[i]);
+    strcpy(remote + at, "' --node");
+    snprintf(script, sizeof script, "exec %s \"$@\"",
+             rsh ? rsh : "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10");
+    execl("/bin/sh", "sh", "-c", script, "sh", h->login, remote, (char *)NULL);
+    _exit(127);
+}
+
+// Its stdin, stdout and stderr; -1: as ours.
+static void begin_child(const int ends[3], pid_t parent) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    setpgid(0, 0); // so that Ctrl-C comes to us alone
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(125); // it died before that
+    for (int k = 0; k < 3; k++)
+        if (ends[k] >= 0) dup2(ends[k], k);
+}
+
+// A rank, or at the head the way to node i.
+static void start(int i, int restart, int port, char **command) {
+    child *c = &children[i];
+    int ends[3], pipes[2], rank = opt.first + i;
     pid_t parent = getpid();
-    for (int i = 0; i < 2; i++) {
-        int pipes[2];
-        c->streams[i].fd = -1;
-        c->streams[i].n = 0;
-        if (opt.log_dir) {
-            ends[i] = log_file(rank, i == OUT ? "out" : "err");
-        } else if (opt.tag) {
+    c->to = -1;
+    if (!head) ends[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    else if (pipe2(pipes, O_CLOEXEC) != 0) die("pipe");
+    else ends[0] = pipes[0], c->to = pipes[1];
+    if (head) fcntl(c->to, F_SETPIPE_SZ, 1 << 20); // long arguments do not have to wait for the connection
+    if (!head && error_dir[0]) unlink(error_path(rank));
+    for (int k = 0; k < 2; k++) {
+        ends[k + 1] = c->streams[k].fd = -1;
+        c->streams[k].n = 0;
+        if (!head && opt.log_dir) {
+            ends[k + 1] = log_file(rank, k == OUT ? "out" : "err");
+        } else if (opt.tag || head || node) {
             if (pipe2(pipes, O_CLOEXEC) != 0) die("pipe");
-            c->streams[i].fd = pipes[0];
-            ends[i] = pipes[1];
+            c->streams[k].fd = pipes[0];
+            ends[k + 1] = pipes[1];
         }
     }
     fflush(NULL);
     c->pid = fork();
     if (c->pid < 0) die("fork");
-    if (c->pid == 0) run_rank(local, restart, port, command, ends, parent);
+    if (c->pid == 0) {
+        begin_child(ends, parent);
+        if (head) run_ssh(&hosts[i]);
+        else run_rank(i, restart, port, command);
+    }
     setpgid(c->pid, c->pid); // as the child does: whoever comes first
-    for (int i = 0; i < 2; i++)
-        if (ends[i] >= 0) close(ends[i]);
-    if (opt.verbose) say("rank %d is process %d", rank, (int)c->pid);
+    for (int k = 0; k < 3; k++)
+        if (ends[k] >= 0) close(ends[k]);
+    if (opt.verbose && head) say("the ssh to %s is process %d", hosts[i].name, (int)c->pid);
+    else if (opt.verbose) say("rank %d is process %d", rank, (int)c->pid);
     n_alive++;
 }
 
@@ -191,46 +383,116 @@ static void start_rank(int local, int restart, int port, char **command) {
 // what it says
 //------------------------------------------------------------------------------
 
-static void put_line(int rank, int kind, const char *line, size_t n) {
-    char text[LINE_MAX_BYTES + 32];
-    size_t at = (size_t)snprintf(text, 32, "[%d] ", rank), done = 0;
-    memcpy(text + at, line, n);
-    at += n;
-    if (!n || line[n - 1] != '\n') text[at++] = '\n';
-    while (done < at) {
-        ssize_t k = write(kind == OUT ? STDOUT_FILENO : STDERR_FILENO, text + done, at - done);
-        if (k < 0 && errno != EINTR) return;
-        if (k > 0) done += (size_t)k;
-    }
+// "CODE tab TEXT tab JSON" from a node. What comes after the first failure, or a signal, is a consequence.
+static void hear_failure(char *line) {
+    char *text = strchr(line, '\t'), *json = text ? strchr(text + 1, '\t') : NULL;
+    if (!json || atoi(line) < 1 || job.code || job.number) return;
+    *json++ = 0;
+    json[strcspn(json, "\n")] = 0;
+    report(atoi(line), text + 1, *json ? json : NULL);
 }
 
-// Whole lines only; what is left at the end is one as well. False: the rank has closed it.
-static bool read_stream(int rank, int kind, stream *s) {
-    if (!s->line && !(s->line = (char *)malloc(LINE_MAX_BYTES))) die("memory");
-    ssize_t k = read(s->fd, s->line + s->n, LINE_MAX_BYTES - s->n);
-    if (k < 0) return errno == EINTR || errno == EAGAIN;
-    s->n += (size_t)k;
-    size_t from = 0;
+static void put_line(int i, int kind, const char *line, size_t n) {
+    char text[LINE_BYTES + 128], *mark = NULL;
+    size_t at = 0, done = 0;
+    if (opt.tag && !head) at = (size_t)snprintf(text, 32, "[%d] ", opt.first + i);
+    memcpy(text + at, line, n);
+    at += n;
+    if (opt.tag && !head && (!n || line[n - 1] != '\n')) text[at++] = '\n';
+    text[at] = 0;
+    if (head && kind == ERR) mark = (char *)memmem(text, at, MARK, strlen(MARK));
+    if (mark) at = (size_t)(mark - text); // a rank's last words may have had no end
+    while (done < at) {
+        ssize_t k = write(kind == OUT ? STDOUT_FILENO : STDERR_FILENO, text + done, at - done);
+        if (k < 0 && errno != EINTR) break;
+        if (k > 0) done += (size_t)k;
+    }
+    if (mark) hear_failure(mark + strlen(MARK));
+}
+
+// Whole lines only; what is left at the end is one as well. Closes a stream that has ended.
+static void read_stream(int i, int kind) {
+    stream *s = &children[i].streams[kind];
+    size_t cap = head ? LINE_BYTES + 64 : LINE_BYTES, from = 0; // a node's line may have a tag
+    if (!s->line) s->line = (char *)or_die(malloc(cap));
+    ssize_t k = read(s->fd, s->line + s->n, cap - s->n);
+    if (k < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (k > 0) s->n += (size_t)k;
     for (char *end; (end = (char *)memchr(s->line + from, '\n', s->n - from)) != NULL; from = (size_t)(end - s->line) + 1)
-        put_line(rank, kind, s->line + from, (size_t)(end - s->line) + 1 - from);
-    if ((k == 0 && from < s->n) || (from == 0 && s->n == LINE_MAX_BYTES)) {
-        put_line(rank, kind, s->line + from, s->n - from);
+        put_line(i, kind, s->line + from, (size_t)(end - s->line) + 1 - from);
+    if ((k <= 0 && from < s->n) || (from == 0 && s->n == cap)) {
+        put_line(i, kind, s->line + from, s->n - from);
         from = s->n;
     }
     memmove(s->line, s->line + from, s->n - from);
     s->n -= from;
-    return k > 0;
+    if (k > 0) return;
+    close(s->fd);
+    s->fd = -1;
 }
 
-static void close_streams(void) {
-    for (int i = 0; i < 2 * opt.nproc; i++) {
-        stream *s = &children[i / 2].streams[i % 2];
-        while (s->fd >= 0 && poll(&(struct pollfd){s->fd, POLLIN, 0}, 1, 0) == 1 &&
-               read_stream(opt.node_rank * opt.nproc + i / 2, i % 2, s))
-            continue;
+// What a child has said before it ended; not what somebody that it left behind may go on to say.
+static void drain(int i) {
+    for (int kind = 0; kind < 2; kind++) {
+        stream *s = &children[i].streams[kind];
+        for (int k = 0; k < 64 && s->fd >= 0 && poll(&(struct pollfd){s->fd, POLLIN, 0}, 1, 0) == 1; k++)
+            read_stream(i, kind);
+        if (s->fd >= 0 && s->n) put_line(i, kind, s->line, s->n);
         if (s->fd >= 0) close(s->fd);
         s->fd = -1;
     }
+}
+
+//------------------------------------------------------------------------------
+// the nodes of --hosts: what the head tells them, each item ended by a zero
+//------------------------------------------------------------------------------
+
+// Everything goes through ssh's stdin: command lines are for all to see, and shells would take them apart.
+static void tell_node(int i, int restart, int port, char **argv) {
+    char folder[PATH_MAX];
+    int to = children[i].to;
+    if (!getcwd(folder, sizeof folder)) die("getcwd");
+    dprintf(to, "dir %s%c", folder, 0);
+    for (char **e = environ; *e; e++)
+        if (strncmp(*e, "IDIST_", 6) == 0 && strncmp(*e, "IDIST_ADDR=", 11) != 0 && strncmp(*e, "IDIST_HOSTID=", 13) != 0)
+            dprintf(to, "set %s%c", *e, 0);
+    while (*++argv) dprintf(to, "arg %s%c", *argv, 0);
+    dprintf(to, "go %d %d %d %s %s%c", i, restart, port, opt.addr, opt.id, 0);
+}
+
+// The node's side. It has the head's own arguments then, to be read as any other; returns the number of the restart.
+static int hear_settings(int *argc, char ***argv) {
+    char *text = NULL, addr[256];
+    size_t cap = 0;
+    int restart, at;
+    *argc = 1;
+    *argv = NULL;
+    setvbuf(stdin, NULL, _IONBF, 0); // a signal that follows is for poll to see
+    while (getdelim(&text, &cap, 0, stdin) > 4) {
+        if (strncmp(text, "dir ", 4) == 0 && chdir(text + 4) != 0) die(text + 4);
+        if (strncmp(text, "set ", 4) == 0) putenv((char *)or_die(strdup(text + 4)));
+        if (strncmp(text, "arg ", 4) == 0) {
+            *argv = (char **)or_die(realloc(*argv, ((size_t)*argc + 2) * sizeof **argv));
+            (*argv)[0] = program_invocation_name;
+            (*argv)[(*argc)++] = (char *)or_die(strdup(text + 4));
+            (*argv)[*argc] = NULL;
+        }
+        if (sscanf(text, "go %d %d %d %255s %n", &opt.node_rank, &restart, &opt.port, addr, &at) < 4) continue;
+        opt.addr = (char *)or_die(strdup(addr));
+        opt.id = (char *)or_die(strdup(text + at));
+        free(text);
+        return restart;
+    }
+    exit(125);
+}
+
+static void make_secret(void) {
+    unsigned char bytes[32];
+    char text[65];
+    if (opt.secret_file || getenv("IDIST_SECRET") || getenv("IDIST_SECRET_FILE")) return;
+    if (getentropy(bytes, sizeof bytes) != 0) die("getentropy");
+    for (int i = 0; i < 32; i++) sprintf(text + 2 * i, "%02x", bytes[i]);
+    setenv("IDIST_SECRET", text, 1);
 }
 
 //------------------------------------------------------------------------------
@@ -238,80 +500,115 @@ static void close_streams(void) {
 //------------------------------------------------------------------------------
 
 static void signal_all(int number) {
-    for (int i = 0; i < opt.nproc; i++)
-        if (children[i].pid > 0) kill(-children[i].pid, number);
+    for (int i = 0; i < n_children; i++) {
+        child *c = &children[i];
+        if (c->to < 0 && c->pid > 0) kill(-c->pid, number);
+        if (c->to < 0) continue;
+        dprintf(c->to, "signal %d%c", number, 0);
+        if (number != SIGKILL) continue;
+        close(c->to); // the next one is for ssh itself
+        c->to = -1;
+    }
 }
 
-// A rank has ended. Its status as a shell would say it; the first bad one is named.
-static int ended(int local, int status, bool first) {
-    int rank = opt.node_rank * opt.nproc + local, number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    if (status && first && number)
-        say("rank %d on host %s: killed by signal %d (%s)", rank, opt.host, number, strsignal(number));
-    else if (status && first) say("rank %d on host %s: exited with status %d", rank, opt.host, WEXITSTATUS(status));
-    else if (opt.verbose) say("rank %d has ended, status %d", rank, number ? 128 + number : WEXITSTATUS(status));
-    kill(-children[local].pid, SIGKILL); // what it has left behind
-    children[local].pid = 0;
+// Somebody wants the job to end. Who asks twice means it.
+static void interrupt(int number) {
+    bool again = job.kill_at >= 0, told = again && !job.number && number == SIGTERM; // told so when the first one failed
+    if (opt.verbose) say("signal %d goes to all ranks", number);
+    job.number = number;
+    if (told) return;
+    signal_all(again ? SIGKILL : number);
+    job.kill_at = now_ms() + (again ? INSIST_MS : opt.grace_ms);
+}
+
+// A child has ended. The first that failed by itself is named, and its status is the job's, as a shell would say it.
+static void ended(int i, int status) {
+    int rank = opt.first + i, number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    int code = number ? 128 + number : WEXITSTATUS(status);
+    child *c = &children[i];
+    char text[512];
+    kill(-c->pid, SIGKILL); // what it has left behind
+    c->pid = 0;
     n_alive--;
-    return number ? 128 + number : WEXITSTATUS(status);
-}
-
-static int reap(int code) {
-    int status, i;
-    pid_t pid;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-        for (i = 0; i < opt.nproc && children[i].pid != pid; i++) continue;
-        if (i == opt.nproc) continue;
-        int own = ended(i, status, code == 0);
-        if (!code) code = own;
+    if (c->to >= 0) close(c->to);
+    c->to = -1;
+    drain(i);
+    if (opt.verbose && !head) say("rank %d has ended, status %d", rank, code);
+    if (!code || job.code) return;
+    if (job.number) {
+        job.code = job.number == SIGINT ? 128 + SIGINT : code; // to some programs Ctrl-C is one exception more
+    } else if (head) {                                         // of a rank's failure it would have told us
+        snprintf(text, sizeof text, "host %s: %s (ssh ended with status %d)", hosts[i].name,
+                 code == 255 ? "no connection, or it was lost" : "idistrun did not run there", code);
+        report(125, text, NULL);
+    } else {
+        int n = snprintf(text, sizeof text, "rank %d on host %s: ", rank, opt.name);
+        size_t left = sizeof text - (size_t)n;
+        if (number) snprintf(text + n, left, "killed by signal %d (%s)", number, strsignal(number));
+        else snprintf(text + n, left, "exited with status %d", code);
+        report(code, text, error_of(rank));
     }
-    return code;
 }
 
-// Starts all ranks and waits for their end. *number: the signal that ended the job, or 0.
-static int run(int restart, char **command, int *number) {
-    struct pollfd *fds = (struct pollfd *)calloc((size_t)opt.nproc * 2 + 1, sizeof *fds);
-    int port = opt.port ? opt.port : free_port(), code = 0;
-    long long kill_at = -1;
-    if (!fds) die("memory");
-    for (int i = 0; i < opt.nproc; i++) start_rank(i, restart, port, command);
+// From the head. Without it there is no job.
+static void hear_head(void) {
+    static char *text;
+    static size_t cap;
+    int number;
+    if (getdelim(&text, &cap, 0, stdin) > 0) {
+        if (sscanf(text, "signal %d", &number) == 1) interrupt(number);
+    } else {
+        hears = false;
+        if (job.kill_at < 0) interrupt(SIGTERM);
+    }
+}
+
+static void wait_for_something(struct pollfd *fds) {
+    struct signalfd_siginfo info;
+    int n = 2;
+    long long left = job.kill_at < 0 ? -1 : job.kill_at - now_ms();
+    fds[0] = (struct pollfd){signals, POLLIN, 0};
+    fds[1] = (struct pollfd){hears ? STDIN_FILENO : -1, POLLIN, 0};
+    for (int i = 0; i < 2 * n_children; i++) fds[n++] = (struct pollfd){children[i / 2].streams[i % 2].fd, POLLIN, 0};
+    if (poll(fds, (nfds_t)n, job.kill_at < 0 ? -1 : left < 0 ? 0 : (int)left) < 0 && errno != EINTR) die("poll");
+    for (int i = 0; i < 2 * n_children; i++)
+        if (fds[i + 2].revents) read_stream(i / 2, i % 2);
+    if (fds[0].revents && read(signals, &info, sizeof info) == sizeof info && info.ssi_signo != SIGCHLD)
+        interrupt((int)info.ssi_signo);
+    if (fds[1].revents) hear_head();
+}
+
+// Starts all children and waits for their end.
+static void run(int restart, char **argv, char **command) {
+    struct pollfd *fds = (struct pollfd *)or_die(calloc((size_t)n_children * 2 + 2, sizeof *fds));
+    int port = opt.port ? opt.port : find_port(), status;
+    struct stat st;
+    job.code = 0;
+    job.kill_at = -1;
+    if (opt.error_file && lstat(opt.error_file, &st) == 0 && S_ISREG(st.st_mode)) unlink(opt.error_file); // of another try
+    for (int i = 0; i < n_children; i++) {
+        start(i, restart, port, command);
+        if (head) tell_node(i, restart, port, argv);
+    }
     while (n_alive) {
-        struct signalfd_siginfo info;
-        fds[0].fd = signals;
-        fds[0].events = POLLIN;
-        for (int i = 0; i < 2 * opt.nproc; i++) {
-            fds[i + 1].fd = children[i / 2].streams[i % 2].fd;
-            fds[i + 1].events = POLLIN;
-        }
-        long long left = kill_at < 0 ? -1 : kill_at - now_ms();
-        if (poll(fds, (nfds_t)opt.nproc * 2 + 1, kill_at < 0 ? -1 : left < 0 ? 0 : (int)left) < 0 && errno != EINTR)
-            die("poll");
-        for (int i = 0; i < 2 * opt.nproc; i++) {
-            stream *s = &children[i / 2].streams[i % 2];
-            if (!fds[i + 1].revents || read_stream(opt.node_rank * opt.nproc + i / 2, i % 2, s)) continue;
-            close(s->fd);
-            s->fd = -1;
-        }
-        if (fds[0].revents && read(signals, &info, sizeof info) == sizeof info && info.ssi_signo != SIGCHLD) {
-            if (opt.verbose) say("signal %d goes to all ranks", (int)info.ssi_signo);
-            signal_all(*number ? SIGKILL : (int)info.ssi_signo); // who asks twice means it
-            *number = (int)info.ssi_signo;
-            if (kill_at < 0) kill_at = now_ms() + opt.grace_ms;
-        }
-        int before = code;
-        code = reap(code);
-        if (code && !before && kill_at < 0) {
+        wait_for_something(fds);
+        for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+            for (int i = 0; i < n_children; i++)
+                if (children[i].pid == pid) ended(i, status);
+        if (job.code && job.kill_at < 0) {
             signal_all(SIGTERM);
-            kill_at = now_ms() + opt.grace_ms;
-        }
-        if (kill_at >= 0 && now_ms() >= kill_at) {
+            job.kill_at = now_ms() + opt.grace_ms;
+        } else if (job.kill_at >= 0 && now_ms() >= job.kill_at) {
             signal_all(SIGKILL);
-            kill_at = now_ms() + 1000;
+            job.kill_at = now_ms() + INSIST_MS;
         }
     }
-    close_streams();
     free(fds);
-    return code;
 }
+
+//------------------------------------------------------------------------------
+// options
+//------------------------------------------------------------------------------
 
 static int number_of(const char *text, const char *name, int lo) {
     char *end;
@@ -323,19 +620,69 @@ static int number_of(const char *text, const char *name, int lo) {
     return (int)value;
 }
 
+// "alpha:4,me@beta,[fe80::1]:2"
+static void parse_hosts(const char *list) {
+    for (char *at = strtok((char *)or_die(strdup(list)), ","); at; at = strtok(NULL, ",")) {
+        char *colon = strrchr(at, ':'), *close = strchr(at, ']'), *user;
+        hosts = (host *)or_die(realloc(hosts, ((size_t)n_hosts + 1) * sizeof *hosts));
+        host *h = &hosts[n_hosts++];
+        h->n = opt.nproc ? opt.nproc : 1;
+        if (*at == '[' && close) at++, colon = *(close + 1) == ':' ? close + 1 : NULL, *close = 0;
+        else if (colon != strchr(at, ':')) colon = NULL; // an IPv6 address
+        if (colon) h->n = number_of(colon + 1, "--hosts", 1), *colon = 0;
+        user = strchr(at, '@');
+        h->login = at;
+        h->name = user ? user + 1 : at;
+        if (!*h->name || *at == '-') say("--hosts %s: a host has no name", list), exit(2);
+    }
+    if (!hosts) say("--hosts: expected a list like alpha:4,beta:2"), exit(2);
+}
+
+// Where our ranks are among all.
+static void place(const char *list) {
+    static char own[64]; // a job that we start as a whole needs no name of the user's
+    bool loopback = true, both = list && (opt.nnodes > 1 || (opt.node_rank && !node));
+    cpu_set_t cpus;
+    if (both) say("--hosts and --nnodes are two ways: take one"), exit(2);
+    if (opt.nnodes > 1 && (!opt.addr || !opt.port)) say("--nnodes needs --master-addr and --master-port"), exit(2);
+    if (!opt.nproc && !list) opt.nproc = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    if (list) parse_hosts(list), opt.nnodes = n_hosts;
+    if (opt.node_rank >= opt.nnodes) say("--node-rank %d is not below --nnodes %d", opt.node_rank, opt.nnodes), exit(2);
+    for (int i = 0; i < opt.nnodes; i++) {
+        int n = list ? hosts[i].n : opt.nproc;
+        if (i < opt.node_rank) opt.first += n;
+        opt.world += n;
+        loopback = loopback && list && is_loopback(hosts[i].name);
+    }
+    if (list) {
+        head = !node;
+        opt.nproc = hosts[opt.node_rank].n;
+        if (node) snprintf(opt.name, sizeof opt.name, "%s", hosts[opt.node_rank].name);
+        // Others would look for "localhost" at home.
+        if (!opt.addr) opt.addr = is_loopback(hosts[0].name) && !loopback ? opt.name : hosts[0].name;
+        if (head) make_secret();
+    }
+    if (!opt.addr) opt.addr = "127.0.0.1";
+    snprintf(own, sizeof own, "idistrun-%d-%lld", (int)getpid(), now_ms());
+    if (!opt.id) opt.id = opt.nnodes > 1 && !list ? "idistrun" : own;
+    n_children = head ? n_hosts : opt.nproc;
+}
+
 static void parse(int argc, char **argv) {
-    static char own[64]; // a job on one host needs no name of the user's
     static const struct option names[] = {{"nproc", 1, NULL, 'n'},        {"nproc-per-node", 1, NULL, 'n'},
-                                          {"nnodes", 1, NULL, 'N'},       {"node-rank", 1, NULL, 'k'},
-                                          {"master-addr", 1, NULL, 'a'},  {"master-port", 1, NULL, 'p'},
-                                          {"rdzv-id", 1, NULL, 'i'},      {"secret-file", 1, NULL, 's'},
+                                          {"hosts", 1, NULL, 'H'},        {"nnodes", 1, NULL, 'N'},
+                                          {"node-rank", 1, NULL, 'k'},    {"master-addr", 1, NULL, 'a'},
+                                          {"master-port", 1, NULL, 'p'},  {"rdzv-id", 1, NULL, 'i'},
+                                          {"secret-file", 1, NULL, 's'},  {"error-file", 1, NULL, 'e'},
                                           {"max-restarts", 1, NULL, 'r'}, {"tag", 0, NULL, 't'},
                                           {"log-dir", 1, NULL, 'l'},      {"bind", 0, NULL, 'b'},
                                           {"grace", 1, NULL, 'g'},        {"standalone", 0, NULL, 'S'},
                                           {"help", 0, NULL, 'h'},         {NULL, 0, NULL, 0}};
+    const char *list = NULL;
     int o;
     while ((o = getopt_long(argc, argv, "+n:vh", names, NULL)) != -1) switch (o) {
         case 'n': opt.nproc = number_of(optarg, "-n", 1); break;
+        case 'H': list = optarg; break;
         case 'N': opt.nnodes = number_of(optarg, "--nnodes", 1); break;
         case 'k': opt.node_rank = number_of(optarg, "--node-rank", 0); break;
         case 'p': opt.port = number_of(optarg, "--master-port", 1); break;
@@ -344,6 +691,7 @@ static void parse(int argc, char **argv) {
         case 'a': opt.addr = optarg; break;
         case 'i': opt.id = optarg; break;
         case 's': opt.secret_file = optarg; break;
+        case 'e': opt.error_file = optarg; break;
         case 'l': opt.log_dir = optarg; break;
         case 't': opt.tag = true; break;
         case 'b': opt.bind = true; break;
@@ -353,39 +701,36 @@ static void parse(int argc, char **argv) {
         default: fputs(usage, stderr); exit(2);
         }
     if (optind >= argc) fputs(usage, stderr), exit(2);
-    if (opt.node_rank >= opt.nnodes) say("--node-rank %d is not below --nnodes %d", opt.node_rank, opt.nnodes), exit(2);
-    if (opt.nnodes > 1 && (!opt.addr || !opt.port)) say("--nnodes needs --master-addr and --master-port"), exit(2);
-    if (!opt.addr) opt.addr = "127.0.0.1";
-    snprintf(own, sizeof own, "idistrun-%d-%lld", (int)getpid(), now_ms());
-    if (!opt.id) opt.id = opt.nnodes > 1 ? "idistrun" : own;
+    place(list);
 }
 
-int main(int argc, char **argv) {
+static void prepare(void) {
+    static const int numbers[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT};
     sigset_t mask;
-    cpu_set_t cpus;
-    int code = 0, number = 0;
-    parse(argc, argv);
-    if (!opt.nproc) opt.nproc = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    gethostname(opt.host, sizeof opt.host - 1);
-    if (opt.log_dir && mkdir(opt.log_dir, 0777) != 0 && errno != EEXIST) die(opt.log_dir);
-    children = (child *)calloc((size_t)opt.nproc, sizeof *children);
-    if (!children) die("memory");
+    children = (child *)or_die(calloc((size_t)n_children, sizeof *children));
+    if (!head && opt.log_dir && mkdir(opt.log_dir, 0777) != 0 && errno != EEXIST) die(opt.log_dir);
+    if (!head) make_error_dir();
+    if (!opt.error_file) opt.error_file = getenv("TORCHELASTIC_ERROR_FILE");
+    if (node) opt.error_file = NULL; // the head writes it
     sigemptyset(&mask);
-    sigaddset(&mask, SIGCHLD);
-    sigaddset(&mask, SIGINT);
-    sigaddset(&mask, SIGTERM);
-    sigaddset(&mask, SIGHUP);
-    sigaddset(&mask, SIGQUIT);
+    for (int i = 0; i < 5; i++) sigaddset(&mask, numbers[i]);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     signal(SIGPIPE, SIG_IGN);
     signals = signalfd(-1, &mask, SFD_CLOEXEC);
     if (signals < 0) die("signalfd");
-    for (int restart = 0; restart <= opt.max_restarts; restart++) {
-        if (restart) say("starting again, %d of %d", restart, opt.max_restarts);
-        code = run(restart, argv + optind, &number);
-        if (code == 0 || number) break;
+}
+
+int main(int argc, char **argv) {
+    int restart = 0;
+    gethostname(opt.name, sizeof opt.name - 1);
+    node = hears = argc == 2 && strcmp(argv[1], "--node") == 0;
+    if (node) restart = hear_settings(&argc, &argv);
+    parse(argc, argv);
+    prepare();
+    run(restart, argv, argv + optind);
+    while (job.code && !job.number && !node && restart < opt.max_restarts) {
+        say("starting again, %d of %d", ++restart, opt.max_restarts);
+        run(restart, argv, argv + optind);
     }
-    for (int i = 0; i < 2 * opt.nproc; i++) free(children[i / 2].streams[i % 2].line);
-    free(children);
-    return code ? code : number ? 128 + number : 0;
+    return job.code ? job.code : job.number ? 128 + job.number : 0;
 }

@@ -44,14 +44,14 @@ ok $? "the signal is named" || diag <"$WORK/log"
 ok_run 127 "a program that is not there" 30 "$RUN" -n 2 "$WORK/nothing"
 
 # Ranks that do not want to end are gone after the grace period, and what they started with them.
-left() { pgrep -f "sleep 97[0-9]" | wc -l; }
+NAP=1$$ # seconds: a command line that no other test has
 start=$(date +%s%N)
 # shellcheck disable=SC2016
 ok_run 3 "a rank fails beside stubborn ones" 30 "$RUN" -n 3 --grace 1 \
-    sh -c 'trap "" TERM; [ $RANK = 0 ] && sleep 0.3 && exit 3; sleep 971 & sleep 972; sleep 973'
+    sh -c 'trap "" TERM; [ $RANK = 0 ] && sleep 0.3 && exit 3; sleep $0 & sleep $0; sleep $0' $NAP
 ms=$((($(date +%s%N) - start) / 1000000))
-[ $ms -lt 2800 ] && [ "$(left)" = 0 ]
-ok $? "all is gone after the grace period" || echo "after $ms ms, $(left) left" | diag
+[ $ms -lt 2800 ] && gone "sleep $NAP" 0
+ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
 
 # Signals go to all ranks.
 "$RUN" -n 2 sh -c 'trap "exit 5" TERM; while :; do sleep 0.1; done' >"$WORK/log" 2>&1 &
@@ -61,20 +61,19 @@ kill -TERM $pid
 wait $pid
 [ $? = 5 ]
 ok $? "SIGTERM reaches the ranks, which decide" || diag <"$WORK/log"
-env --default-signal=INT "$RUN" -n 2 sleep 974 >"$WORK/log" 2>&1 & # a shell has its background ignore it
+env --default-signal=INT "$RUN" -n 2 sleep $NAP >"$WORK/log" 2>&1 & # a shell has its background ignore it
 pid=$!
 sleep 0.5
 kill -INT $pid
 wait $pid
-[ $? = 130 ] && [ "$(left)" = 0 ]
+[ $? = 130 ] && gone "sleep $NAP" 0
 ok $? "SIGINT ends the job" || diag <"$WORK/log"
-"$RUN" -n 2 sleep 975 &
+"$RUN" -n 2 sleep $NAP &
 pid=$!
 sleep 0.5
 kill -KILL $pid
 wait $pid 2>/dev/null
-sleep 0.3
-[ "$(left)" = 0 ]
+gone "sleep $NAP" 1
 ok $? "SIGKILL of idistrun leaves no rank"
 
 # A failure, and all again.
@@ -102,18 +101,100 @@ for wrong in "" "-n 0 true" "-n 2x true" "--nnodes 2 true" "--nnodes 2 --node-ra
     ok_run 2 "refused: $wrong" 10 "$RUN" $wrong
 done
 
-# A program of PyTorch's, by the variables of torchrun
-if python3 -c 'import torch.distributed' 2>/dev/null; then
-    cat >"$WORK/torch.py" <<'END'
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(3) * (dist.get_rank() + 1)
-dist.all_reduce(x)
-print("torch", dist.get_rank(), x[0].item(), flush=True)
+# Ctrl-C at a terminal: typed once to ranks that heed it, twice to ranks that do not.
+cat >"$WORK/typed.py" <<'END'
+import os, pty, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[2], sys.argv[2:])
+times, seen = int(sys.argv[1]), b""
+try:
+    while True:
+        seen += os.read(terminal, 4096)
+        if times and seen.count(b"ready") >= 2:
+            os.write(terminal, b"\x03")
+            times -= 1
+            time.sleep(0.3)
+except OSError:  # the end of a terminal that nobody has open
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 END
-    ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 python3 "$WORK/torch.py"
+if command -v python3 >/dev/null; then
+    start=$(date +%s%N)
+    ok_run 130 "Ctrl-C" 30 python3 "$WORK/typed.py" 1 "$RUN" -n 2 sh -c "echo ready; exec sleep $NAP"
+    # shellcheck disable=SC2016
+    ok_run 130 "Ctrl-C twice" 30 python3 "$WORK/typed.py" 2 "$RUN" -n 2 \
+        sh -c 'trap "echo ready" INT; echo ready; sleep $0; sleep $0; sleep $0' $NAP
+    ms=$((($(date +%s%N) - start) / 1000000))
+    [ $ms -lt 4000 ] && gone "sleep $NAP" 0
+    ok $? "both at once, and nothing is left" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
+else
+    skip "Ctrl-C" "no python3: Debian package python3"
+fi
+
+# The file of torchrun that says what failed
+error=$WORK/error.json
+failure='rank 1 on host \S*: killed by signal 9 (Killed)'
+# shellcheck disable=SC2016
+TORCHELASTIC_ERROR_FILE=$error TMPDIR=$WORK ok_run 137 "an error file" 30 "$RUN" -n 2 \
+    sh -c '[ $TORCHELASTIC_ERROR_FILE != "$0" ] && [ $RANK = 0 ] || kill -KILL $$; sleep $1' "$error" $NAP
+extra="{\"py_callstack\": \"$failure\", \"timestamp\": \"[0-9]*\"}"
+grep -q "^{\"message\": {\"message\": \"$failure\", \"extraInfo\": $extra}}$" "$error"
+ok $? "it names the failure as torchrun would read it" || cat "$error" "$WORK/log" | diag
+ok_run 0 "no failure" 30 "$RUN" -n 1 --error-file "$error" true
+[ ! -e "$error" ] && [ -z "$(find "$WORK" -name 'idistrun-*')" ]
+ok $? "an old file is gone, and the ranks' own" || find "$WORK" -name "*err*" -o -name "idistrun-*" | diag
+# A rank's own message, in any characters; a restart does not take that of the first try for its own; half a file is none.
+cat >"$WORK/message" <<'END'
+#!/usr/bin/env perl
+exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 1;
+open F, ">", $ENV{TORCHELASTIC_ERROR_FILE};
+print F q({"message": {"message": "half) and exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 2;
+print F q({"message": {"extraInfo": {"py_callstack": "at \"message\": x", "timestamp": "1"},), "\n",
+    q("message": "a \"quoted\\\\\" \u00e4\u20ac\ud83d\ude00\ttab"}});
+exit 4;
+END
+chmod +x "$WORK/message"
+ok_run 4 "a rank's own message" 30 "$RUN" -n 1 --error-file "$error" --log-dir "$WORK/logs" "$WORK/message"
+printf 'idistrun: rank 0 on host %s: exited with status 4: ' "$(hostname)" >"$WORK/lines"
+printf 'a "quoted\\" \xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\ttab\n' >>"$WORK/lines"
+cmp "$WORK/lines" "$WORK/log" && [ "$(tr '\n' ' ' <"$WORK/logs/0.error.json")" = "$(cat "$error")" ]
+ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$error" | diag
+ok_run 4 "messages and restarts" 30 "$RUN" -n 1 --max-restarts 2 --error-file "$error" "$WORK/message"
+[ "$(grep -c quoted "$WORK/log")" = 1 ] && grep -q '{"message": "rank 0 on host .*: exited with status 4",' "$error"
+ok $? "each try has its own" || cat "$WORK/log" "$error" | diag
+
+# Programs of PyTorch's: by the variables of torchrun, and with its way to say what failed
+if torch_python; then
+    cat >"$WORK/world.py" <<'END'
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    dist.init_process_group("gloo")
+    x = torch.ones(3) * (dist.get_rank() + 1)
+    dist.all_reduce(x)
+    print("torch", dist.get_rank(), x[0].item(), flush=True)
+    if len(sys.argv) > 1 and dist.get_rank() == 1:
+        raise ValueError("the \"b\u00e4d\" one")
+    dist.barrier()
+main()
+END
+    ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 "$PYTHON" "$WORK/world.py"
     grep -q "torch 0 3.0" "$WORK/log" && grep -q "torch 1 3.0" "$WORK/log"
     ok $? "a PyTorch program finds its world" || diag <"$WORK/log"
+    # Rank 0 may fail as well, of the loss of the other, but later.
+    ok_run 1 "a PyTorch program that fails" 90 "$RUN" -n 2 --error-file "$error" "$PYTHON" "$WORK/world.py" fail
+    grep -q 'idistrun: rank 1 on host .*: exited with status 1: ValueError: the "b'$'\xc3\xa4''d" one' "$WORK/log"
+    ok $? "its exception is shown" || diag <"$WORK/log"
+    "$PYTHON" - "$error" >"$WORK/log" 2>&1 <<'END'
+import sys
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+failure = ProcessFailure(0, 1, 1, sys.argv[1])
+assert failure.message["message"] == "ValueError: the \"b\u00e4d\" one", failure.message
+assert "in main" in failure.message["extraInfo"]["py_callstack"] and failure.timestamp > 1600000000
+END
+    ok $? "torch reads the error file" || diag <"$WORK/log"
 else
     skip "a PyTorch program" "no torch: Debian package python3-torch"
 fi

@@ -38,4 +38,18 @@ END
 chmod +x "$WORK/once"
 ok_run 0 "a restart" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2 --max_restarts 1 "$WORK/once"
 says "a restart" "launcher torchrun, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+
+# idistrun as the one worker tells torchrun which of its ranks failed.
+cat >"$WORK/crash" <<'END'
+#!/bin/sh
+[ "$RANK" = 1 ] && kill -SEGV $$
+exec sleep 30
+END
+chmod +x "$WORK/crash"
+cc -O2 examples/idistrun.c -o "$WORK/idistrun"
+ok_run 1 "idistrun under torchrun" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 1 \
+    "$WORK/idistrun" -n 2 "$WORK/crash"
+grep -q 'exitcode *: 139' "$WORK/log" &&
+    grep -q 'traceback *: rank 1 on host .*: killed by signal 11 (Segmentation fault)' "$WORK/log"
+ok $? "torchrun's report names idistrun's rank" || tail -n 15 "$WORK/log" | diag
 done_testing

@@ -4,9 +4,28 @@
 # A program that says where each rank is; and the examples as a user builds them.
 launch_build() {
     WHO=$WORK/who TRAIN=$WORK/train
+    cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o "$TRAIN" &
     ok_run 0 "the programs build" 120 cc -O1 -DIDIST_IMPLEMENTATION -I. tests/launch/who.c -o "$WHO" || done_testing
-    cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o "$TRAIN" || done_testing
+    wait $! || done_testing
     "$TRAIN" --epochs 1 --ranks 1 --seed 7 >"$WORK/alone" 2>&1
+}
+
+# A Python that has torch.distributed, in $PYTHON. False: there is none.
+torch_python() {
+    for PYTHON in python3 /usr/bin/python3; do
+        "$PYTHON" -c 'import torch.distributed' 2>/dev/null && return
+    done
+    return 1
+}
+
+# How many processes have this in their command line; whether none has within some seconds.
+left() { pgrep -fc -- "$1"; }
+gone() { # PATTERN SECONDS
+    local tries=$(($2 * 20))
+    while [ "$(left "$1")" != 0 ]; do
+        [ $((tries--)) -gt 0 ] || return 1
+        sleep 0.05
+    done
 }
 
 # Lines that who printed, in the order given, whatever else the launcher puts around them.
