@@ -85,6 +85,22 @@ ok_run 9 "no more restarts than allowed" 30 "$RUN" -n 2 --max-restarts 2 sh -c '
 [ "$(grep -c "starting again" "$WORK/log")" = 2 ]
 ok $? "two restarts" || diag <"$WORK/log"
 
+# A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one rank that nobody killed.
+"$TRAIN" --epochs 5 --ranks 1 --seed 7 >"$WORK/alone5" 2>&1
+timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "$TRAIN" --epochs 5 --seed 7 --checkpoint "$WORK/saved" >"$WORK/log" 2>&1 </dev/null &
+pid=$!
+for _ in $(seq 600); do
+    grep -q "epoch   2/" "$WORK/log" && break
+    sleep 0.05
+done
+sleep 0.1
+kill -KILL "$(sed -n 's/.*rank 1 is process \([0-9]*\).*/\1/p' "$WORK/log")"
+wait $pid
+ok $? "a rank is killed in epoch 3: the job ends well" || tail -n 15 "$WORK/log" | diag
+grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log" && grep -q "resumed   after epoch [234]" "$WORK/log" &&
+    [ "$(grep -o 'accuracy.*' "$WORK/log")" = "$(grep -o 'accuracy.*' "$WORK/alone5")" ]
+ok $? "a rank is killed in epoch 3: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone5" | diag
+
 # Two hosts, as far as one machine can play them.
 export IDIST_ADDR=127.0.0.1
 node=("$RUN" -n 2 --nnodes 2 --master-addr 127.0.0.1 --master-port "$(free_port)")
