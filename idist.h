@@ -141,9 +141,10 @@ LAUNCHING
     WORLD_SIZE (torchrun, or your own loop); JOB_COMPLETION_INDEX, WORLD_SIZE; HOROVOD_RANK, _SIZE; OMPI_COMM_WORLD_RANK,
     _SIZE; MV2_COMM_WORLD_RANK, _SIZE; JSM_NAMESPACE_RANK, _SIZE; PALS_RANKID, PMI_SIZE; FLUX_TASK_RANK, FLUX_JOB_SIZE;
     PMI_RANK, PMI_SIZE; SLURM_PROCID, SLURM_STEP_NUM_TASKS, in a step of srun only; TF_CONFIG. None: a world of 1. Half a
-    pair, text that is no number, a rank that is not below the size, or RANK and WORLD_SIZE that contradict Slurm's is
-    IDIST_ERR_ENV and names the variable. An empty variable counts as not set. IDIST_LAUNCHER=slurm (or none, idist, env,
-    torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, pals, flux, hydra, tf_config) picks one.
+    pair (but for JOB_COMPLETION_INDEX, which pods of their own have), text that is no number, a rank that is not below the
+    size, or RANK and WORLD_SIZE that contradict Slurm's is IDIST_ERR_ENV and names the variable. An empty variable counts
+    as not set. IDIST_LAUNCHER=slurm (or none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, pals,
+    flux, hydra, tf_config) picks one.
 
     What the ranks meet at: desc.store; else desc.init_method or IDIST_INIT_METHOD:
         env://             (the default) MASTER_ADDR and MASTER_PORT; without them a place of the job where the launcher
@@ -161,9 +162,9 @@ LAUNCHING
     More variables: IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS, IDIST_TRANSPORT=auto|socket|tcp,
     IDIST_ALGO=auto|latency|bandwidth|chunked, IDIST_SHM_MIB (shared memory per rank, in MiB), IDIST_HOSTID (ranks with
     equal values share a host), IDIST_ADDR (the address other hosts reach this one at), IDIST_BIND=core (each rank stays on
-    one processor), IDIST_CHECK=0 (mpi leaves out the comparison of calls; ring never does), IDIST_LOG, and those of
-    SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are optional. The environment
-    is read, never changed.
+    one processor), IDIST_CHECK=0 (mpi leaves out the comparison of calls; ring never does), IDIST_START_METHOD=fork|exec,
+    IDIST_LOG, and those of SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are
+    optional. The environment is read, never changed; workers that run the program anew find IDIST_SPAWN in theirs.
 
     idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or take start_method "exec", or a
     launcher.
@@ -733,13 +734,15 @@ typedef struct idist_workers idist_workers;
 // Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn, finalizes and exits.
 // Blocks until all ended. IDIST_OK only if all returned 0; otherwise IDIST_ERR_WORKER_FAILED with the first failure
 // in desc->report and idist_last_error(). After it the others have desc->grace_ms to end by themselves, then they get
-// SIGTERM, then SIGKILL. When this process (or the thread that calls) dies, they are killed. Nothing else of the calling
+// SIGTERM, then SIGKILL. When this process (or the thread that calls) dies, they are killed, unless they have changed their
+// user. Nothing else of the calling
 // process changes: not its signal handlers, not its environment. Workers never return to the caller's code and run no
 // atexit handlers.
 //
 // desc->start_method "exec", for programs that have started threads, opened a GPU or initialised MPI: each worker is the
-// program run anew, with the same arguments. It comes through main to the same call, with arg as main makes it there, and
-// runs fn in it. Calls of idist_spawn before that one return IDIST_OK at once in a worker: they have been made.
+// program run anew, with its arguments (as it has them now), environment, folder, stdin and signal mask. It comes through
+// main to the same call, with arg as main makes it there, and runs fn in it. Calls of idist_spawn before that one return
+// IDIST_OK at once in a worker: they have been made. So all calls come from one thread, and not from a worker.
 #define idist_spawn(fn, arg, nproc_per_node, desc) idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
 
 // The same beside the caller: returns when the workers have been started. End it with idist_spawn_wait from the same
@@ -3166,11 +3169,13 @@ static idist_status idist__cast_open(idist__cast *c, const char *text, bool serv
     c->fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (c->fd < 0) return idist__fail_errno("socket", errno);
     if (own) s = idist__addr_tcp(&a, own, 0);
-    a.nbytes = sizeof a.sa;
+    if (s == IDIST_OK && own && a.sa.ss_family != AF_INET)
+        s = idist__fail(IDIST_ERR_ENV, "store: IDIST_ADDR=%s: multicast takes an IPv4 address", own);
     if (s != IDIST_OK) return s;
+    a.nbytes = sizeof a.sa;
     if (!own && (connect(c->fd, (struct sockaddr *)&c->group.sa, c->group.nbytes) != 0 ||
                  getsockname(c->fd, (struct sockaddr *)&a.sa, &a.nbytes) != 0))
-        return idist__fail(IDIST_ERR_SYSTEM, "store: no way to %s (%s): set IDIST_ADDR to this host's address", text,
+        return idist__fail(IDIST_ERR_SYSTEM, "store: no way to %s (%s): set IDIST_ADDR to this host's address", group + 4,
                            strerror(errno));
     idist__addr_host_text(&a, c->ip, sizeof c->ip);
     idist__os_close(&c->fd); // a socket that was connected hears its peer only
@@ -3182,7 +3187,8 @@ static idist_status idist__cast_open(idist__cast *c, const char *text, bool serv
         (server && (setsockopt(c->fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
                     bind(c->fd, (struct sockaddr *)&c->group.sa, c->group.nbytes) != 0 ||
                     setsockopt(c->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &member, sizeof member) != 0)))
-        return idist__fail_errno("multicast", errno);
+        return idist__fail(IDIST_ERR_SYSTEM, "store: multicast to %s by the interface of %s%s: %s", group + 4, c->ip,
+                           own ? " (IDIST_ADDR)" : "", strerror(errno));
     return IDIST_OK;
 }
 
@@ -3220,10 +3226,11 @@ static idist_status idist__cast_ask(const idist__cast *c, char *addr_text, size_
             return IDIST_OK;
         }
         if (idist__os_ms_until(deadline_ns) == 0)
-            return idist__fail(IDIST_ERR_TIMEOUT,
-                               "store: nobody in the multicast group has answered: rank 0 has not started, "
-                               "or no multicast gets from there to %s",
-                               c->ip);
+            return idist__fail(
+                IDIST_ERR_TIMEOUT,
+                "store: nobody in the multicast group has answered: rank 0 has not started, its secret or the "
+                "size of its world is another one, or no multicast gets from there to %s",
+                c->ip);
     }
 }
 
@@ -3734,6 +3741,20 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
     }
 }
 
+// Asks the group, and again when the answer was none: anybody may answer, and a server may be gone by then.
+static idist_status idist__cast_connect(idist__tcp_store *t, const idist__cast *cast, const uint8_t key[32],
+                                        int64_t deadline_ns) {
+    char at[320];
+    idist_status s;
+    do {
+        int64_t soon = idist__os_deadline(1000);
+        if ((s = idist__cast_ask(cast, at, sizeof at, deadline_ns)) != IDIST_OK) return s;
+        s = idist__tcp_store_connect(t, at, key, soon < deadline_ns ? soon : deadline_ns);
+        if (s != IDIST_OK) idist__os_close(&t->fd);
+    } while (s != IDIST_OK && s != IDIST_ERR_NO_FDS && idist__os_ms_until(deadline_ns) != 0);
+    return s;
+}
+
 // The server: listens, unless it brings a socket that does, and says in `own` where. Takes that socket and that of `cast`.
 static idist_status idist__tcp_store_serve(idist_store *store, const char *addr_text, int listener, idist__cast *cast,
                                            const uint8_t key[32], bool may_be_public, char *own, size_t cap) {
@@ -3770,6 +3791,7 @@ static idist_status idist__tcp_store_open(idist_store *store, const char *addr_t
     idist__tcp_store *t = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *t);
     uint32_t magic = IDIST__STORE_MAGIC;
     char hello[5], at[320], own[320];
+    bool asks = strncmp(addr_text, "cast:", 5) == 0;
     idist__cast cast;
     idist_status s = IDIST_OK;
     if (!t) {
@@ -3783,15 +3805,14 @@ static idist_status idist__tcp_store_open(idist_store *store, const char *addr_t
     store->run = idist__tcp_store_run;
     store->close = idist__tcp_store_close;
     idist__copy_text(at, sizeof at, addr_text);
-    if (strncmp(addr_text, "cast:", 5) == 0) {
-        s = idist__cast_open(&cast, addr_text + 5, server, key);
-        if (server) snprintf(at, sizeof at, "tcp:%s:0", cast.ip);
-        else if (s == IDIST_OK) s = idist__cast_ask(&cast, at, sizeof at, deadline_ns);
-        if (!server || s != IDIST_OK) idist__os_close(&cast.fd);
-    }
+    if (asks) s = idist__cast_open(&cast, addr_text + 5, server, key);
+    if (asks && server) snprintf(at, sizeof at, "tcp:%s:0", cast.ip);
     idist__copy_text(own, sizeof own, at);
     if (s == IDIST_OK && server) s = idist__tcp_store_serve(store, at, listener, &cast, key, may_be_public, own, sizeof own);
-    if (s != IDIST_OK || (s = idist__tcp_store_connect(t, own, key, deadline_ns)) != IDIST_OK) return s;
+    else if (s == IDIST_OK && asks) s = idist__cast_connect(t, &cast, key, deadline_ns);
+    if (!server || (s != IDIST_OK && !t->server)) idist__os_close(&cast.fd);
+    if (s == IDIST_OK && (server || !asks)) s = idist__tcp_store_connect(t, own, key, deadline_ns);
+    if (s != IDIST_OK) return s;
     hello[0] = IDIST__REQ_VALIDATE;
     memcpy(hello + 1, &magic, 4);
     if (!idist__sock_write_all(t->fd, hello, 5, deadline_ns)) return idist__tcp_broken(t);
@@ -4383,14 +4404,18 @@ static idist_status idist__launch_match(idist__config *c, idist__launcher *l, bo
     rank = idist__os_env(l->rank) != NULL;
     size = idist__os_env(l->size) != NULL;
     missing = rank ? l->size : l->rank;
-    if (slurm && !idist__slurm_step()) rank = size = false;
+    if (slurm && !idist__slurm_step()) {
+        rank = size = false;
+        missing = idist__env_either("SLURM_STEP_ID", "SLURM_STEPID");
+    }
     if (strcmp(l->name, "hydra") == 0 && !idist__os_env(l->local_rank) && idist__slurm_step() && !asked) return IDIST_OK;
     if (env && !rank && idist__os_env("JOB_COMPLETION_INDEX")) return IDIST_OK;
     if (strcmp(l->name, "indexed") == 0 && !(rank && size)) rank = size = false; // pods without a size are no world
     if (strcmp(l->name, "pals") == 0 && !rank) size = false;                     // PMI_SIZE is of others as well
+    if (asked && strcmp(l->name, "hydra") == 0 && !rank && !size && idist__os_env("PMI_PORT")) return IDIST_OK;
     if (asked && !(rank && size))
-        return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process", l->name,
-                           missing);
+        return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process",
+                           idist__os_env("IDIST_LAUNCHER"), missing);
     if (rank != size)
         return idist__fail(IDIST_ERR_ENV, "%s is set but %s is not: a launcher sets both; unset it to run alone",
                            rank ? l->rank : l->size, missing);
@@ -4441,21 +4466,27 @@ static int idist__tf_hosts(const char *text, const char *list, char *first) {
 }
 
 static idist_status idist__launch_tf(idist__config *c, const char *text) {
-    char first[256] = "", kind[32] = "";
-    int nchiefs = idist__tf_hosts(text, "\"chief\"", first) + idist__tf_hosts(text, "\"master\"", first), index = -1;
+    char first[256] = "", kind[32] = "", host[256];
+    int nchiefs = idist__tf_hosts(text, "\"chief\"", first) + idist__tf_hosts(text, "\"master\"", first), index = -1,
+        port = 0;
     int nworkers = idist__tf_hosts(text, "\"worker\"", first);
     const char *task = strstr(text, "\"task\""), *type = task ? strstr(task, "\"type\"") : NULL;
     const char *number = task ? strstr(task, "\"index\"") : NULL;
+    bool worker, chief;
     c->launcher = "tf_config";
     c->rank_var = c->size_var = "TF_CONFIG";
     if (type) sscanf(type + 6, " : \"%31[a-z]\"", kind);
-    if (number) sscanf(number + 7, " : %d", &index);
-    c->world_size = nchiefs + nworkers;
-    c->rank = strcmp(kind, "worker") == 0 ? nchiefs + index : index;
-    if (index < 0 || c->rank >= c->world_size || !strstr("chief master worker", kind[0] ? kind : "?"))
+    if (number) sscanf(number + 7, " : %9d", &index);
+    worker = strcmp(kind, "worker") == 0;
+    chief = strcmp(kind, "chief") == 0 || strcmp(kind, "master") == 0;
+    if (!(worker || chief) || index < 0 || index >= (worker ? nworkers : nchiefs))
         return idist__fail(IDIST_ERR_ENV,
                            "TF_CONFIG: task %s %d is none of its %d chiefs and %d workers, which are the ranks", kind, index,
                            nchiefs, nworkers);
+    c->world_size = nchiefs + nworkers;
+    c->rank = worker ? nchiefs + index : index;
+    if (!idist__parse_host_port(first, host, sizeof host, &port) || !port)
+        return idist__fail(IDIST_ERR_ENV, "TF_CONFIG: \"%s\", where rank 0 is, is no host:port", first);
     snprintf(c->where, sizeof c->where, "tcp:%s", first);
     return IDIST_OK;
 }
@@ -4486,8 +4517,10 @@ static idist_status idist__launch_detect(idist__config *c) {
             "IDIST_LAUNCHER=%s: use none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, "
             "pals, flux, hydra, slurm or tf_config",
             asked);
+    if (asked && known && strcmp(asked, "hydra") != 0) return IDIST_OK;
+    if (asked && !known && !tf) return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
+    if (port && id && (!asked || known) && !IDIST__HAS_MPI) return idist__pmi_introduce(c, port, id);
     if (asked && known) return IDIST_OK;
-    if (port && id && !IDIST__HAS_MPI) return idist__pmi_introduce(c, port, id);
     if (tf && (asked || strstr(tf, "\"cluster\""))) return idist__launch_tf(c, tf);
     if (idist__os_env("PMIX_RANK") && idist__os_env("PMIX_NAMESPACE"))
         return idist__fail(
@@ -4611,9 +4644,10 @@ static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
         idist__launch_where_tcp(c, host, port);
         return IDIST_OK;
     }
-    return idist__fail(d->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "%s \"%s\" is none of env://, tcp://host:port, file:///path",
-                       d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
+    return idist__fail(
+        d->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+        "%s \"%s\" is none of env://, tcp://host:port (a port from 1 to 65535), tcp://239.x.y.z:port, file:///path",
+        d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
 }
 
 static idist_status idist__launch_choice(const char *field, const char *var, const char *const *names, int n, int *choice) {
@@ -7197,11 +7231,13 @@ typedef struct idist__desk {
     int finished;  // returned from fn, and its result is in `code`
     int secondary; // failed because another rank was lost
     int code;
+    int exec_errno; // the program could not be run anew
     char text[400]; // its last error
 } idist__desk;
 
 // The memory that workers and parent share. A worker that runs the program anew knows nothing else of its parent.
 typedef struct idist__hall {
+    char magic[8];
     int first_rank, listener;
     idist__secret secret;
     char where[sizeof((idist__config *)0)->where];
@@ -7210,8 +7246,8 @@ typedef struct idist__hall {
 
 typedef struct idist__worker {
     pid_t pid;
-    int pidfd; // -1: this kernel has none, or the worker was reaped
-    bool ended;
+    int pidfd;        // -1: this kernel has none, or the worker was reaped
+    bool ended, lost; // lost: the program reaped it behind our back, so how it ended is not known
     int wait_status;
 } idist__worker;
 
@@ -7221,6 +7257,7 @@ struct idist_workers {
     idist_worker_fn fn;
     void *arg;
     int n, first_rank;
+    int call; // the how manieth of this process
     idist__worker *workers;
     struct pollfd *fds; // for n
     idist__hall *hall;
@@ -7236,17 +7273,15 @@ struct idist_workers {
     idist_report *report; // the caller's, or NULL
 };
 
+static bool idist__is_worker; // this process
+
 static void idist__worker_run(idist_workers *sp, int i) {
     idist__desk *desk = &sp->hall->desks[i];
     idist__config *cfg = &sp->cfg;
     idist__world *w = NULL;
     idist_status s;
     int code;
-    pthread_mutex_init(&idist__log_lock, NULL); // another thread may have held them during the fork
-    pthread_mutex_init(&idist__life_lock, NULL);
-    pthread_mutex_init(&idist__default_lock, NULL);
-    memset(&idist__me, 0, sizeof idist__me);
-    __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    idist__is_worker = true;
     if (i != 0) idist__os_close(&cfg->listener);
     cfg->rank = sp->first_rank + i;
     cfg->local_rank = i;
@@ -7254,6 +7289,7 @@ static void idist__worker_run(idist_workers *sp, int i) {
     s = idist__world_open(cfg, sp->backends, &w);
     if (s == IDIST_OK) {
         __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
+        idist__me.text[0] = 0; // what is said of its failure shall be of its own
         code = sp->fn(i, sp->arg);
         desk->code = code & 255 ? code & 255 : code != 0;
         idist__copy_text(desk->text, sizeof desk->text, code ? idist__me.text : "");
@@ -7265,8 +7301,10 @@ static void idist__worker_run(idist_workers *sp, int i) {
         desk->secondary = s == IDIST_ERR_PEER_LOST || s == IDIST_ERR_TIMEOUT;
     }
     if (desk->code && !desk->text[0]) idist__copy_text(desk->text, sizeof desk->text, idist__me.text);
-    fflush(NULL);
     __atomic_store_n(&desk->finished, 1, __ATOMIC_RELEASE);
+    if (sp->hall_fd < 0) fflush(NULL);
+    fflush(stdout); // all of them would wait for a thread of main that sits in a read
+    fflush(stderr);
     _exit(desk->code);
 }
 
@@ -7275,7 +7313,7 @@ static void idist__worker_run(idist_workers *sp, int i) {
 // Everything such a worker is made of, prepared before the fork: after it only simple system calls are allowed, since
 // other threads may have held any lock.
 typedef struct idist__rerun {
-    char path[4096], var[64]; // var: IDIST_SPAWN=, see idist__rerun_find
+    char path[4096], var[80]; // var: IDIST_SPAWN=, see idist__rerun_find
     char *args;               // of this process, one after the other
     char **argv, **envp;
 } idist__rerun;
@@ -7288,23 +7326,20 @@ static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
 
 static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *mem) {
     extern char **environ;
-    size_t nbytes = 0, cap = 4096, argc = 0, envc = 0, i, n;
+    size_t nbytes = 0, cap = 0, argc = 0, envc = 0, i, n;
     ssize_t got = readlink("/proc/self/exe", r->path, sizeof r->path - 1);
-    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || got <= 0) return idist__fail_errno("spawn: finding out which program this is", errno);
+    int fd = got > 0 ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) return idist__fail_errno("spawn: finding out which program this is", errno);
     r->path[got] = 0;
     for (got = 1; got > 0; nbytes += (size_t)got) {
-        char *more = (char *)idist__mem_alloc(mem, cap *= 2);
-        if (more && r->args) memcpy(more, r->args, nbytes);
-        idist__mem_free(mem, r->args);
-        if ((r->args = more) == NULL) break;
+        if (!idist__buffer_reserve(mem, &r->args, &cap, nbytes, nbytes + 4096)) break;
         do got = read(fd, r->args + nbytes, cap - nbytes - 1);
         while (got < 0 && errno == EINTR);
         if (got < 0) got = 0;
     }
     close(fd);
     for (i = 0; r->args && i < nbytes; i++) argc += !r->args[i];
-    while (environ[envc]) envc++;
+    while (environ && environ[envc]) envc++;
     r->argv = (char **)idist__mem_alloc(mem, (argc + 1) * sizeof *r->argv);
     r->envp = (char **)idist__mem_alloc(mem, (envc + 2) * sizeof *r->envp);
     if (!r->args || !r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
@@ -7317,33 +7352,46 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
 
 static int idist__spawn_calls; // of this process, atomic
 
-// In the child. Its descriptors of the hall and, for worker 0, of the listener go with it.
-static void idist__rerun_exec(idist_workers *sp, const idist__rerun *r, int i) {
+// In the child. Its descriptors of the hall and, for worker 0, of the listener go with it. The last number of the variable
+// is its own process id.
+static void idist__rerun_exec(idist_workers *sp, idist__rerun *r, int i) {
+    char *at = r->var + strlen(r->var), digits[16];
+    int pid = (int)getpid(), n = 0;
+    for (; pid; pid /= 10) digits[n++] = (char)('0' + pid % 10);
+    while (n) *at++ = digits[--n];
     fcntl(sp->hall_fd, F_SETFD, 0);
     if (i == 0 && sp->cfg.listener >= 0) fcntl(sp->cfg.listener, F_SETFD, 0);
     execve(r->path, r->argv, r->envp);
-    idist__copy_text(sp->hall->desks[i].text, sizeof sp->hall->desks[i].text, "the program cannot be run again");
+    execve("/proc/self/exe", r->argv, r->envp); // it was replaced or removed
+    sp->hall->desks[i].exec_errno = errno;
     _exit(127);
 }
 
-// Whether this process was made to run one call of idist_spawn, and which: "parent pid, call, worker, descriptor". It is
+// Whether this process was made to run one call of idist_spawn, and which: "call,worker,descriptor,pid". The variable is in
 // the environment of what the worker starts, too, hence the pid.
 static bool idist__rerun_find(int *call, int *worker, int *fd) {
     const char *text = idist__os_env("IDIST_SPAWN");
-    int parent = 0;
-    return text && sscanf(text, "%d,%d,%d,%d", &parent, call, worker, fd) == 4 && parent == (int)getppid();
+    char magic[8];
+    int pid = 0, end = 0;
+    return text && sscanf(text, "%d,%d,%d,%d%n", call, worker, fd, &pid, &end) == 4 && !text[end] && pid == (int)getpid() &&
+           pread(*fd, magic, 8, 0) == 8 && memcmp(magic, "IDSPAWN1", 8) == 0;
 }
 
 // This process is worker i of the call it has come to, and ends in here.
 static idist_status idist__rerun_worker(idist_workers *sp, int i, int fd) {
     struct stat st;
     idist__hall *hall = NULL;
+    pid_t parent = getppid();
+    prctl(PR_SET_PDEATHSIG, SIGKILL); // a program with capabilities has lost it
+    if (getppid() != parent) _exit(1);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     if (fstat(fd, &st) == 0 && (size_t)st.st_size == sp->hall_nbytes)
         hall = (idist__hall *)mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (!hall || (void *)hall == MAP_FAILED || i < 0 || i >= sp->n)
-        return idist__fail(IDIST_ERR_STATE, "spawn: the program, run anew, asks for another number of workers");
-    close(fd);
+        return idist__fail(IDIST_ERR_STATE,
+                           "spawn: the program, run anew, asks for another number of workers, or has closed "
+                           "descriptors that it did not open");
+    sp->hall_fd = fd;
     sp->hall = hall;
     sp->first_rank = hall->first_rank;
     sp->cfg.secret = hall->secret;
@@ -7360,15 +7408,18 @@ static idist_status idist__rerun_worker(idist_workers *sp, int i, int fd) {
 // for that.
 static idist_status idist__spawn_fork(idist_workers *sp, idist__rerun *rerun, int i) {
     pid_t parent = getpid(), pid;
-    if (rerun)
-        snprintf(rerun->var, sizeof rerun->var, "IDIST_SPAWN=%d,%d,%d,%d", (int)parent,
-                 __atomic_load_n(&idist__spawn_calls, __ATOMIC_RELAXED), i, sp->hall_fd);
+    if (rerun) snprintf(rerun->var, sizeof rerun->var, "IDIST_SPAWN=%d,%d,%d,", sp->call, i, sp->hall_fd);
     pid = fork();
     if (pid < 0) return idist__fail_errno("fork", errno);
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
         if (rerun) idist__rerun_exec(sp, rerun, i);
+        pthread_mutex_init(&idist__log_lock, NULL); // another thread may have held them during the fork
+        pthread_mutex_init(&idist__life_lock, NULL);
+        pthread_mutex_init(&idist__default_lock, NULL);
+        memset(&idist__me, 0, sizeof idist__me);
+        __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
         idist__worker_run(sp, i);
     }
     sp->workers[i].pid = pid;
@@ -7394,8 +7445,8 @@ static bool idist__spawn_reap(idist_workers *sp) {
         do rc = waitpid(k->pid, &k->wait_status, WNOHANG);
         while (rc < 0 && errno == EINTR);
         if (rc == 0) continue;
-        if (rc < 0) k->wait_status = 0x7f00; // the program reaped it behind our back; its desk tells whether it was through
-        if (rc < 0 && __atomic_load_n(&desk->finished, __ATOMIC_ACQUIRE)) k->wait_status = desk->code << 8;
+        if (rc < 0) k->lost = !__atomic_load_n(&desk->finished, __ATOMIC_ACQUIRE); // else its desk tells
+        if (rc < 0) k->wait_status = k->lost ? 0x7f00 : desk->code << 8;
         k->ended = any = true;
         sp->running--;
         idist__os_close(&k->pidfd);
@@ -7420,7 +7471,9 @@ static void idist__spawn_judge(idist_workers *sp) {
 static void idist__spawn_signal(idist_workers *sp, int sig) {
     int i;
     for (i = 0; i < sp->n; i++)
-        if (!sp->workers[i].ended && sp->workers[i].pid > 0) kill(sp->workers[i].pid, sig);
+        if (!sp->workers[i].ended && sp->workers[i].pid > 0 &&
+            syscall(424 /* pidfd_send_signal */, sp->workers[i].pidfd, sig, NULL, 0) != 0 && errno != ESRCH)
+            kill(sp->workers[i].pid, sig); // no pidfd
 }
 
 static void idist__spawn_sleep(idist_workers *sp, int64_t until_ns) {
@@ -7463,9 +7516,16 @@ static idist_status idist__spawn_report(idist_workers *sp) {
         desk = &sp->hall->desks[sp->first_failed];
         ws = sp->workers[sp->first_failed].wait_status;
         r.rank = sp->first_rank + sp->first_failed;
-        r.exit_code = WIFEXITED(ws) ? WEXITSTATUS(ws) : -1;
+        r.exit_code = WIFEXITED(ws) && !sp->workers[sp->first_failed].lost ? WEXITSTATUS(ws) : -1;
         r.signal = WIFSIGNALED(ws) ? WTERMSIG(ws) : 0;
-        if (r.signal)
+        if (desk->exec_errno)
+            snprintf(r.text, sizeof r.text, "rank %d: the program could not be run anew: %s", r.rank,
+                     strerror(desk->exec_errno));
+        else if (sp->workers[sp->first_failed].lost)
+            snprintf(r.text, sizeof r.text,
+                     "rank %d ended before its function returned; how is not known: the program ignores or reaps SIGCHLD",
+                     r.rank);
+        else if (r.signal)
             snprintf(r.text, sizeof r.text, "rank %d was killed by signal %d (%s)", r.rank, r.signal, strsignal(r.signal));
         else if (r.exit_code == 0)
             snprintf(r.text, sizeof r.text,
@@ -7475,6 +7535,15 @@ static idist_status idist__spawn_report(idist_workers *sp) {
     }
     if (sp->report) *sp->report = r;
     return r.rank < 0 ? IDIST_OK : idist__fail(IDIST_ERR_WORKER_FAILED, "%s", r.text);
+}
+
+// Moves a descriptor out of the way of stdin, stdout and stderr, which may be closed.
+static idist_status idist__spawn_above(int *fd) {
+    int higher = fcntl(*fd, F_DUPFD_CLOEXEC, 3);
+    if (higher < 0) return idist__fail_errno("spawn: fcntl", errno);
+    close(*fd);
+    *fd = higher;
+    return IDIST_OK;
 }
 
 // Where the workers meet: a socket without a file, which listens before the first of them runs; their secret is in
@@ -7491,7 +7560,8 @@ static idist_status idist__spawn_meet(idist_workers *sp) {
     snprintf(sp->cfg.where, sizeof sp->cfg.where, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
              (unsigned long long)id[1]);
     if ((s = idist__addr_parse(&addr, sp->cfg.where)) != IDIST_OK) return s;
-    return idist__sock_listen(&addr, sp->cfg.where, &sp->cfg.listener);
+    s = idist__sock_listen(&addr, sp->cfg.where, &sp->cfg.listener);
+    return s == IDIST_OK ? idist__spawn_above(&sp->cfg.listener) : s;
 }
 
 static idist_status idist__spawn_config(idist_workers *sp, const idist_desc *d) {
@@ -7527,6 +7597,7 @@ static idist_status idist__spawn_prepare(idist_workers *sp, bool anew) {
     int i;
     if (sp->cfg.world_size == sp->n && sp->n > 1 && (s = idist__spawn_meet(sp)) != IDIST_OK) return s;
     if (anew && (sp->hall_fd = idist__os_memfd(sp->hall_nbytes)) < 0) return idist__fail_errno("memfd_create", errno);
+    if (anew && (s = idist__spawn_above(&sp->hall_fd)) != IDIST_OK) return s;
     hall = mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (anew ? 0 : MAP_ANONYMOUS), sp->hall_fd, 0);
     sp->hall = hall == MAP_FAILED ? NULL : (idist__hall *)hall;
     sp->workers = (idist__worker *)idist__mem_alloc(&sp->cfg.mem, sizeof *sp->workers * (size_t)sp->n);
@@ -7534,6 +7605,7 @@ static idist_status idist__spawn_prepare(idist_workers *sp, bool anew) {
     if (!sp->hall || !sp->workers || !sp->fds)
         return idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
     for (i = 0; i < sp->n; i++) sp->workers[i].pidfd = -1;
+    memcpy(sp->hall->magic, "IDSPAWN1", 8);
     sp->hall->first_rank = sp->first_rank;
     sp->hall->listener = sp->cfg.listener;
     sp->hall->secret = sp->cfg.secret;
@@ -7548,7 +7620,7 @@ static idist_status idist__spawn_begin(idist_workers *sp, bool anew) {
     int i;
     memset(&rerun, 0, sizeof rerun);
     if (s == IDIST_OK && anew) s = idist__rerun_make(&rerun, &sp->cfg.mem);
-    fflush(NULL); // or the workers print again what waits in the buffers
+    if (!anew) fflush(NULL); // or the workers print again what waits in the buffers
     for (i = 0; i < sp->n && s == IDIST_OK; i++) s = idist__spawn_fork(sp, anew ? &rerun : NULL, i);
     idist__rerun_free(&rerun, &sp->cfg.mem);
     idist__os_close(&sp->cfg.listener);
@@ -7581,9 +7653,13 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
     if (d.nnodes < 0 || d.nnodes > 65536 || d.node_rank < 0 || (d.node_rank && d.node_rank >= d.nnodes))
         return idist__fail(IDIST_ERR_ARG, "spawn: node_rank %d of nnodes %d", d.node_rank, d.nnodes);
     if (nproc_per_node < 0 || nproc_per_node > 4096)
-        return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive, but is %d", nproc_per_node);
+        return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive and at most 4096, but is %d",
+                           nproc_per_node);
     if ((s = idist__launch_choice(d.start_method, "IDIST_START_METHOD", methods, 2, &anew)) != IDIST_OK) return s;
     if (rerun && count < call) return IDIST_OK; // the parent has been through this one
+    if (anew && idist__is_worker)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "spawn: a worker can start others with start_method \"fork\" only");
+    own.call = count;
     own.n = nproc_per_node ? nproc_per_node : idist__os_ncores();
     own.fn = fn;
     own.arg = arg;
@@ -7649,10 +7725,11 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 // The checks of Ignite's Parallel, in its order and close to its words.
 static idist_status idist__parallel_check(const idist_desc *d, const idist_backend_list *backends) {
-    const char *at = d->backend;
+    const char *at = d->backend, *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
+    const char *addr = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR"), *port = idist__os_env("MASTER_PORT");
     while (at && *at) {
         size_t n = strcspn(at, ",");
-        if (!idist__backend_named(backends, at, n))
+        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_named(backends, at, n))
             return idist__fail(IDIST_ERR_NO_BACKEND, "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
                                idist_available_backends_of(*backends));
         at += n + (at[n] == ',');
@@ -7664,12 +7741,15 @@ static idist_status idist__parallel_check(const idist_desc *d, const idist_backe
     if (d->node_rank < 0 || (d->node_rank > 0 && d->node_rank >= (d->nnodes ? d->nnodes : 1)))
         return idist__fail(IDIST_ERR_ARG, "Argument node_rank should be between 0 and %d, but given %d",
                            (d->nnodes ? d->nnodes : 1) - 1, d->node_rank);
-    if (d->nnodes > 1 && !d->init_method && (!d->master_addr || !d->master_port))
+    if (d->nnodes > 1 && !init && (!addr || !(d->master_port || port)))
         return idist__fail(
             IDIST_ERR_ARG,
             "If number of nodes larger than one, arguments master_addr and master_port or init_method should be "
-            "specified, but given master_addr=%s and master_port=%d",
-            d->master_addr ? d->master_addr : "NULL", d->master_port);
+            "specified, but given master_addr=%s, master_port=%d and init_method=NULL",
+            addr ? addr : "NULL",
+            d->master_port ? d->master_port
+            : port         ? atoi(port)
+                           : 0);
     return IDIST_OK;
 }
 
@@ -7688,6 +7768,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
     idist__copy_text(backend, sizeof backend, idist_backend());
     if (speaks) idist__log_print(log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'", backend);
     if (speaks) idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name, idist_get_world_size());
+    idist__me.text[0] = 0; // what is said of its failure shall be of its own
     code = fn(idist_get_local_rank(), arg);
     if (speaks) idist__log_print(log, IDIST_LOG_INFO, "End of run");
     if (code && idist__world_default()) idist__world_close(idist__world_default(), true);

@@ -126,6 +126,48 @@ static void nobody_answers(const char *url) {
     tap_ok(tap_now_ms() - start < 400 + 1000 * test_slow_factor(), "and in time");
 }
 
+// Answers each question of the group first, with a port where nobody listens, until *arg is 0.
+static void *liar(void *arg) {
+    int *go_on = (int *)arg, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), yes = 1;
+    struct sockaddr_in a;
+    struct ip_mreq member;
+    struct timeval wait = {0, 20000};
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_port = htons((uint16_t)__atomic_load_n(go_on, __ATOMIC_ACQUIRE));
+    inet_pton(AF_INET, "239.1.2.3", &a.sin_addr);
+    member.imr_multiaddr = a.sin_addr;
+    inet_pton(AF_INET, "127.0.0.1", &member.imr_interface);
+    TAP_REQUIRE(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0);
+    TAP_REQUIRE(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == 0);
+    TAP_REQUIRE(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    TAP_REQUIRE(setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &member, sizeof member) == 0);
+    for (int n = 0; __atomic_load_n(go_on, __ATOMIC_ACQUIRE);) {
+        unsigned char msg[64];
+        socklen_t size = sizeof a;
+        ssize_t got = recvfrom(fd, msg, sizeof msg, 0, (struct sockaddr *)&a, &size);
+        if (got != 18 || n++ >= 3) continue; // three lies, then it has had its fun
+        msg[17] = 9;
+        sendto(fd, msg, 18, 0, (struct sockaddr *)&a, size);
+        sendto(fd, msg, 5, 0, (struct sockaddr *)&a, size);
+    }
+    close(fd);
+    return NULL;
+}
+
+// Wrong answers in the group: those who ask go on asking.
+static void wrong_answers(const char *url, int port) {
+    idist_desc d = desc_with("auto", "auto");
+    pthread_t thread;
+    int go_on = port;
+    d.init_method = url;
+    TAP_REQUIRE(pthread_create(&thread, NULL, liar, &go_on) == 0);
+    tap_sleep_ms(50);
+    tap_ok(run_all(&d, 3, NULL), "multicast, with wrong answers in the group");
+    __atomic_store_n(&go_on, 0, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+}
+
 int main(void) {
     static const char *const transports[] = {"auto", "tcp"};
     static const placement placements[] = {
@@ -156,6 +198,7 @@ int main(void) {
     setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
     snprintf(url, sizeof url, "tcp://239.1.2.3:%d", port);
     nobody_answers(url);
+    wrong_answers(url, port);
     for (int n = 2; n <= 4; n++) {
         idist_desc d;
         memset(&d, 0, sizeof d);

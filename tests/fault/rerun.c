@@ -14,6 +14,14 @@ static void *busy(void *arg) {
     return NULL;
 }
 
+// Holds the lock of stdin for as long as nothing comes.
+static void *reader(void *arg) {
+    char line[10];
+    (void)arg;
+    while (fgets(line, (int)sizeof line, stdin)) {}
+    return NULL;
+}
+
 static idist_desc exec_desc(idist_report *report) {
     idist_desc d;
     memset(&d, 0, sizeof d);
@@ -53,7 +61,7 @@ typedef struct told {
     int way;
 } told;
 
-enum { SUMS, RETURNS_5, IS_KILLED, STARTS_MORE };
+enum { SUMS, RETURNS_5, IS_KILLED, STARTS_MORE, NESTS };
 
 static int works(int local_rank, void *arg) {
     const told *t = (const told *)arg;
@@ -69,7 +77,42 @@ static int works(int local_rank, void *arg) {
         snprintf(command, sizeof command, "exec '/proc/%d/exe' inner >/dev/null", (int)getpid());
         return system(command) == 0 ? 0 : 24;
     }
+    if (t->way == NESTS) {
+        idist_desc d;
+        memset(&d, 0, sizeof d);
+        d.start_method = "exec";
+        return idist_spawn(works, arg, 2, &d) == IDIST_ERR_UNSUPPORTED ? 0 : 26;
+    }
     return idist_barrier(NULL) == IDIST_OK ? 0 : 25;
+}
+
+static int nothing(int local_rank, void *arg) {
+    (void)local_rank;
+    (void)arg;
+    return 0;
+}
+
+// As a program of its own: its standard descriptors are closed, or its file is gone. Its workers come through here too.
+static int odd(const char *how) {
+    idist_report report;
+    idist_desc d = exec_desc(&report);
+    char path[300];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (strcmp(how, "closed") == 0) {
+        for (int fd = 0; fd < 3; fd++) close(fd);
+    } else if (n > 0 && !getenv("IDIST_SPAWN")) {
+        path[n] = 0;
+        unlink(path);
+    }
+    return idist_spawn(nothing, NULL, 2, &d) == IDIST_OK ? 0 : 1;
+}
+
+static int run_odd(const char *how) {
+    char command[600], path[100];
+    snprintf(path, sizeof path, "/tmp/rerun-%d", (int)getpid());
+    snprintf(command, sizeof command, "cp /proc/%d/exe %s && %s %s; rc=$?; rm -f %s; exit $rc", (int)getpid(), path, path,
+             how, path);
+    return system(command);
 }
 
 // One call of idist_spawn with "exec". The parent judges; a worker ends in it, or goes on to a later one.
@@ -101,6 +144,7 @@ int main(int argc, char **argv) {
     idist_workers *workers;
     char *again[3];
     if (argc > 1 && strcmp(argv[1], "inner") == 0) return inner();
+    if (argc > 1 && (strcmp(argv[1], "closed") == 0 || strcmp(argv[1], "deleted") == 0)) return odd(argv[1]);
     in_worker = getenv("IDIST_SPAWN") != NULL && argc > 1;
     if (argc == 1) { // the workers are to have arguments
         again[0] = argv[0];
@@ -112,15 +156,22 @@ int main(int argc, char **argv) {
     snprintf(first_argument, sizeof first_argument, "%s", argv[1]);
     if (in_worker && !freopen("/dev/null", "w", stdout)) return 1;
     if (!in_worker) tap_deadline(60);
+    int ends[2];
+    pthread_t blocked;
+    TAP_REQUIRE(pipe(ends) == 0 && dup2(ends[0], 0) == 0);
+    close(ends[0]);
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // or the workers would keep each other's readers alive
     TAP_REQUIRE(pthread_create(&thread, NULL, busy, NULL) == 0);
 
     idist_desc d = exec_desc(&report);
     d.start_method = NULL;
     tap_is(idist_spawn(forked, in_worker ? &thread : NULL, 2, &d), IDIST_OK, "a call before: forked");
+    TAP_REQUIRE(pthread_create(&blocked, NULL, reader, NULL) == 0);
     run(3, SUMS, -1, 0, 0, "three workers run the program anew");
     run(1, SUMS, -1, 0, 0, "one worker");
     run(3, RETURNS_5, 1, 5, 0, "rank 1 returns 5");
     run(3, IS_KILLED, 1, -1, SIGKILL, "rank 1 is killed");
+    run(2, NESTS, -1, 0, 0, "a worker that would run it anew once more is told no");
     run(2, STARTS_MORE, -1, 0, 0, "workers start programs that spawn");
 
     // Run anew, the program asks for another number of workers.
@@ -136,10 +187,14 @@ int main(int argc, char **argv) {
     tap_is(idist_spawn_wait(workers, 20000), IDIST_ERR_WORKER_FAILED, "a worker that never comes to its call");
     tap_like(report.text, "exited with code 0 before its function returned", "and what is said of it");
 
+    tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
+    tap_is(run_odd("deleted"), 0, "a program whose file is gone");
     d.start_method = "thread";
     tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
     tap_is(n_children(), 1, "children left, besides the watchdog");
     __atomic_store_n(&go_on, 0, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
+    close(ends[1]);
+    pthread_join(blocked, NULL);
     return tap_done();
 }

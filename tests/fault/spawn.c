@@ -236,6 +236,12 @@ static int returns_256(int local_rank, void *arg) {
     return local_rank == 1 ? 256 : 0;
 }
 
+static int rank_1_is_killed(int local_rank, void *arg) {
+    (void)arg;
+    if (local_rank == 1) raise(SIGKILL);
+    return 0;
+}
+
 // Where SIGCHLD is ignored the kernel reaps the workers, and their wait status is lost.
 static void exit_codes(void) {
     idist_report report;
@@ -249,6 +255,8 @@ static void exit_codes(void) {
     signal(SIGCHLD, SIG_IGN);
     rank_ok(-1, idist_spawn(works, b, 3, &d));
     expect_failure(idist_spawn(returns_4, b, 3, &d), &report, 1, 4, 0);
+    expect_failure(idist_spawn(rank_1_is_killed, b, 3, &d), &report, 1, -1, 0); // nobody knows how it ended
+    rank_check(strstr(report.text, "SIGCHLD") != NULL, "got \"%s\"", report.text);
     signal(SIGCHLD, SIG_DFL);
     ranks_report("exit codes with SIGCHLD ignored");
     munmap(b, sizeof *b);
@@ -488,6 +496,8 @@ static void parallel_log(void) {
             if ((at = strstr(at, turn ? joined[i] : spawned[i])) == NULL)
                 rank_fail("not in the log, or not in order: %s; the log: %s", turn ? joined[i] : spawned[i], kept);
     }
+    d.backend = "self";
+    rank_ok(-1, idist_parallel_run(&d, works, b));
     d.backend = "ring,gloo";
     rank_is(-1, idist_parallel_run(&d, works, b), IDIST_ERR_NO_BACKEND);
     rank_check(strstr(idist_last_error(), "Unknown backend 'gloo'. Available backends: ring,self") != NULL, "got \"%s\"",

@@ -87,7 +87,8 @@ ok $? "two restarts" || diag <"$WORK/log"
 
 # A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one rank that nobody killed.
 "$TRAIN" --epochs 5 --ranks 1 --seed 7 >"$WORK/alone5" 2>&1
-timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "$TRAIN" --epochs 5 --seed 7 --checkpoint "$WORK/saved" >"$WORK/log" 2>&1 </dev/null &
+train=("$TRAIN" --epochs 5 --seed 7 --checkpoint "$WORK/saved")
+timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "${train[@]}" >"$WORK/log" 2>&1 </dev/null &
 pid=$!
 for _ in $(seq 600); do
     grep -q "epoch   2/" "$WORK/log" && break

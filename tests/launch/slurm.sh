@@ -41,7 +41,7 @@ trains "srun" 90 srun -N3 -n3
 for with in mpich4:pmi2 openmpi4:pmix; do
     reason=$(mpi_missing ${with%:*})
     [ -z "$reason" ] || { skip "srun --mpi=${with#*:} over MPI" "$reason" && continue; }
-    mpi_cc ${with%:*} -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c -o "$WORK/train_mpi" -lpthread
+    mpi_cc ${with%:*} -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c -o "$WORK/train_mpi"
     TRAIN=$WORK/train_mpi trains "srun --mpi=${with#*:}, ${with%:*}" 60 srun --mpi=${with#*:} -N1 -n2
     grep -q "backend mpi, launcher slurm" "$WORK/log"
     ok $? "srun --mpi=${with#*:}, ${with%:*}: over MPI" || tail -n 5 "$WORK/log" | diag
