@@ -7371,26 +7371,25 @@ static void idist__rerun_exec(idist_workers *sp, idist__rerun *r, int i) {
 // the environment of what the worker starts, too, hence the pid.
 static bool idist__rerun_find(int *call, int *worker, int *fd) {
     const char *text = idist__os_env("IDIST_SPAWN");
-    char magic[8];
     int pid = 0, end = 0;
-    return text && sscanf(text, "%d,%d,%d,%d%n", call, worker, fd, &pid, &end) == 4 && !text[end] && pid == (int)getpid() &&
-           pread(*fd, magic, 8, 0) == 8 && memcmp(magic, "IDSPAWN1", 8) == 0;
+    return text && sscanf(text, "%d,%d,%d,%d%n", call, worker, fd, &pid, &end) == 4 && !text[end] && pid == (int)getpid();
 }
 
 // This process is worker i of the call it has come to, and ends in here.
 static idist_status idist__rerun_worker(idist_workers *sp, int i, int fd) {
     struct stat st;
     idist__hall *hall = NULL;
+    char magic[8];
     pid_t parent = getppid();
     prctl(PR_SET_PDEATHSIG, SIGKILL); // a program with capabilities has lost it
     if (getppid() != parent) _exit(1);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (pread(fd, magic, 8, 0) != 8 || memcmp(magic, "IDSPAWN1", 8) != 0) // never on as if it were the parent
+        return idist__fail(IDIST_ERR_STATE, "spawn: the program, run anew, has closed descriptors that it did not open");
     if (fstat(fd, &st) == 0 && (size_t)st.st_size == sp->hall_nbytes)
         hall = (idist__hall *)mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (!hall || (void *)hall == MAP_FAILED || i < 0 || i >= sp->n)
-        return idist__fail(IDIST_ERR_STATE,
-                           "spawn: the program, run anew, asks for another number of workers, or has closed "
-                           "descriptors that it did not open");
+        return idist__fail(IDIST_ERR_STATE, "spawn: the program, run anew, asks for another number of workers");
     sp->hall_fd = fd;
     sp->hall = hall;
     sp->first_rank = hall->first_rank;

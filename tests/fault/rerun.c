@@ -92,7 +92,8 @@ static int nothing(int local_rank, void *arg) {
     return 0;
 }
 
-// As a program of its own: its standard descriptors are closed, or its file is gone. Its workers come through here too.
+// As a program of its own: its standard descriptors are closed, or it closes all others, or its file is gone. Its workers
+// come through here too.
 static int odd(const char *how) {
     idist_report report;
     idist_desc d = exec_desc(&report);
@@ -100,6 +101,10 @@ static int odd(const char *how) {
     ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
     if (strcmp(how, "closed") == 0) {
         for (int fd = 0; fd < 3; fd++) close(fd);
+    } else if (strcmp(how, "closes") == 0) {
+        for (int fd = 3; fd < 64; fd++) close(fd);
+        if (getenv("IDIST_SPAWN")) return idist_spawn(nothing, NULL, 2, &d) == IDIST_ERR_STATE ? 44 : 1;
+        return idist_spawn(nothing, NULL, 2, &d) == IDIST_ERR_WORKER_FAILED && report.exit_code == 44 ? 0 : 1;
     } else if (n > 0 && !getenv("IDIST_SPAWN")) {
         path[n] = 0;
         unlink(path);
@@ -144,7 +149,8 @@ int main(int argc, char **argv) {
     idist_workers *workers;
     char *again[3];
     if (argc > 1 && strcmp(argv[1], "inner") == 0) return inner();
-    if (argc > 1 && (strcmp(argv[1], "closed") == 0 || strcmp(argv[1], "deleted") == 0)) return odd(argv[1]);
+    if (argc > 1 && (!strcmp(argv[1], "closed") || !strcmp(argv[1], "closes") || !strcmp(argv[1], "deleted")))
+        return odd(argv[1]);
     in_worker = getenv("IDIST_SPAWN") != NULL && argc > 1;
     if (argc == 1) { // the workers are to have arguments
         again[0] = argv[0];
@@ -188,6 +194,7 @@ int main(int argc, char **argv) {
     tap_like(report.text, "exited with code 0 before its function returned", "and what is said of it");
 
     tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
+    tap_is(run_odd("closes"), 0, "a program that closes all other descriptors: its workers say so");
     tap_is(run_odd("deleted"), 0, "a program whose file is gone");
     d.start_method = "thread";
     tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
