@@ -17,7 +17,7 @@ done
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -isystem "$cuda/include" -Itests/lib)
 sources=(tests/fake/test_fake.c tests/fake/cuda.c tests/fake/nccl.c)
 unset CUDA_VISIBLE_DEVICES
-export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:halt_on_error=1:exitcode=99
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:halt_on_error=1:exitcode=99:atexit_sleep_ms=0
 
 build_and_run() { # NAME COMPILER FLAGS...
     local name=$1 cc=$2

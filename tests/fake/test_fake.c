@@ -239,6 +239,7 @@ static void pointers(void) {
     OK(cudaFreeHost(h));
     OK(cudaPointerGetAttributes(&a, d));
     CHECK(a.type == cudaMemoryTypeUnregistered);
+    CHECK(msync(d, 1, MS_ASYNC) != 0); // not mapped any more
 }
 
 static void events(void) {
@@ -440,6 +441,11 @@ static void captures(void) {
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureUnjoined);
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // pageable memory
     CHECK_IS(last(cudaMemcpyAsync(d, local, 4, cudaMemcpyDefault, s)), cudaErrorStreamCaptureUnsupported);
+    CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
+    OK(cudaStreamDestroy(s));
+    OK(cudaStreamCreate(&s)); // the NULL stream may not wait for what captures
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    CHECK_IS(last(cudaMemsetAsync(d, 1, 8, NULL)), cudaErrorStreamCaptureImplicit);
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
     OK(cudaEventDestroy(forks));
     OK(cudaEventDestroy(joins));
@@ -798,13 +804,15 @@ static void two_streams(void) { // calls of one communicator keep their order ov
     ncclComm_t comm = join();
     cudaStream_t s = new_stream(), t = new_stream();
     uint32_t *d = device_memory(8), *v = fake_host_view(d);
-    v[0] = v[1] = 1;
+    v[0] = 1;
+    v[1] = 100;
     if (rank == 0) OK(cudaMemsetAsync(device_memory(1), 0, 1, s)); // s is late here, t elsewhere
     else OK(cudaMemsetAsync(device_memory(1), 0, 1, t));
     OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
     OK(ncclAllReduce(d + 1, d + 1, 1, ncclUint32, ncclSum, comm, t));
     OK(cudaDeviceSynchronize());
-    CHECK(v[0] == (uint32_t)n_ranks && v[1] == (uint32_t)n_ranks);
+    CHECK_IS(v[0], n_ranks);
+    CHECK_IS(v[1], 100 * n_ranks);
     OK(ncclCommDestroy(comm));
 }
 
@@ -927,9 +935,19 @@ static void init_hangs(void) {
 
 static void init_fails(void) {
     ncclComm_t comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclResult_t state;
+    int n;
     OK(ncclGetUniqueId(&board->id));
     CHECK_IS(ncclCommInitRank(&comm, 1, board->id, 0), ncclSystemError);
     CHECK(comm == NULL);
+    config.blocking = 0;
+    CHECK_IS(ncclCommInitRankConfig(&comm, 1, board->id, 0, &config), ncclInProgress);
+    do OK(ncclCommGetAsyncError(comm, &state));
+    while (state == ncclInProgress);
+    CHECK_IS(state, ncclSystemError);
+    CHECK_IS(ncclCommCount(comm, &n), ncclSystemError);
+    OK(ncclCommAbort(comm));
     memset(&board->id, 1, sizeof board->id);
     unsetenv("FAKE_NCCL_FAIL");
     CHECK_IS(ncclCommInitRank(&comm, 1, board->id, 0), ncclSystemError);
