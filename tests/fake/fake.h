@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // Where a test reads and writes device memory on purpose: the second mapping. NULL when this is no device pointer. It
 // waits for nothing, so what it shows is what the operations have done until now.
 void *fake_host_view(const void *device_pointer);
@@ -33,4 +37,7 @@ typedef struct fake_work {
 // Queues, or captures. Takes arg over, also when it fails.
 cudaError_t fake_enqueue(cudaStream_t stream, fake_work work);
 
+#ifdef __cplusplus
+}
+#endif
 #endif // FAKE_H
