@@ -1,0 +1,1315 @@
+// cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it launches no kernels, and is
+// linked into tests only, instead of the real library and compiled against its headers (CUDA 12 or newer).
+//
+// Like the real one
+//   - A stream is a thread with a queue. Calls return before their work is done; who does not synchronise sees old data.
+//   - A device pointer cannot be dereferenced by the host: it is a PROT_NONE mapping of a memfd, and operations use a
+//     second mapping of the same memory. Fresh memory is not zero, and a copy beyond the end of it is an error.
+//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, from the device it blocks. Pinned
+//     memory (cudaMallocHost, cudaHostRegister) is read and written later, by the stream.
+//   - cudaMemcpy returns before the data is on the device when the source is pageable or on the device (as documented).
+//   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they for it.
+//   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for ever.
+//   - Capture: what is called is recorded in call order, also over streams that an event forked and joined, and replayed.
+//     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global, thread-local, relaxed.
+//   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it.
+//   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
+//   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
+// Unlike the real one
+//   - No kernels, managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child graphs, graph
+//     nodes made by hand. What is not here does not link.
+//   - A graph runs its operations one after the other. Unjoined streams are found only where no other stream waited.
+//   - Errors are never sticky. Priorities are kept and ignored. All memory is one machine's.
+//
+// Environment, read once at the first call
+//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35)
+//   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
+//   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "fake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_DEVICES 64
+#define MARKS 64                      // records of one event that may be under way at once
+#define FILL_LIMIT ((size_t)64 << 20) // fresh memory is filled up to here
+
+typedef struct work {
+    fake_work w;
+    int refs;
+} work;
+
+typedef struct node { // a place in a stream's queue; it stays at the head while it runs
+    struct node *next;
+    work *work;
+    uint64_t seq, ticket;
+} node;
+
+typedef struct works {
+    work **item;
+    size_t n, capacity;
+} works;
+
+typedef struct capture {
+    uint64_t id;
+    cudaStream_t origin;
+    pthread_t thread;
+    enum cudaStreamCaptureMode mode;
+    bool invalid;
+    uint64_t n_steps;
+    works works;
+} capture;
+
+struct CUstream_st {
+    struct CUstream_st *next;
+    int device, priority;
+    unsigned flags;
+    bool is_null, started, destroyed;
+    node *head, **tail;
+    capture *capture;
+    uint64_t last_step, joined_step; // in the capture: its last, and until where another stream has waited for it
+};
+
+typedef struct marks { // of an event; shared between processes when it is an IPC event
+    _Atomic uint64_t recorded;
+    _Atomic uint64_t done[MARKS]; // done[n % MARKS] == n: the nth record has happened
+    _Atomic int64_t time_ns;
+} marks;
+
+struct CUevent_st {
+    int refs, device, fd;
+    unsigned flags;
+    bool imported;
+    uint64_t capture_id, capture_step; // last recorded in this capture
+    cudaStream_t capture_stream;
+    marks *marks;
+};
+
+struct CUgraph_st {
+    works works;
+};
+struct CUgraphExec_st {
+    works works;
+};
+
+typedef enum block_kind { BLOCK_DEVICE, BLOCK_IMPORTED, BLOCK_PINNED, BLOCK_REGISTERED } block_kind;
+
+typedef struct block { // memory that CUDA knows
+    struct block *next;
+    block_kind kind;
+    char *base, *view; // what the caller has, what operations use
+    size_t size;
+    int device, fd, n_opened;
+    uint64_t inode;
+} block;
+
+typedef struct ipc_handle {
+    uint64_t magic, inode, size;
+    int pid, fd, device;
+} ipc_handle;
+#define IPC_MAGIC 0x66616b6563756461u
+
+// One lock and one condition for everything: whatever changes, all look again.
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct CUstream_st null_streams[MAX_DEVICES];
+static cudaStream_t streams;
+static block *blocks;
+static uint64_t sequence, n_captures;
+
+static struct {
+    int n_devices, bus[MAX_DEVICES];
+    unsigned delay_us;
+    char fail_function[64];
+    int fail_nth, fail_code;
+    pid_t owner;
+} config;
+
+static _Thread_local cudaError_t last_error;
+static _Thread_local int current_device;
+static _Thread_local bool in_host_function;
+static _Thread_local enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+
+//------------------------------------------------------------------------------
+// environment, errors
+//------------------------------------------------------------------------------
+
+static void read_devices(void) {
+    const char *count = getenv("FAKE_CUDA_DEVICES"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int n = count && *count ? atoi(count) : 1;
+    config.n_devices = n > MAX_DEVICES ? MAX_DEVICES : n;
+    for (int i = 0; i < config.n_devices; i++) config.bus[i] = 0x10 + i;
+    if (!visible || n <= 0) return;
+    config.n_devices = 0;
+    while (*visible && config.n_devices < MAX_DEVICES) {
+        char *end;
+        long index = strtol(visible, &end, 10);
+        if (end == visible || index < 0 || index >= n) return;
+        config.bus[config.n_devices++] = 0x10 + (int)index;
+        visible = *end == ',' ? end + 1 : end;
+    }
+}
+
+static void read_environment(void) {
+    const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL");
+    read_devices();
+    config.owner = getpid();
+    config.delay_us = delay ? (unsigned)atoi(delay) : 0;
+    if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth, &config.fail_code) != 3) {
+        fprintf(stderr, "FAKE_CUDA_FAIL is function:nth:code, not \"%s\"\n", failing);
+        abort();
+    }
+}
+
+cudaError_t fake_enter(const char *function) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static atomic_int n_calls;
+    pthread_once(&once, read_environment);
+    if (config.n_devices < 0) return cudaErrorInsufficientDriver;
+    if (config.n_devices == 0) return cudaErrorNoDevice;
+    if (config.owner != getpid()) return cudaErrorInitializationError;
+    if (in_host_function) return cudaErrorNotPermitted;
+    if (config.fail_code && strcmp(function, config.fail_function) == 0) {
+        int call = atomic_fetch_add(&n_calls, 1) + 1;
+        if (config.fail_nth == 0 || config.fail_nth == call) return (cudaError_t)config.fail_code;
+    }
+    return cudaSuccess;
+}
+
+static cudaError_t result(cudaError_t error) {
+    if (error) last_error = error;
+    return error;
+}
+
+static cudaError_t unlock(cudaError_t error) {
+    pthread_mutex_unlock(&lock);
+    return result(error);
+}
+
+#define ENTER()                                    \
+    do {                                           \
+        cudaError_t error_ = fake_enter(__func__); \
+        if (error_) return result(error_);         \
+    } while (0)
+#define REQUIRE(cond, error)               \
+    do {                                   \
+        if (!(cond)) return result(error); \
+    } while (0)
+
+cudaError_t cudaPeekAtLastError(void) {
+    cudaError_t error = fake_enter(__func__);
+    return error ? error : last_error;
+}
+
+cudaError_t cudaGetLastError(void) {
+    cudaError_t error = cudaPeekAtLastError();
+    last_error = cudaSuccess;
+    return error;
+}
+
+#define ERRORS(X)                                                                                                     \
+    X(cudaSuccess, "no error")                                                                                        \
+    X(cudaErrorInvalidValue, "invalid argument")                                                                      \
+    X(cudaErrorMemoryAllocation, "out of memory")                                                                     \
+    X(cudaErrorInitializationError, "initialization error")                                                           \
+    X(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")                                           \
+    X(cudaErrorStubLibrary, "CUDA driver is a stub library")                                                          \
+    X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")                    \
+    X(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")                               \
+    X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                        \
+    X(cudaErrorInvalidDevice, "invalid device ordinal")                                                               \
+    X(cudaErrorDeviceUninitialized, "invalid device context")                                                         \
+    X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                      \
+    X(cudaErrorNotReady, "device not ready")                                                                          \
+    X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                            \
+    X(cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped")            \
+    X(cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region")                  \
+    X(cudaErrorLaunchFailure, "unspecified launch failure")                                                           \
+    X(cudaErrorNotPermitted, "operation not permitted")                                                               \
+    X(cudaErrorNotSupported, "operation not supported")                                                               \
+    X(cudaErrorSystemDriverMismatch, "system has unsupported display driver / cuda driver combination")               \
+    X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                          \
+    X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                   \
+    X(cudaErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences")                 \
+    X(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began")                        \
+    X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                                           \
+    X(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")                     \
+    X(cudaErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream") \
+    X(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream")              \
+    X(cudaErrorStreamCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread")  \
+    X(cudaErrorUnknown, "unknown error")
+
+const char *cudaGetErrorName(cudaError_t error) {
+#define X(code, text) \
+    if (error == code) return #code;
+    ERRORS(X)
+#undef X
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+#define X(code, text) \
+    if (error == code) return text;
+    ERRORS(X)
+#undef X
+    return "unrecognized error code";
+}
+
+//------------------------------------------------------------------------------
+// streams (all that follows until the API is called with the lock held)
+//------------------------------------------------------------------------------
+
+static void wait_changed(void) { pthread_cond_wait(&changed, &lock); }
+
+static void wait_a_little(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 200000;
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    pthread_cond_timedwait(&changed, &lock, &until);
+}
+
+static void drop_work(work *w) {
+    if (--w->refs > 0) return;
+    if (w->w.drop) w->w.drop(w->w.arg);
+    free(w);
+}
+
+static work *new_work(fake_work w) {
+    work *made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->w = w;
+    made->refs = 1;
+    return made;
+}
+
+static void add_work(works *list, work *w) {
+    if (list->n == list->capacity) {
+        list->capacity = list->capacity ? 2 * list->capacity : 16;
+        list->item = realloc(list->item, list->capacity * sizeof *list->item);
+        if (!list->item) abort();
+    }
+    list->item[list->n++] = w;
+}
+
+static void drop_works(works *list) {
+    for (size_t i = 0; i < list->n; i++) drop_work(list->item[i]);
+    free(list->item);
+}
+
+// The NULL stream and the blocking streams of a device wait for what was queued earlier on the other side.
+static bool must_wait(cudaStream_t s, const node *n) {
+    if (s->flags & cudaStreamNonBlocking) return false;
+    for (cudaStream_t other = streams; other; other = other->next)
+        if (other->is_null != s->is_null && other->device == s->device && !(other->flags & cudaStreamNonBlocking) &&
+            other->head && other->head->seq < n->seq)
+            return true;
+    return false;
+}
+
+static void unlink_stream(cudaStream_t s) {
+    for (cudaStream_t *at = &streams; *at; at = &(*at)->next)
+        if (*at == s) {
+            *at = s->next;
+            break;
+        }
+    free(s);
+}
+
+static void *stream_thread(void *arg) {
+    cudaStream_t s = arg;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!s->head && !s->destroyed) wait_changed();
+        node *n = s->head;
+        if (!n) break;
+        while (must_wait(s, n)) wait_changed();
+        pthread_mutex_unlock(&lock);
+        if (config.delay_us && !n->work->w.instant) usleep(config.delay_us);
+        n->work->w.run(n->work->w.arg, n->ticket);
+        pthread_mutex_lock(&lock);
+        s->head = n->next;
+        if (!s->head) s->tail = &s->head;
+        drop_work(n->work);
+        free(n);
+        pthread_cond_broadcast(&changed);
+    }
+    unlink_stream(s);
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+static void start_stream(cudaStream_t s) {
+    pthread_t thread;
+    pthread_attr_t attr;
+    sigset_t all, old;
+    if (s->started) return;
+    s->started = true;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&thread, &attr, stream_thread, s) != 0) abort();
+    pthread_attr_destroy(&attr);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+static void push(cudaStream_t s, work *w) {
+    node *n = calloc(1, sizeof *n);
+    if (!n) abort();
+    n->work = w;
+    n->seq = ++sequence;
+    n->ticket = w->w.ticket ? w->w.ticket(w->w.arg) : 0;
+    *s->tail = n;
+    s->tail = &n->next;
+    start_stream(s);
+    pthread_cond_broadcast(&changed);
+}
+
+static void link_stream(cudaStream_t s) {
+    s->device = current_device;
+    s->tail = &s->head;
+    s->next = streams;
+    streams = s;
+}
+
+static cudaStream_t find_stream(cudaStream_t stream) {
+    if (stream == NULL || stream == cudaStreamLegacy) {
+        cudaStream_t s = &null_streams[current_device];
+        if (!s->is_null) {
+            s->is_null = true;
+            link_stream(s);
+        }
+        return s;
+    }
+    for (cudaStream_t s = streams; s; s = s->next)
+        if (s == stream && !s->destroyed) return s;
+    return NULL;
+}
+
+static void wait_stream(cudaStream_t s, uint64_t seq) {
+    while (s->head && s->head->seq <= seq) wait_changed();
+}
+
+static void wait_device(int device) {
+    uint64_t seq = sequence;
+    for (cudaStream_t s = streams; s;) {
+        if (s->device == device && s->head && s->head->seq <= seq) {
+            wait_changed();
+            s = streams; // it may have gone
+        } else s = s->next;
+    }
+}
+
+static cudaError_t spoil(capture *c, cudaError_t error) {
+    c->invalid = true;
+    return error;
+}
+
+// Calls such as cudaMalloc are not allowed while something is captured: the rules of cudaStreamCaptureMode.
+static cudaError_t check_unsafe(void) {
+    for (cudaStream_t s = streams; s; s = s->next) {
+        capture *c = s->capture;
+        if (!c || thread_mode == cudaStreamCaptureModeRelaxed) continue;
+        if (pthread_equal(c->thread, pthread_self())) {
+            if (c->mode != cudaStreamCaptureModeRelaxed) return spoil(c, cudaErrorStreamCaptureUnsupported);
+        } else if (c->mode == cudaStreamCaptureModeGlobal && thread_mode == cudaStreamCaptureModeGlobal)
+            return spoil(c, cudaErrorStreamCaptureUnsupported);
+    }
+    return cudaSuccess;
+}
+
+// The NULL stream would wait for a blocking stream that captures.
+static cudaError_t check_implicit(cudaStream_t s) {
+    for (cudaStream_t other = streams; s->is_null && other; other = other->next)
+        if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
+            return spoil(other->capture, cudaErrorStreamCaptureImplicit);
+    return cudaSuccess;
+}
+
+static cudaError_t enqueue(cudaStream_t s, fake_work w) {
+    work *made = new_work(w);
+    cudaError_t error =
+        s->capture ? (s->capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess) : check_implicit(s);
+    if (error) {
+        drop_work(made);
+    } else if (s->capture) {
+        add_work(&s->capture->works, made);
+        s->last_step = ++s->capture->n_steps;
+    } else push(s, made);
+    return error;
+}
+
+cudaError_t fake_enqueue(cudaStream_t stream, fake_work w) {
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (s) return unlock(enqueue(s, w));
+    if (w.drop) w.drop(w.arg);
+    return unlock(cudaErrorInvalidResourceHandle);
+}
+
+//------------------------------------------------------------------------------
+// memory
+//------------------------------------------------------------------------------
+
+static block *find_block(const void *pointer) {
+    uintptr_t at = (uintptr_t)pointer;
+    for (block *b = blocks; b; b = b->next)
+        if (at >= (uintptr_t)b->base && at - (uintptr_t)b->base < b->size) return b;
+    return NULL;
+}
+
+static bool on_device(const block *b) { return b && (b->kind == BLOCK_DEVICE || b->kind == BLOCK_IMPORTED); }
+
+static bool inside(const block *b, const void *pointer, size_t nbytes) {
+    return nbytes <= b->size - (size_t)((const char *)pointer - b->base);
+}
+
+static char *view_of(const block *b, const void *pointer) { return b->view + ((const char *)pointer - b->base); }
+
+void *fake_reach(const void *pointer, size_t nbytes) {
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    void *at = b && inside(b, pointer, nbytes) ? view_of(b, pointer) : NULL;
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+
+void *fake_host_view(const void *device_pointer) {
+    pthread_mutex_lock(&lock);
+    block *b = find_block(device_pointer);
+    void *at = on_device(b) ? view_of(b, device_pointer) : NULL;
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+
+static void *map(size_t size, int protection, int fd) {
+    void *at = mmap(NULL, size, protection, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void free_block(block *b) {
+    for (block **at = &blocks; *at; at = &(*at)->next)
+        if (*at == b) {
+            *at = b->next;
+            break;
+        }
+    if (b->kind != BLOCK_REGISTERED && b->base) munmap(b->base, b->size);
+    if (on_device(b) && b->view) munmap(b->view, b->size);
+    if (b->fd >= 0) close(b->fd);
+    free(b);
+}
+
+// fd: of the exporter's memory, or -1.
+static block *new_block(block_kind kind, size_t size, int fd) {
+    struct stat st;
+    block *b = calloc(1, sizeof *b);
+    if (!b) abort();
+    b->kind = kind;
+    b->size = size;
+    b->device = current_device;
+    b->fd = fd;
+    b->n_opened = 1;
+    if (kind == BLOCK_DEVICE) {
+        b->fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+        if (b->fd < 0 || ftruncate(b->fd, (off_t)size) != 0) return free_block(b), NULL;
+    }
+    if (on_device(b)) {
+        b->base = map(size, PROT_NONE, b->fd);
+        b->view = map(size, PROT_READ | PROT_WRITE, b->fd);
+        if (fstat(b->fd, &st) == 0) b->inode = st.st_ino;
+    } else b->base = b->view = map(size, PROT_READ | PROT_WRITE, -1);
+    if (!b->base || !b->view) return free_block(b), NULL;
+    if (kind != BLOCK_IMPORTED && size <= FILL_LIMIT) memset(b->view, 0xA5, size);
+    b->next = blocks;
+    blocks = b;
+    return b;
+}
+
+static cudaError_t allocate(void **pointer, size_t size, block_kind kind) {
+    pthread_mutex_lock(&lock);
+    cudaError_t error = pointer ? check_unsafe() : cudaErrorInvalidValue;
+    if (error) return unlock(error);
+    *pointer = NULL;
+    if (size == 0) return unlock(cudaSuccess);
+    block *b = size < (size_t)1 << 40 ? new_block(kind, size, -1) : NULL;
+    if (b) *pointer = b->base;
+    return unlock(b ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+static cudaError_t release(void *pointer, block_kind kind, cudaError_t unknown) {
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    if (error || (!pointer && kind != BLOCK_REGISTERED && kind != BLOCK_IMPORTED)) return unlock(error);
+    block *b = find_block(pointer);
+    if (!b || b->kind != kind || b->base != pointer) return unlock(unknown);
+    wait_device(b->device);
+    b = find_block(pointer); // the lock was given up
+    if (b && --b->n_opened == 0) free_block(b);
+    return unlock(cudaSuccess);
+}
+
+typedef struct copy { // src NULL: memset
+    char *dst;
+    const char *src;
+    size_t nbytes;
+    int value;
+    char captured[];
+} copy;
+
+static void run_copy(void *arg, uint64_t ticket) {
+    copy *c = arg;
+    (void)ticket;
+    if (c->src) memmove(c->dst, c->src, c->nbytes);
+    else memset(c->dst, c->value, c->nbytes);
+}
+
+static copy *new_copy(char *dst, const char *src, size_t nbytes, bool capture_source) {
+    copy *c = calloc(1, sizeof *c + (capture_source ? nbytes : 0));
+    if (!c) abort();
+    *c = (copy){.dst = dst, .src = capture_source ? c->captured : src, .nbytes = nbytes};
+    if (capture_source) memcpy(c->captured, src, nbytes);
+    return c;
+}
+
+static cudaError_t check_direction(const block *dst, const block *src, enum cudaMemcpyKind kind) {
+    if ((int)kind < 0 || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+    if (kind == cudaMemcpyDefault) return cudaSuccess;
+    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    return to_device == on_device(dst) && from_device == on_device(src) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind,
+                           bool sync) {
+    cudaStream_t s = find_stream(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    block *to = find_block(dst), *from = find_block(src);
+    cudaError_t error = check_direction(to, from, kind);
+    if (error || nbytes == 0) return error;
+    if (!dst || !src || (to && !inside(to, dst, nbytes)) || (from && !inside(from, src, nbytes)))
+        return cudaErrorInvalidValue;
+    bool captured = !from && on_device(to), pinned_to_host = to && !on_device(to);
+    bool blocks_host = !to || (!from && pinned_to_host) || (sync && !captured && !(on_device(to) && on_device(from)));
+    if (s->capture && (captured || blocks_host)) return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
+    if (sync && captured) wait_stream(s, sequence);
+    copy *c = new_copy(to ? view_of(to, dst) : dst, from ? view_of(from, src) : src, nbytes, captured);
+    error = enqueue(s, (fake_work){run_copy, NULL, free, c, false});
+    if (!error && blocks_host) wait_stream(s, sequence);
+    return error;
+}
+
+static cudaError_t set_on(cudaStream_t stream, void *dst, int value, size_t nbytes, bool sync) {
+    cudaStream_t s = find_stream(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    block *to = find_block(dst);
+    if (nbytes == 0) return cudaSuccess;
+    if (!to || !inside(to, dst, nbytes)) return cudaErrorInvalidValue;
+    copy *c = new_copy(view_of(to, dst), NULL, nbytes, false);
+    c->value = value;
+    cudaError_t error = enqueue(s, (fake_work){run_copy, NULL, free, c, false});
+    if (!error && sync && !on_device(to)) wait_stream(s, sequence);
+    return error;
+}
+
+//------------------------------------------------------------------------------
+// API: memory
+//------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void **pointer, size_t size) {
+    ENTER();
+    return allocate(pointer, size, BLOCK_DEVICE);
+}
+
+cudaError_t cudaMallocHost(void **pointer, size_t size) {
+    ENTER();
+    return allocate(pointer, size, BLOCK_PINNED);
+}
+
+cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
+    ENTER();
+    REQUIRE(!(flags & ~(unsigned)(cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined)),
+            cudaErrorInvalidValue);
+    return allocate(pointer, size, BLOCK_PINNED);
+}
+
+cudaError_t cudaFree(void *pointer) {
+    ENTER();
+    return release(pointer, BLOCK_DEVICE, cudaErrorInvalidValue);
+}
+
+cudaError_t cudaFreeHost(void *pointer) {
+    ENTER();
+    return release(pointer, BLOCK_PINNED, cudaErrorInvalidValue);
+}
+
+cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) {
+    ENTER();
+    (void)flags;
+    REQUIRE(pointer && size, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    if (error) return unlock(error);
+    uintptr_t at = (uintptr_t)pointer;
+    for (block *b = blocks; b; b = b->next)
+        if (at < (uintptr_t)b->base + b->size && (uintptr_t)b->base < at + size)
+            return unlock(cudaErrorHostMemoryAlreadyRegistered);
+    block *b = calloc(1, sizeof *b);
+    if (!b) abort();
+    *b = (block){blocks, BLOCK_REGISTERED, pointer, pointer, size, current_device, -1, 1, 0};
+    blocks = b;
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaHostUnregister(void *pointer) {
+    ENTER();
+    REQUIRE(pointer, cudaErrorInvalidValue);
+    return release(pointer, BLOCK_REGISTERED, cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *host_pointer, unsigned flags) {
+    ENTER();
+    (void)flags;
+    REQUIRE(device_pointer && fake_reach(host_pointer, 1) == host_pointer, cudaErrorInvalidValue);
+    *device_pointer = host_pointer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    return unlock(copy_on(stream, dst, src, nbytes, kind, false));
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    return unlock(error ? error : copy_on(NULL, dst, src, nbytes, kind, true));
+}
+
+cudaError_t cudaMemsetAsync(void *pointer, int value, size_t nbytes, cudaStream_t stream) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    return unlock(set_on(stream, pointer, value, nbytes, false));
+}
+
+cudaError_t cudaMemset(void *pointer, int value, size_t nbytes) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    return unlock(error ? error : set_on(NULL, pointer, value, nbytes, true));
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+    ENTER();
+    REQUIRE(attributes, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = on_device(b) ? cudaMemoryTypeDevice : b ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    attributes->device = b ? b->device : -2;
+    attributes->devicePointer = b ? (void *)(uintptr_t)pointer : NULL;
+    attributes->hostPointer = on_device(b) ? NULL : (void *)(uintptr_t)pointer;
+    return unlock(cudaSuccess);
+}
+
+//------------------------------------------------------------------------------
+// API: devices
+//------------------------------------------------------------------------------
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    if (!version) return result(cudaErrorInvalidValue);
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    if (!version) return result(cudaErrorInvalidValue);
+    *version = fake_enter(__func__) == cudaErrorInsufficientDriver ? 0 : CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    ENTER();
+    REQUIRE(count, cudaErrorInvalidValue);
+    *count = config.n_devices;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    ENTER();
+    REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    ENTER();
+    REQUIRE(device, cudaErrorInvalidValue);
+    *device = current_device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    if (!error) wait_device(current_device);
+    return unlock(error);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int nbytes, int device) {
+    ENTER();
+    REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
+    REQUIRE(text && nbytes >= 13, cudaErrorInvalidValue);
+    snprintf(text, (size_t)nbytes, "0000:%02X:00.0", (unsigned)config.bus[device] & 0xffu);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+    ENTER();
+    REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
+    REQUIRE(value, cudaErrorInvalidValue);
+    switch ((int)attribute) {
+    case cudaDevAttrPciBusId: *value = config.bus[device]; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrMultiProcessorCount: *value = 4; break;
+    case cudaDevAttrIpcEventSupport:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrCanMapHostMemory:
+    case cudaDevAttrHostRegisterSupported: *value = 1; break;
+    default: *value = 0; break;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+    ENTER();
+    REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
+    REQUIRE(properties, cudaErrorInvalidValue);
+    memset(properties, 0, sizeof *properties);
+    snprintf(properties->name, sizeof properties->name, "fake GPU %d", config.bus[device] - 0x10);
+    properties->uuid.bytes[15] = (char)config.bus[device];
+    properties->pciBusID = config.bus[device];
+    properties->major = 9;
+    properties->multiProcessorCount = 4;
+    properties->unifiedAddressing = 1;
+    properties->totalGlobalMem = (size_t)1 << 40;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    ENTER();
+    REQUIRE(can, cudaErrorInvalidValue);
+    REQUIRE(device >= 0 && device < config.n_devices && peer >= 0 && peer < config.n_devices, cudaErrorInvalidDevice);
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    ENTER();
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return cudaSuccess;
+}
+
+//------------------------------------------------------------------------------
+// API: streams
+//------------------------------------------------------------------------------
+
+static cudaError_t create_stream(cudaStream_t *stream, unsigned flags, int priority) {
+    REQUIRE(stream && !(flags & ~(unsigned)cudaStreamNonBlocking), cudaErrorInvalidValue);
+    cudaStream_t s = calloc(1, sizeof *s);
+    if (!s) abort();
+    s->flags = flags;
+    s->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    pthread_mutex_lock(&lock);
+    link_stream(s);
+    pthread_mutex_unlock(&lock);
+    *stream = s;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    ENTER();
+    return create_stream(stream, cudaStreamDefault, 0);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    ENTER();
+    return create_stream(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    ENTER();
+    return create_stream(stream, flags, priority);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (s && priority) *priority = s->priority;
+    return unlock(!s ? cudaErrorInvalidResourceHandle : priority ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (s && flags) *flags = s->flags;
+    return unlock(!s ? cudaErrorInvalidResourceHandle : flags ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+// Returns at once; the thread ends when the queue is empty.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s || s->is_null) return unlock(cudaErrorInvalidResourceHandle);
+    if (s->capture) return unlock(spoil(s->capture, cudaErrorStreamCaptureUnsupported));
+    s->destroyed = true;
+    if (!s->started) unlink_stream(s);
+    pthread_cond_broadcast(&changed);
+    return unlock(cudaSuccess);
+}
+
+// What waits for a stream, or asks for its state, may do so: not while something is captured.
+static cudaError_t check_waitable(cudaStream_t s) {
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (s->capture) return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
+    cudaError_t error = check_implicit(s);
+    return error ? error : check_unsafe();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    cudaError_t error = check_waitable(s);
+    if (!error) wait_stream(s, sequence);
+    return unlock(error);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    cudaError_t error = check_waitable(s);
+    return unlock(error ? error : s->head ? cudaErrorNotReady : cudaSuccess);
+}
+
+typedef struct host_call {
+    cudaHostFn_t function;
+    void *data;
+} host_call;
+
+static void run_host_call(void *arg, uint64_t ticket) {
+    host_call *call = arg;
+    (void)ticket;
+    in_host_function = true;
+    call->function(call->data);
+    in_host_function = false;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+    ENTER();
+    REQUIRE(function, cudaErrorInvalidValue);
+    host_call *call = calloc(1, sizeof *call);
+    if (!call) abort();
+    *call = (host_call){function, data};
+    return fake_enqueue(stream, (fake_work){run_host_call, NULL, free, call, false});
+}
+
+//------------------------------------------------------------------------------
+// API: events
+//------------------------------------------------------------------------------
+
+typedef struct moment { // one record of an event
+    cudaEvent_t event;
+    uint64_t n;
+} moment;
+
+static void drop_event(cudaEvent_t e) {
+    if (--e->refs > 0) return;
+    munmap(e->marks, sizeof *e->marks);
+    if (e->fd >= 0) close(e->fd);
+    free(e);
+}
+
+static void drop_moment(void *arg) {
+    moment *m = arg;
+    drop_event(m->event);
+    free(m);
+}
+
+static bool has_passed(cudaEvent_t e, uint64_t n) { return n == 0 || atomic_load(&e->marks->done[n % MARKS]) >= n; }
+
+static void wait_event(cudaEvent_t e, uint64_t n) {
+    while (!has_passed(e, n)) {
+        if (e->fd >= 0) wait_a_little(); // another process may do it
+        else wait_changed();
+    }
+}
+
+static void run_record(void *arg, uint64_t ticket) {
+    moment *m = arg;
+    struct timespec now;
+    (void)ticket;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    atomic_store(&m->event->marks->time_ns, (int64_t)now.tv_sec * 1000000000 + now.tv_nsec);
+    pthread_mutex_lock(&lock);
+    atomic_store(&m->event->marks->done[m->n % MARKS], m->n);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void run_wait(void *arg, uint64_t ticket) {
+    moment *m = arg;
+    (void)ticket;
+    pthread_mutex_lock(&lock);
+    wait_event(m->event, m->n);
+    pthread_mutex_unlock(&lock);
+}
+
+static cudaError_t enqueue_moment(cudaStream_t s, cudaEvent_t e, uint64_t n, void (*run)(void *, uint64_t)) {
+    moment *m = calloc(1, sizeof *m);
+    if (!m) abort();
+    *m = (moment){e, n};
+    e->refs++;
+    return enqueue(s, (fake_work){run, NULL, drop_moment, m, true});
+}
+
+static cudaError_t new_event(cudaEvent_t *event, unsigned flags, int fd) {
+    cudaEvent_t e = calloc(1, sizeof *e);
+    if (!e) abort();
+    *e = (struct CUevent_st){.refs = 1, .device = current_device, .fd = fd, .flags = flags, .imported = fd >= 0};
+    if (fd < 0 && (flags & cudaEventInterprocess)) {
+        e->fd = memfd_create("fake-cuda-event", MFD_CLOEXEC);
+        if (e->fd < 0 || ftruncate(e->fd, sizeof(marks)) != 0) abort();
+    }
+    e->marks = map(sizeof *e->marks, PROT_READ | PROT_WRITE, e->fd);
+    if (!e->marks) abort();
+    *event = e;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    ENTER();
+    unsigned known = cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess;
+    REQUIRE(event && !(flags & ~known), cudaErrorInvalidValue);
+    REQUIRE(!(flags & cudaEventInterprocess) || (flags & cudaEventDisableTiming), cudaErrorInvalidValue);
+    return new_event(event, flags, -1);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    ENTER();
+    REQUIRE(event, cudaErrorInvalidValue);
+    return new_event(event, cudaEventDefault, -1);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    ENTER();
+    REQUIRE(event, cudaErrorInvalidResourceHandle);
+    pthread_mutex_lock(&lock);
+    drop_event(event);
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s || !event || event->device != s->device) return unlock(cudaErrorInvalidResourceHandle);
+    if (s->capture) {
+        if (s->capture->invalid) return unlock(cudaErrorStreamCaptureInvalidated);
+        event->capture_id = s->capture->id;
+        event->capture_step = s->capture->n_steps;
+        event->capture_stream = s;
+        return unlock(cudaSuccess);
+    }
+    cudaError_t error = check_implicit(s);
+    if (error) return unlock(error);
+    event->capture_id = 0;
+    return unlock(enqueue_moment(s, event, atomic_fetch_add(&event->marks->recorded, 1) + 1, run_record));
+}
+
+static capture *find_capture(uint64_t id) {
+    for (cudaStream_t s = streams; s; s = s->next)
+        if (s->capture && s->capture->id == id) return s->capture;
+    return NULL;
+}
+
+// The event was recorded in a capture: the stream becomes part of it, or joins what it forked from.
+static cudaError_t join_capture(cudaStream_t s, cudaEvent_t event) {
+    capture *c = find_capture(event->capture_id);
+    if (!c) return cudaErrorCapturedEvent;
+    if (c->invalid) return cudaErrorStreamCaptureInvalidated;
+    if (s->is_null) return spoil(c, cudaErrorStreamCaptureImplicit);
+    if (s->capture && s->capture != c) return spoil(s->capture, spoil(c, cudaErrorStreamCaptureMerge));
+    if (!s->capture) {
+        s->capture = c;
+        s->last_step = ++c->n_steps;
+        s->joined_step = 0;
+    }
+    if (s != event->capture_stream) event->capture_stream->joined_step = event->capture_step;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    ENTER();
+    REQUIRE(flags == 0, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s || !event) return unlock(cudaErrorInvalidResourceHandle);
+    if (event->capture_id) return unlock(join_capture(s, event));
+    uint64_t n = atomic_load(&event->marks->recorded);
+    if (n == 0) return unlock(cudaSuccess);
+    if (s->capture) return unlock(spoil(s->capture, cudaErrorStreamCaptureIsolation));
+    return unlock(enqueue_moment(s, event, n, run_wait));
+}
+
+static cudaError_t check_event(cudaEvent_t event) {
+    if (!event) return cudaErrorInvalidResourceHandle;
+    if (event->capture_id) {
+        capture *c = find_capture(event->capture_id);
+        return c ? spoil(c, cudaErrorCapturedEvent) : cudaErrorCapturedEvent;
+    }
+    return check_unsafe();
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_event(event);
+    if (!error && !has_passed(event, atomic_load(&event->marks->recorded))) error = cudaErrorNotReady;
+    return unlock(error);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_event(event);
+    if (!error) wait_event(event, atomic_load(&event->marks->recorded));
+    return unlock(error);
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    ENTER();
+    REQUIRE(ms, cudaErrorInvalidValue);
+    REQUIRE(start && end && !((start->flags | end->flags) & cudaEventDisableTiming), cudaErrorInvalidResourceHandle);
+    uint64_t from = atomic_load(&start->marks->recorded), to = atomic_load(&end->marks->recorded);
+    REQUIRE(from && to, cudaErrorInvalidResourceHandle);
+    REQUIRE(has_passed(start, from) && has_passed(end, to), cudaErrorNotReady);
+    *ms = (float)(atomic_load(&end->marks->time_ns) - atomic_load(&start->marks->time_ns)) / 1e6f;
+    return cudaSuccess;
+}
+
+//------------------------------------------------------------------------------
+// API: capture and graphs
+//------------------------------------------------------------------------------
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    ENTER();
+    REQUIRE(mode && (int)*mode >= 0 && *mode <= cudaStreamCaptureModeRelaxed, cudaErrorInvalidValue);
+    enum cudaStreamCaptureMode old = thread_mode;
+    thread_mode = *mode;
+    *mode = old;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    ENTER();
+    REQUIRE((int)mode >= 0 && mode <= cudaStreamCaptureModeRelaxed, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    if (s->is_null) return unlock(cudaErrorStreamCaptureUnsupported);
+    if (s->capture) return unlock(cudaErrorIllegalState);
+    s->capture = calloc(1, sizeof *s->capture);
+    if (!s->capture) abort();
+    *s->capture = (capture){.id = ++n_captures, .origin = s, .thread = pthread_self(), .mode = mode};
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    ENTER();
+    REQUIRE(status, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    cudaError_t error = s ? check_implicit(s) : cudaErrorInvalidResourceHandle;
+    if (error) return unlock(error);
+    *status = !s->capture           ? cudaStreamCaptureStatusNone
+              : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                    : cudaStreamCaptureStatusActive;
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    ENTER();
+    REQUIRE(graph, cudaErrorInvalidValue);
+    *graph = NULL;
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    capture *c = s->capture;
+    if (!c) return unlock(cudaErrorIllegalState);
+    if (c->origin != s) return unlock(spoil(c, cudaErrorStreamCaptureUnmatched));
+    if (c->mode != cudaStreamCaptureModeRelaxed && !pthread_equal(c->thread, pthread_self()))
+        return unlock(cudaErrorStreamCaptureWrongThread);
+    cudaError_t error = c->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+    for (cudaStream_t other = streams; other; other = other->next) {
+        if (other->capture != c) continue;
+        if (other != s && other->joined_step < other->last_step && !error) error = cudaErrorStreamCaptureUnjoined;
+        other->capture = NULL;
+    }
+    if (error) {
+        drop_works(&c->works);
+    } else {
+        *graph = calloc(1, sizeof **graph);
+        if (!*graph) abort();
+        (*graph)->works = c->works;
+    }
+    free(c);
+    return unlock(error);
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+    ENTER();
+    (void)flags;
+    REQUIRE(exec && graph, cudaErrorInvalidValue);
+    cudaGraphExec_t made = calloc(1, sizeof *made);
+    if (!made) abort();
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < graph->works.n; i++) {
+        graph->works.item[i]->refs++;
+        add_work(&made->works, graph->works.item[i]);
+    }
+    *exec = made;
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    ENTER();
+    REQUIRE(exec, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    if (s->capture) return unlock(spoil(s->capture, cudaErrorStreamCaptureUnsupported));
+    cudaError_t error = check_implicit(s);
+    for (size_t i = 0; !error && i < exec->works.n; i++) {
+        exec->works.item[i]->refs++;
+        push(s, exec->works.item[i]);
+    }
+    return unlock(error);
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    ENTER();
+    REQUIRE(exec, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    drop_works(&exec->works);
+    free(exec);
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    ENTER();
+    REQUIRE(graph, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    drop_works(&graph->works);
+    free(graph);
+    return unlock(cudaSuccess);
+}
+
+//------------------------------------------------------------------------------
+// API: memory and events of another process
+//------------------------------------------------------------------------------
+
+_Static_assert(sizeof(ipc_handle) <= sizeof(cudaIpcMemHandle_t), "a handle holds what we need");
+
+// A descriptor of the exporter's memfd, or -1.
+static int open_exported(const ipc_handle *h) {
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", h->pid, h->fd);
+    int fd = h->magic == IPC_MAGIC ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) return -1;
+    if (fstat(fd, &st) == 0 && st.st_ino == h->inode && (uint64_t)st.st_size == h->size) return fd;
+    close(fd);
+    return -1;
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
+    ENTER();
+    REQUIRE(handle, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    if (!b || b->kind != BLOCK_DEVICE || b->base != pointer) return unlock(cudaErrorInvalidValue);
+    ipc_handle h = {IPC_MAGIC, b->inode, b->size, getpid(), b->fd, b->device};
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &h, sizeof h);
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags) {
+    ENTER();
+    ipc_handle h;
+    memcpy(&h, &handle, sizeof h);
+    REQUIRE(pointer && flags == cudaIpcMemLazyEnablePeerAccess && h.magic == IPC_MAGIC, cudaErrorInvalidValue);
+    REQUIRE(h.pid != getpid(), cudaErrorDeviceUninitialized);
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    if (error) return unlock(error);
+    for (block *b = blocks; b; b = b->next)
+        if (b->kind == BLOCK_IMPORTED && b->inode == h.inode) {
+            b->n_opened++;
+            *pointer = b->base;
+            return unlock(cudaSuccess);
+        }
+    int fd = open_exported(&h);
+    block *b = fd >= 0 ? new_block(BLOCK_IMPORTED, (size_t)h.size, fd) : NULL;
+    if (b) *pointer = b->base;
+    return unlock(b ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *pointer) {
+    ENTER();
+    return release(pointer, BLOCK_IMPORTED, cudaErrorInvalidValue);
+}
+
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
+    ENTER();
+    struct stat st;
+    REQUIRE(event && event->fd >= 0 && !event->imported, cudaErrorInvalidResourceHandle);
+    REQUIRE(handle && fstat(event->fd, &st) == 0, cudaErrorInvalidValue);
+    ipc_handle h = {IPC_MAGIC, st.st_ino, sizeof(marks), getpid(), event->fd, event->device};
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &h, sizeof h);
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
+    ENTER();
+    ipc_handle h;
+    memcpy(&h, &handle, sizeof h);
+    REQUIRE(event && h.magic == IPC_MAGIC, cudaErrorInvalidValue);
+    REQUIRE(h.pid != getpid(), cudaErrorDeviceUninitialized);
+    int fd = open_exported(&h);
+    REQUIRE(fd >= 0, cudaErrorInvalidResourceHandle);
+    return new_event(event, cudaEventDisableTiming | cudaEventInterprocess, fd);
+}

@@ -1,0 +1,43 @@
+// fake.h - what the stand-ins for libcudart (cuda.c) and libnccl (nccl.c) share, and what tests may ask of them
+//
+// Both are compiled against the real headers and linked instead of the real libraries:
+//     cc -std=gnu11 -isystem $CUDA_HOME/include program.c tests/fake/cuda.c tests/fake/nccl.c -pthread
+#ifndef FAKE_H
+#define FAKE_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Where a test reads and writes device memory on purpose: the second mapping. NULL when this is no device pointer. It
+// waits for nothing, so what it shows is what the operations have done until now.
+void *fake_host_view(const void *device_pointer);
+
+// For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this function).
+cudaError_t fake_enter(const char *function);
+
+// For nccl.c: the address by which a stream's thread reaches nbytes at this device or pinned host pointer; else NULL.
+void *fake_reach(const void *pointer, size_t nbytes);
+
+// An operation of a stream. It runs in the stream's thread, once for each time it is launched: when a graph was captured,
+// more than once or never.
+typedef struct fake_work {
+    void (*run)(void *arg, uint64_t ticket);
+    uint64_t (*ticket)(void *arg); // may be NULL; called when the operation is queued for one run
+    void (*drop)(void *arg);       // when nobody will run it again; must call nothing of CUDA
+    void *arg;
+    bool instant; // FAKE_CUDA_DELAY_US does not apply
+} fake_work;
+
+// Queues, or captures. Takes arg over, also when it fails.
+cudaError_t fake_enqueue(cudaStream_t stream, fake_work work);
+
+#ifdef __cplusplus
+}
+#endif
+#endif // FAKE_H

@@ -1,0 +1,1093 @@
+// nccl.c - a stand-in for libnccl 2.28, for tests on machines without a GPU. It needs cuda.c beside it, is linked into
+// tests only, and is compiled against the real nccl.h.
+//
+// Like the real one
+//   - Ranks are processes or threads that meet by the unique id; the process that made it must live until all have met.
+//   - Operations run in the stream that they were given, after what is queued there, and wait for their peers there.
+//     Operations of one communicator run in the order of the calls, whatever their streams.
+//   - A peer that died, or that called something else, is waited for: for ever, with cudaStreamQuery saying "not ready"
+//     and ncclCommGetAsyncError 0, until ncclCommAbort. Then the stream goes on; the result is garbage.
+//   - Small messages are sent without waiting for the receiver, so a broadcast's root may end first.
+//   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives progress together. Init and
+//     split may be in a group.
+//   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are divided afterwards.
+//   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >= 23003,
+//     NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
+//   - Config blocking=0: ncclInProgress from init, and once after each group; who does not ask again gets an error.
+//   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at all.
+//   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1, ncclMemAlloc 1.
+// Unlike the real one
+//   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at most.
+//   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would fault on the device.
+//   - Reductions of fp8 are refused. A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
+//   - No CommInitAll, Shrink, Revoke, windows, Scalable, SimulateEnd, device API, debug output. They do not link.
+//
+// Environment
+//   FAKE_NCCL_VERSION=n     what ncclGetVersion says (default NCCL_VERSION_CODE)
+//   FAKE_NCCL_FAIL=code     initialisation fails with this code, in each process that has it
+//   FAKE_NCCL_INIT_HANGS=1  initialisation never ends (ncclCommAbort ends it when blocking=0)
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "fake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_RANKS 64
+#define MAX_OPS 64
+#define RING_BYTES (32 * 1024)
+#define BLOCK_BYTES (16 * 1024) // of a reduction
+
+//------------------------------------------------------------------------------
+// shared memory of a communicator
+//------------------------------------------------------------------------------
+
+typedef struct unique_id { // what a ncclUniqueId holds: a memfd of the process that made it
+    uint64_t magic, inode;
+    int pid, fd;
+} unique_id;
+#define ID_MAGIC 0x66616b656e63636cu
+_Static_assert(sizeof(unique_id) <= sizeof(ncclUniqueId), "an id holds what we need");
+
+typedef struct peer {
+    atomic_int arrived, finalized;
+    int version;
+    long bus;
+    uint64_t host;
+    atomic_ulong split_begun, split_led, split_ended; // rounds
+    int color, key;
+    ncclUniqueId split_id;
+} peer;
+
+typedef struct ring { // bytes from one rank to another
+    atomic_ulong head, tail;
+    char data[RING_BYTES];
+} ring;
+
+typedef struct segment {
+    atomic_int fd_closed;
+    peer peers[MAX_RANKS];
+    ring rings[]; // from * n_ranks + to
+} segment;
+
+typedef struct reduction {
+    ncclRedOp_t op; // ncclSum, ncclProd, ncclMax, ncclMin; what Avg and PreMulSum come down to
+    bool used, scaled, divided;
+    ncclDataType_t type;
+    char scalar[8];
+    const char *device_scalar; // read when the operation runs
+} reduction;
+
+struct ncclComm {
+    int rank, n_ranks, device, version;
+    bool blocking, finalized;
+    segment *shared;
+    size_t nbytes;
+    ncclUniqueId id;
+    atomic_int refs, async, polls, n_running;
+    atomic_bool aborted;
+    atomic_ulong tickets, done;
+    reduction ops[MAX_OPS];
+    unsigned long n_splits;
+    // of a job under way: what it does, where its result goes
+    ncclResult_t (*job)(ncclComm_t);
+    ncclComm_t parent, *where, next;
+    int color, key;
+    pthread_t thread;
+};
+
+typedef enum kind {
+    ALL_REDUCE,
+    REDUCE,
+    REDUCE_SCATTER,
+    BROADCAST,
+    ALL_GATHER,
+    ALL_TO_ALL,
+    GATHER,
+    SCATTER,
+    SEND,
+    RECV
+} kind;
+static const char *const kind_names[] = {"AllReduce", "Reduce", "ReduceScatter", "Broadcast", "AllGather",
+                                         "AlltoAll",  "Gather", "Scatter",       "Send",      "Recv"};
+
+typedef struct call {
+    kind kind;
+    const char *send;
+    char *recv;
+    size_t count;
+    ncclDataType_t type;
+    int op, root; // root: or the peer
+    ncclComm_t comm;
+    cudaStream_t stream;
+    reduction reduction;
+} call;
+
+static _Thread_local struct {
+    int depth, n, capacity;
+    call *calls;
+    ncclComm_t jobs;
+    ncclResult_t error;
+} group;
+
+static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
+static char last_text[512];
+
+static ncclResult_t fail(ncclResult_t code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static ncclResult_t fail(ncclResult_t code, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    pthread_mutex_lock(&text_lock);
+    vsnprintf(last_text, sizeof last_text, fmt, args);
+    pthread_mutex_unlock(&text_lock);
+    va_end(args);
+    if (group.depth > 0) group.error = code;
+    return code;
+}
+
+static ncclResult_t cuda_failed(cudaError_t error) {
+    return fail(ncclUnhandledCudaError, "Cuda failure '%s'", cudaGetErrorString(error));
+}
+
+static void nap(int *turns) {
+    if (++*turns <= 20) sched_yield();
+    else usleep(50);
+}
+
+static size_t size_of(ncclDataType_t type) {
+    static const unsigned char sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+    return sizes[type];
+}
+
+static ncclResult_t make_id(ncclUniqueId *out) {
+    struct stat st;
+    unique_id id = {ID_MAGIC, 0, getpid(), memfd_create("fake-nccl", MFD_CLOEXEC)};
+    if (id.fd < 0 || fstat(id.fd, &st) != 0) return fail(ncclSystemError, "memfd_create: errno %d", errno);
+    id.inode = st.st_ino;
+    memset(out, 0, sizeof *out);
+    memcpy(out, &id, sizeof id);
+    return ncclSuccess;
+}
+
+static ncclResult_t map_segment(ncclComm_t comm) {
+    unique_id id;
+    char path[64];
+    struct stat st;
+    memcpy(&id, &comm->id, sizeof id);
+    comm->nbytes = sizeof(segment) + (size_t)(comm->n_ranks * comm->n_ranks) * sizeof(ring);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", id.pid, id.fd);
+    int fd = id.magic == ID_MAGIC ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    bool ok = fd >= 0 && fstat(fd, &st) == 0 && st.st_ino == id.inode;
+    if (ok && (size_t)st.st_size < comm->nbytes) ok = ftruncate(fd, (off_t)comm->nbytes) == 0;
+    void *at = ok ? mmap(NULL, comm->nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (fd >= 0) close(fd);
+    if (at == MAP_FAILED) return fail(ncclSystemError, "socketStartConnect: Connect to the root of this unique id failed");
+    comm->shared = at;
+    return ncclSuccess;
+}
+
+static void drop_comm(ncclComm_t comm) {
+    if (atomic_fetch_sub(&comm->refs, 1) > 1) return;
+    if (comm->shared) munmap(comm->shared, comm->nbytes);
+    free(comm);
+}
+
+//------------------------------------------------------------------------------
+// initialisation and the end
+//------------------------------------------------------------------------------
+
+static int version(void) {
+    const char *text = getenv("FAKE_NCCL_VERSION");
+    return text && *text ? atoi(text) : NCCL_VERSION_CODE;
+}
+
+static uint64_t hash_text(const char *text) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
+    return h;
+}
+
+static void introduce(ncclComm_t comm, peer *me) {
+    char text[32] = "", digits[32];
+    int n = 0, device = comm->device;
+    const char *host = getenv("NCCL_HOSTID");
+    cudaDeviceGetPCIBusId(text, sizeof text, device);
+    for (char *c = text; *c; c++)
+        if (*c != ':' && *c != '.') digits[n++] = *c;
+    digits[n] = 0;
+    me->bus = strtol(digits, NULL, 16);
+    me->host = hash_text(host && *host ? host : "this machine");
+    me->version = comm->version = version();
+}
+
+// All ranks come to the same result.
+static ncclResult_t check_peers(ncclComm_t comm) {
+    const peer *peers = comm->shared->peers, *me = &peers[comm->rank];
+    const char *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    bool allowed = several && atoi(several) == 1 && comm->version >= 23003, duplicates = false;
+    for (int i = 0; i < comm->n_ranks; i++)
+        if (peers[i].version != peers[0].version)
+            return fail(ncclInvalidUsage, "Mismatched NCCL version detected : rank %d version %d rank %d version %d", i,
+                        peers[i].version, 0, peers[0].version);
+    for (int i = 0; i < comm->n_ranks && !allowed; i++) {
+        if (i != comm->rank && peers[i].host == me->host && peers[i].bus == me->bus)
+            return fail(ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %lx", comm->rank,
+                        i, (unsigned long)me->bus);
+        for (int j = 0; j < i; j++) duplicates |= peers[i].host == peers[j].host && peers[i].bus == peers[j].bus;
+    }
+    if (duplicates) return fail(ncclRemoteError, "socketProgress: Connection closed by remote peer");
+    return ncclSuccess;
+}
+
+static ncclResult_t job_init(ncclComm_t comm) {
+    const char *failing = getenv("FAKE_NCCL_FAIL"), *hangs = getenv("FAKE_NCCL_INIT_HANGS");
+    int turns = 0;
+    while (hangs && atoi(hangs) == 1 && !comm->aborted) nap(&turns);
+    if (failing && atoi(failing) != 0) return fail((ncclResult_t)atoi(failing), "FAKE_NCCL_FAIL=%s", failing);
+    if (comm->aborted) return ncclInternalError;
+    ncclResult_t rc = map_segment(comm);
+    if (rc) return rc;
+    peer *peers = comm->shared->peers;
+    if (atomic_exchange(&peers[comm->rank].arrived, 1))
+        return fail(ncclSystemError, "Bootstrap Root : rank %d of %d ranks has already checked in", comm->rank,
+                    comm->n_ranks);
+    introduce(comm, &peers[comm->rank]);
+    atomic_store(&peers[comm->rank].arrived, 2);
+    for (int i = 0; i < comm->n_ranks; i++)
+        while (atomic_load(&peers[i].arrived) < 2) {
+            if (comm->aborted) return ncclInternalError;
+            nap(&turns);
+        }
+    unique_id id;
+    memcpy(&id, &comm->id, sizeof id);
+    if (id.pid == getpid() && !atomic_exchange(&comm->shared->fd_closed, 1)) close(id.fd);
+    return check_peers(comm);
+}
+
+static ncclResult_t wait_round(ncclComm_t parent, atomic_ulong *value, unsigned long round) {
+    int turns = 0;
+    while (atomic_load(value) < round) {
+        if (parent->aborted) return ncclInternalError;
+        nap(&turns);
+    }
+    return ncclSuccess;
+}
+
+// comm has color and key and, when this returns, rank, size and id. The first rank of each color makes the id.
+static ncclResult_t exchange_split(ncclComm_t comm) {
+    ncclComm_t parent = comm->parent;
+    peer *peers = parent->shared->peers, *me = &peers[parent->rank];
+    unsigned long round = ++parent->n_splits;
+    ncclResult_t rc = ncclSuccess;
+    int leader = -1;
+    for (int i = 0; i < parent->n_ranks && !rc; i++) rc = wait_round(parent, &peers[i].split_ended, round - 1);
+    me->color = comm->color, me->key = comm->key;
+    atomic_store(&me->split_begun, round);
+    for (int i = 0; i < parent->n_ranks && !rc; i++) rc = wait_round(parent, &peers[i].split_begun, round);
+    for (int i = 0; i < parent->n_ranks && !rc; i++) {
+        if (peers[i].color != comm->color) continue;
+        comm->n_ranks++;
+        comm->rank += peers[i].key < me->key || (peers[i].key == me->key && i < parent->rank);
+        if (leader < 0 || peers[i].key < peers[leader].key) leader = i;
+    }
+    if (!rc && comm->color != NCCL_SPLIT_NOCOLOR) {
+        if (leader == parent->rank) rc = make_id(&me->split_id);
+        if (leader == parent->rank) atomic_store(&me->split_led, round);
+        if (!rc) rc = wait_round(parent, &peers[leader].split_led, round);
+        comm->id = peers[leader].split_id;
+    }
+    atomic_store(&me->split_ended, round);
+    return rc;
+}
+
+static ncclResult_t job_split(ncclComm_t comm) {
+    ncclResult_t rc = exchange_split(comm);
+    drop_comm(comm->parent);
+    comm->parent = NULL;
+    return rc ? rc : job_init(comm);
+}
+
+static ncclResult_t job_finalize(ncclComm_t comm) {
+    peer *peers = comm->shared->peers;
+    int turns = 0;
+    while (!comm->aborted && comm->done < comm->tickets) nap(&turns);
+    atomic_store(&peers[comm->rank].finalized, 1);
+    for (int i = 0; i < comm->n_ranks; i++)
+        while (!comm->aborted && peers[i].host == peers[comm->rank].host && !atomic_load(&peers[i].finalized)) nap(&turns);
+    return ncclSuccess;
+}
+
+static void *job_thread(void *arg) {
+    ncclComm_t comm = arg;
+    cudaSetDevice(comm->device);
+    atomic_store(&comm->async, comm->job(comm));
+    drop_comm(comm);
+    return NULL;
+}
+
+// Runs here when blocking, in a thread when not, and in a thread that GroupEnd joins when in a group.
+static ncclResult_t start_job(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t)) {
+    if (comm->blocking && group.depth == 0) return job(comm);
+    comm->job = job;
+    atomic_store(&comm->async, ncclInProgress);
+    atomic_fetch_add(&comm->refs, 1);
+    if (pthread_create(&comm->thread, NULL, job_thread, comm) != 0) abort();
+    if (!comm->blocking) {
+        pthread_detach(comm->thread);
+        return ncclInProgress;
+    }
+    comm->next = group.jobs;
+    group.jobs = comm;
+    return ncclSuccess;
+}
+
+static ncclResult_t join_jobs(void) {
+    ncclResult_t rc = ncclSuccess;
+    for (ncclComm_t comm = group.jobs, next; comm; comm = next) {
+        next = comm->next;
+        pthread_join(comm->thread, NULL);
+        ncclResult_t mine = (ncclResult_t)comm->async;
+        if (mine && comm->where) *comm->where = NULL;
+        if (mine && comm->where) drop_comm(comm);
+        if (mine) rc = mine;
+    }
+    group.jobs = NULL;
+    return rc;
+}
+
+static ncclResult_t start_comm(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t), const ncclConfig_t *config,
+                               ncclComm_t *out) {
+    comm->blocking = config ? config->blocking != 0 : comm->parent ? comm->parent->blocking : true;
+    atomic_store(&comm->refs, 1);
+    comm->where = out;
+    *out = comm;
+    ncclResult_t rc = start_job(comm, job);
+    if (rc && rc != ncclInProgress) {
+        *out = NULL;
+        drop_comm(comm);
+    }
+    return rc;
+}
+
+static ncclResult_t check_config(const ncclConfig_t *config) {
+    if (!config || (config->magic == 0xcafebeef && config->size != 0)) return ncclSuccess;
+    return fail(ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+}
+
+static ncclResult_t init(const char *name, ncclComm_t *out, int n_ranks, ncclUniqueId id, int rank,
+                         const ncclConfig_t *config) {
+    cudaError_t error = fake_enter(name);
+    if (error) return cuda_failed(error);
+    if (!out) return fail(ncclInvalidArgument, "CommInitRank : newcomm argument is NULL");
+    *out = NULL;
+    if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks)
+        return fail(ncclInvalidArgument, "Invalid rank requested : %d/%d", rank, n_ranks);
+    ncclResult_t rc = check_config(config);
+    if (rc) return rc;
+    ncclComm_t comm = calloc(1, sizeof *comm);
+    if (!comm) abort();
+    comm->rank = rank;
+    comm->n_ranks = n_ranks;
+    comm->id = id;
+    cudaGetDevice(&comm->device);
+    return start_comm(comm, job_init, config, out);
+}
+
+// A communicator can be used when what was asked of it before has ended.
+static ncclResult_t check_ready(ncclComm_t comm, const char *name) {
+    if (!comm) return fail(ncclInvalidArgument, "%s : comm argument is NULL", name);
+    int state = comm->polls > 0 && comm->async == ncclSuccess ? ncclInProgress : comm->async;
+    if (state == ncclInProgress)
+        return fail(ncclInvalidArgument, "Attempt to use communicator before the previous operation returned ncclSuccess");
+    return state ? fail((ncclResult_t)state, "%s : the communicator has failed", name) : ncclSuccess;
+}
+
+//------------------------------------------------------------------------------
+// numbers
+//------------------------------------------------------------------------------
+
+static float half_to_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu, bits;
+    float f;
+    if (exponent == 0) {
+        f = (float)fraction * 0x1p-24f;
+        return sign ? -f : f;
+    }
+    bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112u) << 23) | fraction << 13;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+// bits >> shift, rounded to nearest, ties to even.
+static uint32_t shift_round(uint32_t bits, unsigned shift) {
+    uint32_t low = bits & ((1u << shift) - 1u), half = 1u << (shift - 1), high = bits >> shift;
+    return high + (low > half || (low == half && (high & 1u)));
+}
+
+static uint16_t float_to_half(float f) {
+    uint32_t bits, magnitude, exponent;
+    memcpy(&bits, &f, 4);
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
+    magnitude = bits & 0x7fffffffu;
+    exponent = magnitude >> 23;
+    if (magnitude > 0x7f800000u) return sign | 0x7e00u;
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
+    if (exponent >= 113) return sign | (uint16_t)shift_round(magnitude - (112u << 23), 13);
+    if (exponent < 102) return sign;
+    return sign | (uint16_t)shift_round((magnitude & 0x7fffffu) | 0x800000u, 126u - exponent);
+}
+
+static double load_float(ncclDataType_t type, const char *at) {
+    uint16_t h;
+    uint32_t bits;
+    float f;
+    double d;
+    switch ((int)type) {
+    case ncclFloat64: return memcpy(&d, at, 8), d;
+    case ncclFloat32: return memcpy(&f, at, 4), (double)f;
+    case ncclFloat16: return memcpy(&h, at, 2), (double)half_to_float(h);
+    default: break;
+    }
+    memcpy(&h, at, 2);
+    bits = (uint32_t)h << 16;
+    return memcpy(&f, &bits, 4), (double)f;
+}
+
+static void store_float(ncclDataType_t type, char *at, double d) {
+    float f = (float)d;
+    uint32_t bits;
+    uint16_t h;
+    memcpy(&bits, &f, 4);
+    switch ((int)type) {
+    case ncclFloat64: memcpy(at, &d, 8); return;
+    case ncclFloat32: memcpy(at, &f, 4); return;
+    case ncclFloat16: h = float_to_half(f); break;
+    default: h = f != f ? 0x7fff : (uint16_t)shift_round(bits, 16); break;
+    }
+    memcpy(at, &h, 2);
+}
+
+static bool is_float(ncclDataType_t type) { return type >= ncclFloat16 && type <= ncclBfloat16; }
+static bool is_signed(ncclDataType_t type) { return type == ncclInt8 || type == ncclInt32 || type == ncclInt64; }
+
+static uint64_t load_int(ncclDataType_t type, const char *at) {
+    uint64_t bits = 0;
+    size_t nbytes = size_of(type);
+    memcpy(&bits, at, nbytes); // little endian, as all that CUDA runs on
+    unsigned unused = 64u - 8u * (unsigned)nbytes;
+    return is_signed(type) && unused ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits;
+}
+
+static bool less(uint64_t a, uint64_t b, bool with_sign) { return with_sign ? (int64_t)a < (int64_t)b : a < b; }
+
+// at = at op from
+static void combine(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from) {
+    if (is_float(type)) {
+        double a = load_float(type, at), b = load_float(type, from);
+        double c = op == ncclSum ? a + b : op == ncclProd ? a * b : (op == ncclMax ? a < b : b < a) ? b : a;
+        store_float(type, at, c);
+        return;
+    }
+    uint64_t a = load_int(type, at), b = load_int(type, from);
+    bool with_sign = is_signed(type);
+    uint64_t c = op == ncclSum ? a + b : op == ncclProd ? a * b : less(a, b, with_sign) == (op == ncclMax) ? b : a;
+    memcpy(at, &c, size_of(type));
+}
+
+static void scale(const reduction *r, ncclDataType_t type, char *data, size_t count) {
+    const char *scalar = r->device_scalar ? r->device_scalar : r->scalar;
+    for (size_t i = 0; r->scaled && i < count; i++) combine(ncclProd, type, data + i * size_of(type), scalar);
+}
+
+static void divide(ncclDataType_t type, char *data, size_t count, int by) {
+    for (size_t i = 0; i < count; i++) {
+        char *at = data + i * size_of(type);
+        uint64_t a = load_int(type, at);
+        a = is_signed(type) ? (uint64_t)((int64_t)a / by) : a / (uint64_t)by;
+        memcpy(at, &a, size_of(type));
+    }
+}
+
+// What Avg and the operators of this communicator come down to.
+static ncclResult_t resolve_op(call *c) {
+    const char *name = kind_names[c->kind];
+    reduction *r = &c->reduction;
+    if (c->type >= ncclFloat8e4m3)
+        return fail(ncclInvalidArgument, "FP8 reduction support begins with sm90 capable devices.");
+    if (c->op < 0) return fail(ncclInvalidArgument, "%s : invalid reduction operation %d", name, c->op);
+    if (c->op >= ncclNumOps) {
+        int slot = c->op - ncclNumOps;
+        if (slot >= MAX_OPS || !c->comm->ops[slot].used)
+            return fail(ncclInvalidArgument, "%s : reduction operation %d unknown to this communicator", name, c->op);
+        *r = c->comm->ops[slot];
+        if (r->type != c->type)
+            return fail(ncclInvalidArgument,
+                        "Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation");
+        return ncclSuccess;
+    }
+    *r = (reduction){.op = c->op == ncclAvg ? ncclSum : (ncclRedOp_t)c->op, .type = c->type};
+    r->scaled = c->op == ncclAvg && is_float(c->type);
+    r->divided = c->op == ncclAvg && !is_float(c->type);
+    if (r->scaled) store_float(c->type, r->scalar, 1.0 / c->comm->n_ranks);
+    return ncclSuccess;
+}
+
+//------------------------------------------------------------------------------
+// moving data, in the thread of a stream
+//------------------------------------------------------------------------------
+
+typedef struct route { // between this rank and another, in units of the count
+    bool out, in;
+    size_t out_at, in_at;
+} route;
+
+static route route_to(const call *c, int other) {
+    int rank = c->comm->rank;
+    size_t at = (size_t)other;
+    switch (c->kind) {
+    case ALL_REDUCE: return (route){true, true, 0, 0};
+    case REDUCE: return (route){other == c->root, rank == c->root, 0, 0};
+    case REDUCE_SCATTER: return (route){true, true, at, 0};
+    case BROADCAST: return (route){rank == c->root, other == c->root, 0, 0};
+    case ALL_GATHER: return (route){true, true, 0, at};
+    case ALL_TO_ALL: return (route){true, true, at, at};
+    case GATHER: return (route){other == c->root, rank == c->root, 0, at};
+    case SCATTER: return (route){rank == c->root, other == c->root, at, 0};
+    case SEND: return (route){other == c->root, false, 0, 0};
+    default: return (route){false, other == c->root, 0, 0};
+    }
+}
+
+typedef struct transfer {
+    int other;
+    bool out, begun;
+    char *data;
+    size_t nbytes, n_done;
+    uint64_t signature; // a receiver takes no message that another call sent
+} transfer;
+typedef struct transfers {
+    transfer *item;
+    int n;
+} transfers;
+
+static uint64_t signature(const call *c) {
+    uint64_t parts[] = {c->kind, c->count, c->type, (uint64_t)c->op, (uint64_t)c->root}, h = 0;
+    if (c->kind == SEND || c->kind == RECV) return SEND;
+    for (int i = 0; i < 5; i++) h = (h ^ parts[i]) * 0x9E3779B97F4A7C15u + 1;
+    return h;
+}
+
+static void add_transfer(transfers *list, const call *c, int other, bool out, const void *data, size_t nbytes) {
+    list->item[list->n++] = (transfer){other, out, false, (char *)(uintptr_t)data, nbytes, 0, signature(c)};
+}
+
+static size_t ring_copy(ring *r, bool out, char *data, size_t wanted) {
+    unsigned long head = atomic_load(&r->head), tail = atomic_load(&r->tail);
+    size_t there = out ? RING_BYTES - (tail - head) : tail - head;
+    size_t n = wanted < there ? wanted : there, at = (out ? tail : head) % RING_BYTES;
+    size_t first = n < RING_BYTES - at ? n : RING_BYTES - at;
+    if (out) memcpy(r->data + at, data, first), memcpy(r->data, data + first, n - first);
+    else memcpy(data, r->data + at, first), memcpy(data + first, r->data, n - first);
+    if (n) atomic_store(out ? &r->tail : &r->head, (out ? tail : head) + n);
+    return n;
+}
+
+// Moves what can be moved now. Returns whether anything was.
+static bool progress(ncclComm_t comm, transfer *t) {
+    int from = t->out ? comm->rank : t->other, to = t->out ? t->other : comm->rank;
+    ring *r = &comm->shared->rings[from * comm->n_ranks + to];
+    uint64_t header[2] = {t->signature, t->nbytes}, found[2];
+    if (!t->begun) {
+        unsigned long head = atomic_load(&r->head), there = atomic_load(&r->tail) - head;
+        if (t->out ? RING_BYTES - there < sizeof header : there < sizeof header) return false;
+        if (t->out) ring_copy(r, true, (char *)header, sizeof header);
+        else {
+            ring_copy(r, false, (char *)found, sizeof found);
+            if (memcmp(found, header, sizeof header) != 0) {
+                atomic_store(&r->head, head); // not ours: it stays, and we wait
+                return false;
+            }
+        }
+        t->begun = true;
+    }
+    size_t n = ring_copy(r, t->out, t->data + t->n_done, t->nbytes - t->n_done);
+    t->n_done += n;
+    return n > 0 || t->nbytes == 0;
+}
+
+// False: aborted. Messages between two ranks keep their order, everything else progresses together.
+static bool exchange(ncclComm_t comm, transfers *list) {
+    int turns = 0;
+    for (;;) {
+        bool busy[2][MAX_RANKS] = {{false}}, moved = false, ended = true;
+        for (int i = 0; i < list->n; i++) {
+            transfer *t = &list->item[i];
+            if (t->begun && t->n_done == t->nbytes) continue;
+            if (!busy[t->out][t->other]) moved |= progress(comm, t);
+            if (!t->begun || t->n_done < t->nbytes) busy[t->out][t->other] = true, ended = false;
+        }
+        if (ended) return true;
+        if (comm->aborted) return false;
+        if (moved) turns = 0;
+        else nap(&turns);
+    }
+}
+
+static void add_moves(const call *c, transfers *list) {
+    size_t nbytes = c->count * size_of(c->type);
+    for (int other = 0; other < c->comm->n_ranks; other++) {
+        route r = route_to(c, other);
+        if (other == c->comm->rank && r.out && r.in) {
+            memmove(c->recv + r.in_at * nbytes, c->send + r.out_at * nbytes, nbytes);
+            continue;
+        }
+        if (r.out) add_transfer(list, c, other, true, c->send + r.out_at * nbytes, nbytes);
+        if (r.in) add_transfer(list, c, other, false, c->recv + r.in_at * nbytes, nbytes);
+    }
+}
+
+// One block of a reduction: pieces to and from every rank, then the sum in the order of ranks. room: 2 blocks per rank.
+static bool reduce_block(const call *c, transfers *list, char *room, size_t from, size_t count) {
+    ncclComm_t comm = c->comm;
+    size_t width = size_of(c->type), nbytes = count * width;
+    bool any = false;
+    list->n = 0;
+    for (int other = 0; other < comm->n_ranks; other++) {
+        route r = route_to(c, other);
+        char *out = room + (size_t)(2 * other) * BLOCK_BYTES, *in = out + BLOCK_BYTES;
+        if (r.out) {
+            memcpy(out, c->send + (r.out_at * c->count + from) * width, nbytes);
+            scale(&c->reduction, c->type, out, count);
+        }
+        any |= r.in;
+        if (other == comm->rank) memcpy(in, out, nbytes);
+        if (other == comm->rank) continue;
+        if (r.out) add_transfer(list, c, other, true, out, nbytes);
+        if (r.in) add_transfer(list, c, other, false, in, nbytes);
+    }
+    if (!exchange(comm, list)) return false;
+    if (!any) return true;
+    char *sum = c->recv + from * width;
+    memcpy(sum, room + BLOCK_BYTES, nbytes);
+    for (int other = 1; other < comm->n_ranks; other++)
+        for (size_t i = 0; i < nbytes; i += width)
+            combine(c->reduction.op, c->type, sum + i, room + (size_t)(2 * other + 1) * BLOCK_BYTES + i);
+    if (c->reduction.divided) divide(c->type, sum, count, comm->n_ranks);
+    return true;
+}
+
+static bool run_reduction(const call *c, transfers *list) {
+    char *room = calloc((size_t)c->comm->n_ranks, 2 * (size_t)BLOCK_BYTES);
+    size_t most = BLOCK_BYTES / size_of(c->type);
+    bool ok = room != NULL;
+    for (size_t from = 0; ok && from < c->count; from += most)
+        ok = reduce_block(c, list, room, from, c->count - from < most ? c->count - from : most);
+    free(room);
+    return ok;
+}
+
+//------------------------------------------------------------------------------
+// calls and groups
+//------------------------------------------------------------------------------
+
+typedef struct launch { // what one communicator does in one group
+    ncclComm_t comm;
+    int n;
+    call calls[];
+} launch;
+
+static uint64_t launch_ticket(void *arg) { return atomic_fetch_add(&((launch *)arg)->comm->tickets, 1); }
+
+static void launch_drop(void *arg) {
+    drop_comm(((launch *)arg)->comm);
+    free(arg);
+}
+
+static void launch_run(void *arg, uint64_t ticket) {
+    launch *l = arg;
+    ncclComm_t comm = l->comm;
+    transfers list = {calloc((size_t)(2 * comm->n_ranks + l->n), sizeof(transfer)), 0};
+    int turns = 0;
+    bool ok = list.item != NULL;
+    atomic_fetch_add(&comm->n_running, 1);
+    while (!comm->aborted && atomic_load(&comm->done) != ticket) nap(&turns);
+    for (int i = 0; ok && i < l->n && !comm->aborted; i++) {
+        const call *c = &l->calls[i];
+        list.n = 0;
+        if (c->kind >= SEND) continue;
+        if (c->kind <= REDUCE_SCATTER) ok = run_reduction(c, &list);
+        else {
+            add_moves(c, &list);
+            ok = exchange(comm, &list);
+        }
+    }
+    list.n = 0;
+    for (int i = 0; i < l->n; i++)
+        if (l->calls[i].kind >= SEND) add_moves(&l->calls[i], &list);
+    if (ok && !comm->aborted) exchange(comm, &list);
+    free(list.item);
+    atomic_fetch_add(&comm->done, 1);
+    atomic_fetch_sub(&comm->n_running, 1);
+}
+
+static cudaError_t order_streams(cudaStream_t before, cudaStream_t after) {
+    cudaEvent_t event;
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error) return error;
+    error = cudaEventRecord(event, before);
+    if (!error) error = cudaStreamWaitEvent(after, event, 0);
+    cudaEventDestroy(event);
+    return error;
+}
+
+// On the stream of the first call; the streams of the others wait for it, and it for them.
+static cudaError_t launch_comm(ncclComm_t comm) {
+    launch *l = calloc(1, sizeof *l + (size_t)group.n * sizeof(call));
+    if (!l) abort();
+    l->comm = comm;
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < group.n; i++)
+        if (group.calls[i].comm == comm) l->calls[l->n++] = group.calls[i];
+    cudaStream_t stream = l->calls[0].stream, others[MAX_RANKS];
+    int n_others = 0;
+    for (int i = 1; i < l->n && n_others < MAX_RANKS; i++) {
+        bool known = l->calls[i].stream == stream;
+        for (int k = 0; k < n_others; k++) known |= others[k] == l->calls[i].stream;
+        if (!known) others[n_others++] = l->calls[i].stream;
+    }
+    for (int i = 0; !error && i < n_others; i++) error = order_streams(others[i], stream);
+    atomic_fetch_add(&comm->refs, 1);
+    if (error) return launch_drop(l), error;
+    error = fake_enqueue(stream, (fake_work){launch_run, launch_ticket, launch_drop, l, false});
+    for (int i = 0; !error && i < n_others; i++) error = order_streams(stream, others[i]);
+    return error;
+}
+
+static ncclResult_t launch_group(void) {
+    ncclResult_t rc = ncclSuccess;
+    int device = 0;
+    cudaGetDevice(&device);
+    for (int i = 0; i < group.n; i++) {
+        ncclComm_t comm = group.calls[i].comm;
+        bool first = true;
+        for (int k = 0; k < i; k++) first &= group.calls[k].comm != comm;
+        if (!first) continue;
+        cudaSetDevice(comm->device);
+        cudaError_t error = launch_comm(comm);
+        if (error) rc = cuda_failed(error);
+        if (!comm->blocking) atomic_store(&comm->polls, 1);
+        if (!comm->blocking && !rc) rc = ncclInProgress;
+    }
+    cudaSetDevice(device);
+    return rc;
+}
+
+ncclResult_t ncclGroupStart(void) {
+    group.depth++;
+    return ncclSuccess;
+}
+
+// Sends and receives of a rank with itself have to match within a group.
+static ncclResult_t check_self(void) {
+    int balance = 0;
+    for (int i = 0; i < group.n; i++) {
+        const call *c = &group.calls[i];
+        if (c->root == c->comm->rank && c->kind >= SEND) balance += c->kind == SEND ? 1 : -1;
+    }
+    return balance ? fail(ncclInvalidUsage, "Trying to send to self without a matching recv") : ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void) {
+    if (group.depth == 0) return fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
+    if (--group.depth > 0) return ncclSuccess;
+    ncclResult_t rc = join_jobs();
+    if (!rc) rc = group.error;
+    if (!rc) rc = check_self();
+    if (!rc) rc = launch_group();
+    free(group.calls);
+    group.calls = NULL;
+    group.n = group.capacity = 0;
+    group.error = ncclSuccess;
+    return rc;
+}
+
+static ncclResult_t check_buffers(call *c) {
+    const char *name = kind_names[c->kind];
+    size_t send = 0, recv = 0, nbytes = c->count * size_of(c->type);
+    for (int other = 0; other < c->comm->n_ranks; other++) {
+        route r = route_to(c, other);
+        if (r.out && (r.out_at + 1) * nbytes > send) send = (r.out_at + 1) * nbytes;
+        if (r.in && (r.in_at + 1) * nbytes > recv) recv = (r.in_at + 1) * nbytes;
+    }
+    const char *from = c->send, *to = c->recv;
+    if (send && !(c->send = fake_reach(from, send)))
+        return fail(ncclInvalidArgument, "%s : sendbuff %p is not a valid pointer", name, (const void *)from);
+    if (recv && !(c->recv = fake_reach(to, recv)))
+        return fail(ncclInvalidArgument, "%s : recvbuff %p is not a valid pointer", name, (const void *)to);
+    return ncclSuccess;
+}
+
+static ncclResult_t submit(call c) {
+    const char *name = kind_names[c.kind];
+    ncclResult_t rc = check_ready(c.comm, name);
+    if (rc) return rc;
+    if ((int)c.type < 0 || c.type >= ncclNumTypes) return fail(ncclInvalidArgument, "%s : invalid type %d", name, c.type);
+    if (c.root < 0 || c.root >= c.comm->n_ranks)
+        return fail(ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)", name, c.root,
+                    c.comm->n_ranks);
+    if (c.kind <= REDUCE_SCATTER && (rc = resolve_op(&c)) != ncclSuccess) return rc;
+    if (c.count == 0) return ncclSuccess;
+    if ((rc = check_buffers(&c)) != ncclSuccess) return rc;
+    ncclGroupStart();
+    if (group.n == group.capacity) {
+        group.capacity = group.capacity ? 2 * group.capacity : 16;
+        group.calls = realloc(group.calls, (size_t)group.capacity * sizeof c);
+        if (!group.calls) abort();
+    }
+    group.calls[group.n++] = c;
+    return ncclGroupEnd();
+}
+
+//------------------------------------------------------------------------------
+// API
+//------------------------------------------------------------------------------
+
+ncclResult_t ncclGetVersion(int *out) {
+    if (!out) return ncclInvalidArgument;
+    *out = version();
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    if (!id) return fail(ncclInvalidArgument, "GetUniqueId : out argument is NULL");
+    return make_id(id);
+}
+
+const char *ncclGetErrorString(ncclResult_t code) {
+    switch ((int)code) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError: return "internal error - please report this issue to the NCCL developers";
+    case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "NCCL operation in progress";
+    default: return "unknown result code";
+    }
+}
+
+// Of whatever communicator, as in the real one.
+const char *ncclGetLastError(ncclComm_t comm) {
+    static _Thread_local char text[sizeof last_text];
+    (void)comm;
+    pthread_mutex_lock(&text_lock);
+    memcpy(text, last_text, sizeof text);
+    pthread_mutex_unlock(&text_lock);
+    return text;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    return init(__func__, comm, n_ranks, id, rank, config);
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank) {
+    return init(__func__, comm, n_ranks, id, rank, NULL);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config) {
+    cudaError_t error = fake_enter(__func__);
+    if (error) return cuda_failed(error);
+    ncclResult_t rc = check_ready(comm, "CommSplit");
+    if (rc) return rc;
+    if (!out) return fail(ncclInvalidArgument, "CommSplit : newcomm argument is NULL");
+    *out = NULL;
+    if (color < NCCL_SPLIT_NOCOLOR) return fail(ncclInvalidArgument, "CommSplit : invalid color %d", color);
+    if ((rc = check_config(config)) != ncclSuccess) return rc;
+    ncclComm_t made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->device = comm->device;
+    made->color = color;
+    made->key = key;
+    made->parent = comm;
+    if (color == NCCL_SPLIT_NOCOLOR) {
+        rc = exchange_split(made);
+        free(made);
+        return rc;
+    }
+    atomic_fetch_add(&comm->refs, 1);
+    return start_comm(made, job_split, config, out);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    if (!comm) return ncclSuccess;
+    ncclResult_t rc = check_ready(comm, "CommFinalize");
+    if (rc) return rc;
+    if (comm->finalized) return fail(ncclInvalidArgument, "CommFinalize : comm %p has already been finalized", (void *)comm);
+    comm->finalized = true;
+    comm->where = NULL;
+    return start_job(comm, job_finalize);
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    int turns = 0;
+    if (!comm) return ncclSuccess;
+    while (comm->async == ncclInProgress) nap(&turns);
+    if (!comm->finalized && comm->async == ncclSuccess) job_finalize(comm);
+    drop_comm(comm);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    int turns = 0;
+    if (!comm) return ncclSuccess;
+    atomic_store(&comm->aborted, true);
+    while (comm->n_running > 0 || comm->async == ncclInProgress) nap(&turns);
+    drop_comm(comm);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out) {
+    if (!comm) return fail(ncclInvalidArgument, "ncclGetAsyncError : comm argument is NULL");
+    if (!out) return fail(ncclInvalidArgument, "ncclGetAsyncError : asyncError argument is NULL");
+    *out = (ncclResult_t)comm->async;
+    if (*out == ncclSuccess && comm->polls > 0) {
+        atomic_fetch_sub(&comm->polls, 1);
+        *out = ncclInProgress;
+    }
+    return ncclSuccess;
+}
+
+static ncclResult_t query(ncclComm_t comm, const char *name, int *out, int value_at) {
+    ncclResult_t rc = check_ready(comm, name);
+    if (rc) return rc;
+    if (!out) return fail(ncclInvalidArgument, "%s : result argument is NULL", name);
+    *out = value_at == 0 ? comm->n_ranks : value_at == 1 ? comm->device : comm->rank;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) { return query(comm, "CommCount", count, 0); }
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) { return query(comm, "CommCuDevice", device, 1); }
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) { return query(comm, "CommUserRank", rank, 2); }
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type, ncclScalarResidence_t residence,
+                                      ncclComm_t comm) {
+    ncclResult_t rc = check_ready(comm, "RedOpCreatePreMulSum");
+    if (rc) return rc;
+    if (!op || !scalar || (int)type < 0 || type >= ncclFloat8e4m3)
+        return fail(ncclInvalidArgument, "RedOpCreatePreMulSum : invalid argument");
+    for (int i = 0; i < MAX_OPS; i++) {
+        reduction *r = &comm->ops[i];
+        if (r->used) continue;
+        *r = (reduction){.op = ncclSum, .used = true, .scaled = true, .type = type};
+        if (residence == ncclScalarHostImmediate) memcpy(r->scalar, scalar, size_of(type));
+        else r->device_scalar = fake_reach(scalar, size_of(type));
+        if (residence == ncclScalarDevice && !r->device_scalar) {
+            r->used = false;
+            return fail(ncclInvalidArgument, "RedOpCreatePreMulSum : scalar %p is not a valid pointer", scalar);
+        }
+        *op = (ncclRedOp_t)(ncclNumOps + i);
+        return ncclSuccess;
+    }
+    return fail(ncclInternalError, "RedOpCreatePreMulSum : the stand-in has room for %d operators", MAX_OPS);
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+    int slot = (int)op - (int)ncclNumOps;
+    if (!comm) return fail(ncclInvalidArgument, "RedOpDestroy : comm argument is NULL");
+    if (slot < 0) return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator is a NCCL builtin.");
+    if (slot >= MAX_OPS || !comm->ops[slot].used)
+        return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator unknown to this communicator.");
+    comm->ops[slot].used = false;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return submit((call){ALL_REDUCE, send, recv, count, type, (int)op, 0, comm, stream, {0}});
+}
+
+ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+    return submit((call){REDUCE, send, recv, count, type, (int)op, root, comm, stream, {0}});
+}
+
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+    return submit((call){REDUCE_SCATTER, send, recv, count, type, (int)op, 0, comm, stream, {0}});
+}
+
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return submit((call){BROADCAST, send, recv, count, type, 0, root, comm, stream, {0}});
+}
+
+ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+    return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
+}
+
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return submit((call){ALL_GATHER, send, recv, count, type, 0, 0, comm, stream, {0}});
+}
+
+ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                          cudaStream_t stream) {
+    return submit((call){ALL_TO_ALL, send, recv, count, type, 0, 0, comm, stream, {0}});
+}
+
+ncclResult_t ncclGather(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                        cudaStream_t stream) {
+    return submit((call){GATHER, send, recv, count, type, 0, root, comm, stream, {0}});
+}
+
+ncclResult_t ncclScatter(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                         cudaStream_t stream) {
+    return submit((call){SCATTER, send, recv, count, type, 0, root, comm, stream, {0}});
+}
+
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm,
+                      cudaStream_t stream) {
+    return submit((call){SEND, send, NULL, count, type, 0, peer_rank, comm, stream, {0}});
+}
+
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm, cudaStream_t stream) {
+    return submit((call){RECV, NULL, recv, count, type, 0, peer_rank, comm, stream, {0}});
+}
+
+ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
+    if (!pointer) return fail(ncclInvalidArgument, "ncclMemAlloc : invalid argument");
+    cudaError_t error = cudaMalloc(pointer, size);
+    return error ? cuda_failed(error) : ncclSuccess;
+}
+
+ncclResult_t ncclMemFree(void *pointer) {
+    cudaError_t error = cudaFree(pointer);
+    return error ? cuda_failed(error) : ncclSuccess;
+}
+
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buffer, size_t size, void **handle) {
+    ncclResult_t rc = check_ready(comm, "CommRegister");
+    if (rc) return rc;
+    if (!handle || !size || !fake_reach(buffer, size)) return fail(ncclInvalidArgument, "CommRegister : invalid argument");
+    *handle = buffer;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+    ncclResult_t rc = check_ready(comm, "CommDeregister");
+    if (rc) return rc;
+    return handle ? ncclSuccess : fail(ncclInvalidArgument, "CommDeregister : handle argument is NULL");
+}

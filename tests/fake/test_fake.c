@@ -1,0 +1,1106 @@
+// test_fake.c - tests of the stand-ins for libcudart and libnccl themselves
+//
+//     cc -std=gnu11 -isystem $CUDA_HOME/include -Itests/lib tests/fake/*.c -o test_fake -pthread && ./test_fake
+//
+// Each scenario is a process, or several that are ranks, with an environment of its own: the stand-ins read it once. One
+// line of TAP per scenario; what failed in it is a diagnostic with its line number.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "fake.h"
+#include "tap.h"
+
+#include <nccl.h>
+#include <stdatomic.h>
+
+#define MAX_RANKS 8
+#define OK(call) CHECK_IS(call, 0)
+#define CHECK(cond)                                                                    \
+    do {                                                                               \
+        if (!(cond)) tap_diag("rank %d, line %d: %s", rank, __LINE__, #cond), exit(1); \
+    } while (0)
+#define CHECK_IS(got, expected) check_is(__LINE__, #got, (long long)(got), (long long)(expected))
+#define CHECK_LIKE(text, part)                                                                                            \
+    do {                                                                                                                  \
+        if (!strstr(text, part)) tap_diag("rank %d, line %d: \"%s\" has no \"%s\"", rank, __LINE__, text, part), exit(1); \
+    } while (0)
+
+static struct board { // shared by all processes of a scenario
+    ncclUniqueId id;
+    cudaIpcMemHandle_t memory;
+    cudaIpcEventHandle_t event;
+    atomic_int steps[8];
+} * board;
+static int rank, n_ranks;
+
+static void check_is(int line, const char *what, long long got, long long expected) {
+    if (got == expected) return;
+    tap_diag("rank %d, line %d: %s is %lld, expected %lld (last error: %s)", rank, line, what, got, expected,
+             ncclGetLastError(NULL));
+    exit(1);
+}
+
+static void reach(int step) { atomic_fetch_add(&board->steps[step], 1); }
+static void await(int step, int count) {
+    while (atomic_load(&board->steps[step]) < count) tap_sleep_ms(1);
+}
+
+typedef void scenario(void);
+
+static pid_t start(scenario *run, int which) {
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        rank = which;
+        run();
+        exit(0);
+    }
+    tap_register_child(pid);
+    return pid;
+}
+
+// environment: "A=1 B=2", %r becomes the rank.
+static void set_environment(const char *environment, int which) {
+    char copy[256], *rest = copy, *word;
+    snprintf(copy, sizeof copy, "%s", environment);
+    while ((word = strsep(&rest, " "))) {
+        char *value = strchr(word, '='), number[16];
+        if (!value) continue;
+        *value++ = 0;
+        snprintf(number, sizeof number, "%d", which);
+        setenv(word, strcmp(value, "%r") == 0 ? number : value, 1);
+    }
+}
+
+static void clear_environment(void) {
+    static const char *const names[] = {"FAKE_CUDA_DEVICES",   "FAKE_CUDA_DELAY_US", "FAKE_CUDA_FAIL",
+                                        "FAKE_NCCL_FAIL",      "FAKE_NCCL_VERSION",  "FAKE_NCCL_INIT_HANGS",
+                                        "NCCL_HOSTID",         "NCCL_COMM_BLOCKING", "NCCL_MULTI_RANK_GPU_ENABLE",
+                                        "CUDA_VISIBLE_DEVICES"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
+}
+
+static void run_ranks(const char *name, int n, const char *environment, scenario *run, int signal_expected) {
+    pid_t pids[MAX_RANKS];
+    bool good = true;
+    tap_running("%s", name);
+    tap_deadline(60);
+    memset(board, 0, sizeof *board);
+    n_ranks = n;
+    for (int r = 0; r < n; r++) {
+        set_environment(environment, r);
+        pids[r] = start(run, r);
+    }
+    for (int n_left = n; n_left > 0; n_left--) {
+        int status = 0, r = 0;
+        pid_t pid = waitpid(-1, &status, 0);
+        TAP_REQUIRE(pid > 0);
+        while (r < n && pids[r] != pid) r++;
+        TAP_REQUIRE(r < n);
+        tap_forget_child(pid);
+        bool killed = signal_expected && r == n - 1; // the last one
+        bool as_expected = killed ? WIFSIGNALED(status) && WTERMSIG(status) == signal_expected : status == 0;
+        if (as_expected) continue;
+        if (good) tap_diag("rank %d ended with status 0x%x", r, (unsigned)status);
+        if (good) tap_kill_children(); // they would wait for it
+        good = false;
+    }
+    clear_environment();
+    tap_ok(good, "%s", name);
+}
+
+static void run_one(const char *name, const char *environment, scenario *run) { run_ranks(name, 1, environment, run, 0); }
+
+// Races on purpose, which the thread sanitizer shall not see.
+__attribute__((noinline, no_sanitize("thread"))) static int peek(const void *at) {
+    return *(const volatile unsigned char *)at;
+}
+__attribute__((noinline, no_sanitize("thread"))) static void poke(void *at, int value) {
+    *(volatile unsigned char *)at = (unsigned char)value;
+}
+
+static int last(cudaError_t error) { // an error is the last error, once
+    CHECK_IS(cudaPeekAtLastError(), error);
+    CHECK_IS(cudaGetLastError(), error);
+    CHECK_IS(cudaGetLastError(), 0);
+    return (int)error;
+}
+
+//------------------------------------------------------------------------------
+// cuda
+//------------------------------------------------------------------------------
+
+static void missing_sync(void) {
+    void *d, *pinned;
+    cudaStream_t s;
+    OK(cudaMalloc(&d, 64));
+    OK(cudaMallocHost(&pinned, 64));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    poke(pinned, 1);
+    CHECK_IS(peek(fake_host_view(d)), 0xA5);
+    OK(cudaMemsetAsync(d, 7, 64, s));
+    OK(cudaMemcpyAsync(pinned, d, 64, cudaMemcpyDeviceToHost, s));
+    CHECK_IS(last(cudaStreamQuery(s)), cudaErrorNotReady);
+    CHECK_IS(peek(fake_host_view(d)), 0xA5);
+    CHECK_IS(peek(pinned), 1);
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamQuery(s));
+    CHECK_IS(peek(fake_host_view(d)), 7);
+    CHECK_IS(peek(pinned), 7);
+    OK(cudaStreamDestroy(s));
+    CHECK_IS(last(cudaStreamSynchronize(s)), cudaErrorInvalidResourceHandle);
+    OK(cudaFree(d));
+    OK(cudaFreeHost(pinned));
+}
+
+static void reused_source(void) {
+    unsigned char pageable[8] = {1, 2, 3}, registered[8] = {1}, back[8] = {0};
+    void *d, *pinned;
+    cudaStream_t s;
+    OK(cudaMalloc(&d, 8));
+    OK(cudaHostAlloc(&pinned, 8, cudaHostAllocDefault));
+    OK(cudaStreamCreate(&s));
+    OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
+    pageable[0] = 99;                                           // captured: too late
+    OK(cudaMemcpyAsync(back, d, 8, cudaMemcpyDeviceToHost, s)); // pageable: blocks
+    CHECK_IS(back[0], 1);
+    poke(pinned, 1);
+    OK(cudaMemcpyAsync(d, pinned, 8, cudaMemcpyDefault, s));
+    poke(pinned, 99);
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(peek(fake_host_view(d)), 99);
+    OK(cudaHostRegister(registered, 8, 0));
+    CHECK_IS(last(cudaHostRegister(registered + 1, 1, 0)), cudaErrorHostMemoryAlreadyRegistered);
+    OK(cudaMemcpyAsync(d, registered, 8, cudaMemcpyHostToDevice, s));
+    poke(registered, 98);
+    OK(cudaDeviceSynchronize());
+    CHECK_IS(peek(fake_host_view(d)), 98);
+    OK(cudaHostUnregister(registered));
+    CHECK_IS(last(cudaHostUnregister(registered)), cudaErrorHostMemoryNotRegistered);
+    OK(cudaStreamDestroy(s));
+    OK(cudaFreeHost(pinned));
+    OK(cudaFree(d));
+}
+
+static void synchronous_copies(void) {
+    unsigned char a[16] = {5}, b[16] = {0};
+    void *d, *e;
+    OK(cudaMalloc(&d, 16));
+    OK(cudaMalloc(&e, 16));
+    OK(cudaMemcpy(d, a, 16, cudaMemcpyHostToDevice));
+    CHECK_IS(peek(fake_host_view(d)), 0xA5); // staged, not yet there
+    OK(cudaMemcpy(e, d, 16, cudaMemcpyDeviceToDevice));
+    CHECK_IS(peek(fake_host_view(e)), 0xA5);
+    OK(cudaMemcpy(b, e, 16, cudaMemcpyDefault));
+    CHECK_IS(b[0], 5);
+    OK(cudaMemset(d, 3, 4));
+    OK(cudaMemcpy(b, d, 16, cudaMemcpyDeviceToHost));
+    CHECK_IS(b[3], 3);
+    CHECK_IS(b[4], 0);
+    OK(cudaMemcpy(b, a, 16, cudaMemcpyHostToHost));
+    CHECK_IS(b[0], 5);
+    OK(cudaFree(d));
+    OK(cudaFree(e));
+}
+
+static void touches_device(void) {
+    int *d;
+    signal(SIGSEGV, SIG_DFL);
+    OK(cudaMalloc((void **)&d, 64));
+    OK(cudaDeviceSynchronize());
+    *(volatile int *)d = 1;
+}
+
+static void pointers(void) {
+    struct cudaPointerAttributes a;
+    char local[8], *d, *h, *mapped;
+    OK(cudaMalloc((void **)&d, 64));
+    OK(cudaMallocHost((void **)&h, 64));
+    OK(cudaPointerGetAttributes(&a, d + 63));
+    CHECK(a.type == cudaMemoryTypeDevice && a.devicePointer == d + 63 && !a.hostPointer && a.device == 0);
+    OK(cudaPointerGetAttributes(&a, h + 5));
+    CHECK(a.type == cudaMemoryTypeHost && a.hostPointer == h + 5);
+    OK(cudaPointerGetAttributes(&a, local));
+    CHECK(a.type == cudaMemoryTypeUnregistered);
+    OK(cudaHostGetDevicePointer((void **)&mapped, h, 0));
+    CHECK(mapped == h);
+    CHECK(!fake_host_view(h) && !fake_host_view(local) && fake_host_view(d + 1) != d + 1);
+    OK(cudaFree(NULL));
+    OK(cudaFreeHost(NULL));
+    CHECK_IS(last(cudaFree(d + 1)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaFree(h)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaMalloc((void **)&mapped, (size_t)1 << 50)), cudaErrorMemoryAllocation);
+    CHECK_IS(last(cudaMemcpy(d + 60, local, 5, cudaMemcpyHostToDevice)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaMemcpy(d, local, 5, cudaMemcpyDeviceToHost)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaMemcpy(d, local, 5, (enum cudaMemcpyKind)9)), cudaErrorInvalidMemcpyDirection);
+    CHECK_IS(last(cudaMemset(d, 0, 65)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaSetDevice(1)), cudaErrorInvalidDevice);
+    OK(cudaFree(d));
+    OK(cudaFreeHost(h));
+    OK(cudaPointerGetAttributes(&a, d));
+    CHECK(a.type == cudaMemoryTypeUnregistered);
+    CHECK(msync(d, 1, MS_ASYNC) != 0); // not mapped any more
+}
+
+static void events(void) {
+    void *d, *e, *f;
+    float ms = 0;
+    cudaStream_t a, b;
+    cudaEvent_t begin, end;
+    OK(cudaMalloc(&d, 8));
+    OK(cudaMalloc(&f, 8));
+    OK(cudaMalloc(&e, 8));
+    OK(cudaStreamCreateWithPriority(&a, cudaStreamNonBlocking, -1));
+    OK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
+    OK(cudaEventCreate(&begin));
+    OK(cudaEventCreateWithFlags(&end, cudaEventDefault));
+    OK(cudaEventQuery(end)); // never recorded
+    CHECK_IS(last(cudaEventElapsedTime(&ms, begin, end)), cudaErrorInvalidResourceHandle);
+    OK(cudaEventRecord(begin, a));
+    for (int i = 0; i < 4; i++) OK(cudaMemsetAsync(i < 3 ? f : d, i, 8, a));
+    OK(cudaEventRecord(end, a));
+    CHECK_IS(last(cudaEventQuery(end)), cudaErrorNotReady);
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // no wait: too early
+    OK(cudaStreamSynchronize(b));
+    CHECK_IS(peek(fake_host_view(e)), 0xA5);
+    OK(cudaStreamWaitEvent(b, end, 0));
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b));
+    OK(cudaStreamSynchronize(b));
+    CHECK_IS(peek(fake_host_view(e)), 3);
+    OK(cudaEventSynchronize(end));
+    OK(cudaEventElapsedTime(&ms, begin, end));
+    CHECK(ms >= 20 && ms < 10000);
+    OK(cudaMemsetAsync(d, 9, 8, a));
+    OK(cudaEventRecord(end, a));
+    OK(cudaStreamWaitEvent(b, end, 0));
+    OK(cudaEventDestroy(end)); // while it is needed
+    OK(cudaEventDestroy(begin));
+    OK(cudaStreamDestroy(a));
+    OK(cudaStreamSynchronize(b));
+    CHECK_IS(peek(fake_host_view(d)), 9);
+    OK(cudaStreamDestroy(b));
+    OK(cudaFree(d));
+    OK(cudaFree(e));
+}
+
+static void legacy_stream(void) {
+    void *d, *e, *f;
+    cudaStream_t blocking, other;
+    OK(cudaMalloc(&d, 8));
+    OK(cudaMalloc(&f, 8));
+    OK(cudaMalloc(&e, 8));
+    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    for (int i = 0; i < 4; i++) OK(cudaMemsetAsync(i < 3 ? f : d, 1, 8, NULL));
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDefault, other)); // does not wait
+    OK(cudaStreamSynchronize(other));
+    CHECK_IS(peek(fake_host_view(e)), 0xA5);
+    OK(cudaMemsetAsync(d, 2, 8, NULL));
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDefault, blocking)); // waits for the NULL stream
+    OK(cudaStreamSynchronize(blocking));
+    CHECK_IS(peek(fake_host_view(e)), 2);
+    OK(cudaMemsetAsync(d, 3, 8, blocking));
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDefault, NULL)); // waits for the blocking stream
+    OK(cudaStreamSynchronize(NULL));
+    CHECK_IS(peek(fake_host_view(e)), 3);
+}
+
+static void host_function(void *data) { *(int *)data = (int)cudaGetDevice(&(int){0}); }
+
+static void host_functions(void) {
+    int code = -1;
+    OK(cudaLaunchHostFunc(NULL, host_function, &code));
+    OK(cudaStreamSynchronize(NULL));
+    CHECK_IS(code, cudaErrorNotPermitted);
+}
+
+static void no_cuda(cudaError_t code) {
+    int n = 77, v = 77;
+    void *p;
+    cudaStream_t s;
+    cudaEvent_t e;
+    struct cudaPointerAttributes a;
+    enum cudaStreamCaptureStatus status;
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    CHECK_IS(cudaGetDeviceCount(&n), code);
+    CHECK_IS(n, 77);
+    CHECK_IS(cudaSetDevice(0), code);
+    CHECK_IS(cudaGetDevice(&n), code);
+    CHECK_IS(cudaMalloc(&p, 8), code);
+    CHECK_IS(cudaFree(NULL), code);
+    CHECK_IS(cudaHostAlloc(&p, 8, 0), code);
+    CHECK_IS(cudaHostRegister(&n, 4, 0), code);
+    CHECK_IS(cudaMemcpy(&n, &v, 0, cudaMemcpyDefault), code);
+    CHECK_IS(cudaStreamCreate(&s), code);
+    CHECK_IS(cudaStreamQuery(NULL), code);
+    CHECK_IS(cudaStreamIsCapturing(NULL, &status), code);
+    CHECK_IS(cudaEventCreate(&e), code);
+    CHECK_IS(cudaPointerGetAttributes(&a, &n), code);
+    CHECK_IS(cudaDeviceSynchronize(), code);
+    CHECK_IS(cudaDeviceGetStreamPriorityRange(&n, &v), code);
+    CHECK_IS(cudaGetLastError(), code);
+    OK(cudaRuntimeGetVersion(&v));
+    CHECK_IS(v, CUDART_VERSION);
+    OK(cudaDriverGetVersion(&v));
+    CHECK_IS(v, code == cudaErrorInsufficientDriver ? 0 : CUDART_VERSION);
+    OK(ncclGetVersion(&v));
+    CHECK_IS(v, NCCL_VERSION_CODE);
+    OK(ncclGetUniqueId(&id));
+    CHECK_IS(ncclCommInitRank(&comm, 2, id, 0), ncclUnhandledCudaError);
+    CHECK(comm == NULL);
+    CHECK_LIKE(ncclGetLastError(NULL), "Cuda failure '");
+    CHECK_LIKE(ncclGetLastError(NULL), cudaGetErrorString(code));
+    CHECK_IS(ncclMemAlloc(&p, 8), ncclUnhandledCudaError);
+    OK(ncclCommAbort(NULL));
+    OK(ncclCommDestroy(NULL));
+    CHECK_IS(ncclAllReduce(NULL, NULL, 1, ncclFloat, ncclSum, NULL, NULL), ncclInvalidArgument);
+    CHECK_LIKE(ncclGetLastError(NULL), "AllReduce : comm argument is NULL");
+    OK(ncclGroupStart());
+    OK(ncclGroupEnd());
+    CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
+}
+static void no_driver(void) { no_cuda(cudaErrorInsufficientDriver); }
+static void no_device(void) { no_cuda(cudaErrorNoDevice); }
+
+static void injected(void) {
+    void *p;
+    OK(cudaMalloc(&p, 8));
+    OK(cudaFree(p));
+    CHECK_IS(last(cudaMalloc(&p, 8)), cudaErrorMemoryAllocation);
+    OK(cudaMalloc(&p, 8));
+}
+
+static void visible(void) {
+    int n;
+    char bus[16];
+    OK(cudaGetDeviceCount(&n));
+    CHECK_IS(n, 2);
+    OK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
+    CHECK(strcmp(bus, "0000:13:00.0") == 0);
+    OK(cudaDeviceGetAttribute(&n, cudaDevAttrPciBusId, 1));
+    CHECK_IS(n, 0x11);
+}
+
+static void child_of_cuda(void) { CHECK_IS(cudaFree(NULL), cudaErrorInitializationError); }
+static void forked(void) {
+    int status = 1;
+    OK(cudaFree(NULL));
+    pid_t pid = start(child_of_cuda, 1);
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void captures(void) {
+    char *d, *e, local[4];
+    cudaStream_t s, t;
+    cudaEvent_t forks, joins;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    enum cudaStreamCaptureStatus status;
+    OK(cudaMalloc((void **)&d, 8));
+    OK(cudaMalloc((void **)&e, 8));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&forks, cudaEventDisableTiming));
+    OK(cudaEventCreateWithFlags(&joins, cudaEventDisableTiming));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(cudaMemsetAsync(d, 1, 8, s));
+    OK(cudaEventRecord(forks, s));
+    OK(cudaStreamWaitEvent(t, forks, 0));
+    OK(cudaStreamIsCapturing(t, &status));
+    CHECK_IS(status, cudaStreamCaptureStatusActive);
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, t));
+    OK(cudaEventRecord(joins, t));
+    OK(cudaStreamWaitEvent(s, joins, 0));
+    OK(cudaMemsetAsync(d, 2, 8, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaStreamIsCapturing(t, &status));
+    CHECK_IS(status, cudaStreamCaptureStatusNone);
+    OK(cudaDeviceSynchronize());
+    CHECK_IS(peek(fake_host_view(d)), 0xA5); // recorded, not run
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 3; i++) {
+        OK(cudaMemsetAsync(e, 9, 8, s));
+        OK(cudaGraphLaunch(exec, s));
+        OK(cudaStreamSynchronize(s));
+        CHECK_IS(peek(fake_host_view(d)), 2);
+        CHECK_IS(peek(fake_host_view(e)), 1);
+    }
+    OK(cudaGraphExecDestroy(exec));
+    CHECK_IS(last(cudaEventQuery(joins)), cudaErrorCapturedEvent);
+    CHECK_IS(last(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal)), cudaErrorStreamCaptureUnsupported);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // work of a stream that did not come back
+    OK(cudaEventRecord(forks, s));
+    OK(cudaStreamWaitEvent(t, forks, 0));
+    CHECK_IS(last(cudaStreamEndCapture(t, &graph)), cudaErrorStreamCaptureUnmatched);
+    CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(cudaEventRecord(forks, s));
+    OK(cudaStreamWaitEvent(t, forks, 0));
+    CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureUnjoined);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // pageable memory
+    CHECK_IS(last(cudaMemcpyAsync(d, local, 4, cudaMemcpyDefault, s)), cudaErrorStreamCaptureUnsupported);
+    CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
+    OK(cudaStreamDestroy(s));
+    OK(cudaStreamCreate(&s)); // the NULL stream may not wait for what captures
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    CHECK_IS(last(cudaMemsetAsync(d, 1, 8, NULL)), cudaErrorStreamCaptureImplicit);
+    CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
+    OK(cudaEventDestroy(forks));
+    OK(cudaEventDestroy(joins));
+}
+
+static void *another_thread(void *arg) {
+    void *p;
+    *(cudaError_t *)arg = cudaMalloc(&p, 8);
+    return NULL;
+}
+
+static void captures_forbid(void) {
+    void *p;
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaEvent_t outside;
+    pthread_t thread;
+    cudaError_t code;
+    enum cudaStreamCaptureStatus status;
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaEventCreate(&outside));
+    OK(cudaEventRecord(outside, NULL));
+    for (int i = 0; i < 5; i++) {
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        cudaError_t got = i == 0   ? cudaMalloc(&p, 8)
+                          : i == 1 ? cudaStreamSynchronize(s)
+                          : i == 2 ? cudaDeviceSynchronize()
+                          : i == 3 ? cudaEventQuery(outside)
+                                   : cudaStreamWaitEvent(s, outside, 0);
+        CHECK_IS(last(got), i == 4 ? cudaErrorStreamCaptureIsolation : cudaErrorStreamCaptureUnsupported);
+        OK(cudaStreamIsCapturing(s, &status));
+        CHECK_IS(status, cudaStreamCaptureStatusInvalidated);
+        CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
+        CHECK(graph == NULL);
+    }
+    for (int mode = cudaStreamCaptureModeGlobal; mode <= cudaStreamCaptureModeRelaxed; mode++) {
+        bool global = mode == cudaStreamCaptureModeGlobal, relaxed = mode == cudaStreamCaptureModeRelaxed;
+        OK(cudaStreamBeginCapture(s, (enum cudaStreamCaptureMode)mode));
+        CHECK(pthread_create(&thread, NULL, another_thread, &code) == 0 && pthread_join(thread, NULL) == 0);
+        CHECK_IS(code, global ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+        CHECK_IS(cudaMalloc(&p, 8), relaxed ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
+        CHECK_IS(cudaStreamEndCapture(s, &graph), relaxed ? cudaSuccess : cudaErrorStreamCaptureInvalidated);
+        if (relaxed) OK(cudaGraphDestroy(graph));
+    }
+    OK(cudaEventDestroy(outside));
+}
+
+static void ipc(void) {
+    void *d;
+    cudaEvent_t event;
+    if (rank == 0) {
+        cudaStream_t s;
+        OK(cudaMalloc(&d, 4096 + 7));
+        OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+        OK(cudaStreamCreate(&s));
+        OK(cudaIpcGetMemHandle(&board->memory, d));
+        OK(cudaIpcGetEventHandle(&board->event, event));
+        CHECK_IS(last(cudaIpcGetMemHandle(&(cudaIpcMemHandle_t){{0}}, (char *)d + 1)), cudaErrorInvalidValue);
+        CHECK_IS(last(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess)),
+                 cudaErrorDeviceUninitialized);
+        OK(cudaMemsetAsync(d, 5, 100, s)); // 50 ms
+        OK(cudaEventRecord(event, s));
+        reach(0);
+        await(1, 1);
+        OK(cudaStreamSynchronize(s));
+        CHECK_IS(peek((char *)fake_host_view(d) + 4102), 6);
+        OK(cudaEventDestroy(event));
+        return;
+    }
+    void *again;
+    await(0, 1);
+    OK(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess));
+    OK(cudaIpcOpenMemHandle(&again, board->memory, cudaIpcMemLazyEnablePeerAccess));
+    CHECK(again == d);
+    OK(cudaIpcCloseMemHandle(again));
+    OK(cudaIpcOpenEventHandle(&event, board->event));
+    CHECK_IS(peek(fake_host_view(d)), 0xA5);
+    OK(cudaStreamWaitEvent(NULL, event, 0));
+    OK(cudaStreamSynchronize(NULL));
+    CHECK_IS(peek(fake_host_view(d)), 5);
+    OK(cudaMemset((char *)d + 4102, 6, 1));
+    OK(cudaDeviceSynchronize());
+    OK(cudaEventDestroy(event));
+    OK(cudaIpcCloseMemHandle(d));
+    CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue);
+    reach(1);
+}
+
+//------------------------------------------------------------------------------
+// nccl
+//------------------------------------------------------------------------------
+
+static void share_id(void) {
+    if (rank == 0) {
+        OK(ncclGetUniqueId(&board->id));
+        reach(7);
+    } else await(7, 1);
+}
+
+static ncclComm_t join(void) {
+    ncclComm_t comm = NULL;
+    int device = 0, v = -1;
+    share_id();
+    OK(cudaGetDeviceCount(&device));
+    OK(cudaSetDevice(rank % device));
+    OK(ncclCommInitRank(&comm, n_ranks, board->id, rank));
+    OK(ncclCommCount(comm, &v));
+    CHECK_IS(v, n_ranks);
+    OK(ncclCommUserRank(comm, &v));
+    CHECK_IS(v, rank);
+    OK(ncclCommCuDevice(comm, &v));
+    CHECK_IS(v, rank % device);
+    return comm;
+}
+
+static void *device_memory(size_t nbytes) {
+    void *p;
+    OK(cudaMalloc(&p, nbytes));
+    OK(cudaMemset(p, 0xEE, nbytes));
+    OK(cudaDeviceSynchronize());
+    return p;
+}
+
+static cudaStream_t new_stream(void) {
+    cudaStream_t s;
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    return s;
+}
+
+static uint32_t value(int from, size_t i) { return (uint32_t)tap_mix((uint64_t)from << 40 | i); }
+
+// Small whole numbers, which every type holds exactly, also their sums and products over 4 ranks.
+static void set_number(ncclDataType_t type, void *at, size_t i, double v) {
+    float f = (float)v;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    switch ((int)type) {
+    case ncclInt8: ((int8_t *)at)[i] = (int8_t)v; break;
+    case ncclUint8: ((uint8_t *)at)[i] = (uint8_t)v; break;
+    case ncclInt32: ((int32_t *)at)[i] = (int32_t)v; break;
+    case ncclUint32: ((uint32_t *)at)[i] = (uint32_t)v; break;
+    case ncclInt64: ((int64_t *)at)[i] = (int64_t)v; break;
+    case ncclUint64: ((uint64_t *)at)[i] = (uint64_t)v; break;
+    case ncclFloat32: ((float *)at)[i] = f; break;
+    case ncclFloat64: ((double *)at)[i] = v; break;
+    case ncclBfloat16: ((uint16_t *)at)[i] = (uint16_t)(bits >> 16); break;
+    default: // f16, normal numbers only
+        ((uint16_t *)at)[i] = v == 0 ? 0 : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 13) - (112u << 10)) & 0x7fff));
+    }
+}
+
+static size_t width_of(ncclDataType_t type) {
+    static const size_t widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    return widths[type];
+}
+
+static void all_types(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    char *d = device_memory(8 * 100), *r = device_memory(8 * 100), expected[8 * 100];
+    for (int type = 0; type <= ncclBfloat16; type++)
+        for (int op = ncclSum; op <= ncclAvg; op++) {
+            bool sign = type != ncclUint8 && type != ncclUint32 && type != ncclUint64;
+            for (int i = 0; i < 100; i++) {
+                double numbers[MAX_RANKS] = {0}, all = 0;
+                for (int k = 0; k < n_ranks; k++) numbers[k] = (i + 3 * k) % 4 - (sign && i % 2 ? 2 : 0);
+                for (int k = 0; k < n_ranks; k++) {
+                    double v = numbers[k];
+                    all = k == 0           ? v
+                          : op == ncclProd ? all * v
+                          : op == ncclMax  ? (v > all ? v : all)
+                          : op == ncclMin  ? (v < all ? v : all)
+                                           : all + v;
+                }
+                if (op == ncclAvg) all = type >= ncclFloat16 ? all / n_ranks : (double)((int)all / n_ranks);
+                set_number((ncclDataType_t)type, fake_host_view(d), (size_t)i, numbers[rank]);
+                set_number((ncclDataType_t)type, expected, (size_t)i, all == 0 ? 0 : all);
+            }
+            OK(ncclAllReduce(d, r, 100, (ncclDataType_t)type, (ncclRedOp_t)op, comm, s));
+            OK(cudaStreamSynchronize(s));
+            char *got = fake_host_view(r);
+            for (size_t i = 0; i < 100 * width_of((ncclDataType_t)type); i++) // -0.0 is a zero
+                if (got[i] != expected[i] && !((got[i] ^ expected[i]) == (char)0x80 && expected[i] == 0))
+                    tap_diag("rank %d: type %d op %d byte %zu: %d, not %d", rank, type, op, i, got[i], expected[i]), exit(1);
+        }
+    OK(ncclCommDestroy(comm));
+}
+
+static void check_values(const void *at, size_t count, int from, size_t first) {
+    const uint32_t *v = at;
+    for (size_t i = 0; i < count; i++)
+        if (v[i] != value(from, first + i)) CHECK_IS(v[i], value(from, first + i));
+}
+
+static void fill(void *at, size_t count) {
+    uint32_t *v = at;
+    for (size_t i = 0; i < count; i++) v[i] = value(rank, i);
+}
+
+// Every collective of n elements per rank, element i of rank r being value(r, i).
+static void collectives_of(ncclComm_t comm, cudaStream_t s, size_t n, int root) {
+    size_t total = n * (size_t)n_ranks, mine = n * (size_t)rank;
+    uint32_t *d = device_memory(4 * total), *r = device_memory(4 * total), *dv = fake_host_view(d), *rv = fake_host_view(r);
+    fill(dv, total);
+    OK(ncclAllGather(d, r, n, ncclUint32, comm, s));
+    OK(cudaStreamSynchronize(s));
+    for (int k = 0; k < n_ranks; k++) check_values(rv + (size_t)k * n, n, k, 0);
+    OK(ncclAlltoAll(d, r, n, ncclUint32, comm, s));
+    OK(cudaStreamSynchronize(s));
+    for (int k = 0; k < n_ranks; k++) check_values(rv + (size_t)k * n, n, k, mine);
+    OK(ncclGather(d, r, n, ncclUint32, root, comm, s));
+    OK(cudaStreamSynchronize(s));
+    for (int k = 0; k < n_ranks && rank == root; k++) check_values(rv + (size_t)k * n, n, k, 0);
+    OK(ncclScatter(rank == root ? d : NULL, r, n, ncclUint32, root, comm, s));
+    OK(cudaStreamSynchronize(s));
+    check_values(rv, n, root, mine);
+    OK(ncclBroadcast(d, r, n, ncclUint32, root, comm, s));
+    OK(cudaStreamSynchronize(s));
+    check_values(rv, n, root, 0);
+    OK(ncclReduceScatter(d, r, n, ncclUint32, ncclSum, comm, s));
+    OK(cudaStreamSynchronize(s));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t sum = 0;
+        for (int k = 0; k < n_ranks; k++) sum += value(k, mine + i);
+        CHECK(rv[i] == sum);
+    }
+    OK(ncclReduce(d, d, n, ncclUint32, ncclMax, root, comm, s)); // in place
+    OK(cudaStreamSynchronize(s));
+    for (size_t i = 0; i < n && rank == root; i++) {
+        uint32_t most = 0;
+        for (int k = 0; k < n_ranks; k++) most = value(k, i) > most ? value(k, i) : most;
+        CHECK(dv[i] == most);
+    }
+    fill(dv, total);
+    OK(ncclBcast(d, n, ncclUint32, root, comm, s));
+    OK(cudaStreamSynchronize(s));
+    check_values(dv, n, root, 0);
+    fill(rv + mine, n);
+    OK(ncclAllGather(r + mine, r, n, ncclUint32, comm, s)); // in place
+    OK(cudaStreamSynchronize(s));
+    for (int k = 0; k < n_ranks; k++) check_values(rv + (size_t)k * n, n, k, 0);
+    OK(cudaFree(d));
+    OK(cudaFree(r));
+}
+
+static void collectives(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    static const size_t counts[] = {1, 2, 1000, 4095, 4097, 50001};
+    for (int i = 0; i < 6; i++) collectives_of(comm, s, counts[i], i % n_ranks);
+    OK(ncclCommFinalize(comm));
+    OK(ncclCommDestroy(comm));
+    OK(cudaStreamDestroy(s));
+}
+
+static void scaled_sums(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    void *d = device_memory(16);
+    float *v = fake_host_view(d), factor = 0.5f;
+    uint16_t *h = fake_host_view(d);
+    ncclRedOp_t op, device_op;
+    float *scalar = device_memory(4);
+    OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat, ncclScalarHostImmediate, comm));
+    OK(ncclRedOpCreatePreMulSum(&device_op, scalar, ncclFloat, ncclScalarDevice, comm));
+    *(float *)fake_host_view(scalar) = 0.25f;
+    factor = 0;
+    v[0] = v[1] = (float)rank;
+    OK(ncclAllReduce(d, d, 1, ncclFloat, op, comm, s));
+    OK(ncclAllReduce((float *)d + 1, (float *)d + 1, 1, ncclFloat, device_op, comm, s));
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclDouble, op, comm, s), ncclInvalidArgument);
+    OK(ncclRedOpDestroy(op, comm));
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, op, comm, s), ncclInvalidArgument);
+    CHECK_LIKE(ncclGetLastError(comm), "unknown to this communicator");
+    OK(cudaStreamSynchronize(s));
+    CHECK(v[0] == 1.5f && v[1] == 0.75f); // of 0 + 1 + 2
+    h[0] = 0x4700;                        // the average of three sevens is no 7 when 1/3 is rounded to f16 or bf16 first
+    h[1] = 0x40e0;
+    OK(ncclAllReduce(d, d, 1, ncclHalf, ncclAvg, comm, s));
+    OK(ncclAllReduce((char *)d + 2, (char *)d + 2, 1, ncclBfloat16, ncclAvg, comm, s));
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(h[0], 0x46ff);
+    CHECK_IS(h[1], 0x40e1);
+    OK(ncclCommDestroy(comm));
+}
+
+static void groups(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream(), t = new_stream();
+    size_t n = 100000;
+    uint32_t *d = device_memory(4 * n), *r = device_memory(4 * n * (size_t)n_ranks), *rv = fake_host_view(r);
+    fill(fake_host_view(d), n);
+    int next = (rank + 1) % n_ranks, before = (rank + n_ranks - 1) % n_ranks;
+    OK(ncclGroupStart()); // each sends more than fits anywhere before it receives
+    OK(ncclSend(d, n, ncclUint32, next, comm, s));
+    OK(ncclRecv(r, n, ncclUint32, before, comm, s));
+    CHECK_IS(cudaStreamQuery(s), cudaSuccess); // queued until the end
+    OK(ncclGroupEnd());
+    OK(cudaStreamSynchronize(s));
+    check_values(rv, n, before, 0);
+    memset(rv, 0, 4 * n * (size_t)n_ranks);
+    OK(ncclGroupStart());
+    OK(ncclGroupStart()); // nested; with itself, too; receives before sends; two messages to one
+    for (int k = 0; k < n_ranks; k++) OK(ncclRecv(r + (size_t)k * n, 1000, ncclUint32, k, comm, s));
+    for (int k = 0; k < n_ranks; k++) OK(ncclRecv(r + (size_t)k * n + 1000, n - 1000, ncclUint32, k, comm, s));
+    OK(ncclGroupEnd());
+    for (int k = 0; k < n_ranks; k++) OK(ncclSend(d, 1000, ncclUint32, k, comm, s));
+    for (int k = 0; k < n_ranks; k++) OK(ncclSend(d + 1000, n - 1000, ncclUint32, k, comm, s));
+    OK(ncclGroupEnd());
+    OK(cudaStreamSynchronize(s));
+    for (int k = 0; k < n_ranks; k++) check_values(rv + (size_t)k * n, n, k, 0);
+    OK(ncclGroupStart());
+    OK(ncclSend(d, 1, ncclUint32, rank, comm, s));
+    CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
+    OK(ncclGroupStart()); // two streams: one barrier over both
+    OK(cudaMemsetAsync(d, 1, 4, t));
+    OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
+    OK(ncclAllReduce(d, r, 1, ncclUint32, ncclSum, comm, t));
+    OK(ncclGroupEnd());
+    OK(cudaStreamSynchronize(t));
+    CHECK_IS(rv[0], 0x01010101 * n_ranks * n_ranks);
+    OK(ncclGroupStart());
+    CHECK_IS(ncclAllReduce(d, r, 1, ncclUint32, (ncclRedOp_t)99, comm, s), ncclInvalidArgument);
+    CHECK_IS(ncclGroupEnd(), ncclInvalidArgument);
+    OK(ncclCommDestroy(comm));
+}
+
+static void one_process(void) { // two devices of one thread
+    ncclComm_t comms[2];
+    uint32_t *d[2];
+    cudaStream_t s[2];
+    OK(ncclGetUniqueId(&board->id));
+    OK(ncclGroupStart());
+    for (int i = 0; i < 2; i++) {
+        OK(cudaSetDevice(i));
+        d[i] = device_memory(4);
+        s[i] = new_stream();
+        *(uint32_t *)fake_host_view(d[i]) = 5 + (uint32_t)i;
+        OK(ncclCommInitRank(&comms[i], 2, board->id, i));
+    }
+    OK(ncclGroupEnd());
+    OK(ncclGroupStart());
+    for (int i = 0; i < 2; i++) OK(ncclAllReduce(d[i], d[i], 1, ncclUint32, ncclProd, comms[i], s[i]));
+    OK(ncclGroupEnd());
+    for (int i = 0; i < 2; i++) {
+        OK(cudaStreamSynchronize(s[i]));
+        CHECK_IS(*(uint32_t *)fake_host_view(d[i]), 30);
+    }
+    OK(ncclGroupStart());
+    for (int i = 0; i < 2; i++) OK(ncclCommFinalize(comms[i]));
+    OK(ncclGroupEnd());
+    for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
+}
+
+static void two_streams(void) { // calls of one communicator keep their order over streams
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream(), t = new_stream();
+    uint32_t *d = device_memory(8), *v = fake_host_view(d);
+    v[0] = 1;
+    v[1] = 100;
+    if (rank == 0) OK(cudaMemsetAsync(device_memory(1), 0, 1, s)); // s is late here, t elsewhere
+    else OK(cudaMemsetAsync(device_memory(1), 0, 1, t));
+    OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
+    OK(ncclAllReduce(d + 1, d + 1, 1, ncclUint32, ncclSum, comm, t));
+    OK(cudaDeviceSynchronize());
+    CHECK_IS(v[0], n_ranks);
+    CHECK_IS(v[1], 100 * n_ranks);
+    OK(ncclCommDestroy(comm));
+}
+
+static void duplicate(void) {
+    ncclComm_t comm = NULL;
+    share_id();
+    ncclResult_t rc = ncclCommInitRank(&comm, n_ranks, board->id, rank);
+    CHECK_IS(rc, ncclInvalidUsage);
+    CHECK(comm == NULL);
+    CHECK_LIKE(ncclGetLastError(NULL), "Duplicate GPU detected : rank ");
+    CHECK_LIKE(ncclGetLastError(NULL), " both on CUDA device 10000");
+}
+
+static void versions(void) {
+    ncclComm_t comm;
+    share_id();
+    OK(cudaSetDevice(rank));
+    setenv("FAKE_NCCL_VERSION", rank ? "22105" : "22809", 1);
+    CHECK_IS(ncclCommInitRank(&comm, n_ranks, board->id, rank), ncclInvalidUsage);
+    CHECK_LIKE(ncclGetLastError(NULL), "Mismatched NCCL version detected : rank 1 version 22105 rank 0 version 22809");
+}
+
+static void simple_sum(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    float *d = device_memory(4);
+    *(float *)fake_host_view(d) = 1;
+    OK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s));
+    OK(cudaStreamSynchronize(s));
+    CHECK(*(float *)fake_host_view(d) == (float)n_ranks);
+    OK(ncclCommDestroy(comm));
+}
+
+static void killed_peer(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    ncclResult_t state;
+    float *d = device_memory(4);
+    if (rank == n_ranks - 1) {
+        await(0, n_ranks - 1);
+        raise(SIGKILL);
+    }
+    OK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s));
+    OK(cudaMemsetAsync(d, 1, 4, s));
+    reach(0);
+    for (int i = 0; i < 20; i++) {
+        tap_sleep_ms(10);
+        CHECK_IS(cudaStreamQuery(s), cudaErrorNotReady);
+        OK(ncclCommGetAsyncError(comm, &state));
+        CHECK_IS(state, ncclSuccess);
+    }
+    if (rank == 0) return; // exits with a stream that waits
+    OK(ncclCommAbort(comm));
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(peek(fake_host_view(d)), 1);
+    OK(cudaFree(d));
+}
+
+static void mismatch(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    float *d = device_memory(64);
+    if (rank == 0) OK(ncclAllReduce(d, d, 4, ncclFloat, ncclSum, comm, s));
+    else OK(ncclAllReduce(d, d, 8, ncclFloat, ncclSum, comm, s));
+    tap_sleep_ms(100);
+    CHECK_IS(cudaStreamQuery(s), cudaErrorNotReady);
+    OK(ncclCommAbort(comm));
+    OK(cudaStreamSynchronize(s));
+}
+
+static void non_blocking(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = NULL;
+    ncclResult_t state;
+    float *d;
+    int n, n_polls = 0;
+    config.blocking = 0;
+    share_id();
+    OK(cudaSetDevice(rank));
+    d = device_memory(4);
+    if (rank == 1) await(0, 1);
+    CHECK_IS(ncclCommInitRankConfig(&comm, n_ranks, board->id, rank, &config), ncclInProgress);
+    CHECK(comm != NULL);
+    if (rank == 0) {
+        tap_sleep_ms(20);
+        OK(ncclCommGetAsyncError(comm, &state));
+        CHECK_IS(state, ncclInProgress);
+        CHECK_IS(ncclCommCount(comm, &n), ncclInvalidArgument);
+        reach(0);
+    }
+    do OK(ncclCommGetAsyncError(comm, &state));
+    while (state == ncclInProgress);
+    OK(state);
+    cudaStream_t s = new_stream();
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress);
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInvalidArgument); // not asked
+    for (state = ncclInProgress; state == ncclInProgress; n_polls++) OK(ncclCommGetAsyncError(comm, &state));
+    CHECK_IS(n_polls, 2);
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(ncclCommFinalize(comm), ncclInProgress);
+    do OK(ncclCommGetAsyncError(comm, &state));
+    while (state == ncclInProgress);
+    OK(ncclCommDestroy(comm));
+    config.magic = 0;
+    CHECK_IS(ncclCommInitRankConfig(&comm, n_ranks, board->id, rank, &config), ncclInvalidArgument);
+}
+
+static void init_hangs(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+    ncclResult_t state;
+    config.blocking = 0;
+    OK(ncclGetUniqueId(&board->id));
+    CHECK_IS(ncclCommInitRankConfig(&comm, 1, board->id, 0, &config), ncclInProgress);
+    tap_sleep_ms(50);
+    OK(ncclCommGetAsyncError(comm, &state));
+    CHECK_IS(state, ncclInProgress);
+    OK(ncclCommAbort(comm));
+}
+
+static void init_fails(void) {
+    ncclComm_t comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclResult_t state;
+    int n;
+    OK(ncclGetUniqueId(&board->id));
+    CHECK_IS(ncclCommInitRank(&comm, 1, board->id, 0), ncclSystemError);
+    CHECK(comm == NULL);
+    config.blocking = 0;
+    CHECK_IS(ncclCommInitRankConfig(&comm, 1, board->id, 0, &config), ncclInProgress);
+    do OK(ncclCommGetAsyncError(comm, &state));
+    while (state == ncclInProgress);
+    CHECK_IS(state, ncclSystemError);
+    CHECK_IS(ncclCommCount(comm, &n), ncclSystemError);
+    OK(ncclCommAbort(comm));
+    memset(&board->id, 1, sizeof board->id);
+    unsetenv("FAKE_NCCL_FAIL");
+    CHECK_IS(ncclCommInitRank(&comm, 1, board->id, 0), ncclSystemError);
+    CHECK_IS(ncclCommInitRank(&comm, 1, board->id, 1), ncclInvalidArgument);
+}
+
+static void split(void) {
+    ncclComm_t comm = join(), half, none, whole;
+    cudaStream_t s = new_stream();
+    int n, r;
+    uint32_t *d = device_memory(4), *v = fake_host_view(d);
+    for (int round = 0; round < 3; round++) {
+        OK(ncclCommSplit(comm, rank % 2, -rank, &half, NULL)); // in reverse order
+        OK(ncclCommCount(half, &n));
+        OK(ncclCommUserRank(half, &r));
+        CHECK_IS(n, n_ranks / 2);
+        CHECK_IS(r, (n_ranks - 1 - rank) / 2);
+        *v = 1u << rank;
+        OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, half, s));
+        OK(cudaStreamSynchronize(s));
+        CHECK_IS(*v, rank % 2 ? 10 : 5);
+        OK(ncclCommDestroy(half));
+    }
+    OK(ncclCommSplit(comm, rank == 0 ? NCCL_SPLIT_NOCOLOR : 3, 0, &none, NULL));
+    CHECK((none == NULL) == (rank == 0));
+    OK(ncclCommSplit(comm, 0, 0, &whole, NULL));
+    OK(ncclCommDestroy(comm));
+    OK(ncclCommUserRank(whole, &r));
+    CHECK_IS(r, rank);
+    OK(ncclCommDestroy(whole));
+    OK(ncclCommDestroy(none));
+}
+
+static void captured_sum(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    uint32_t *d = device_memory(4), *v = fake_host_view(d), expected = 1;
+    *v = 1;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
+    OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 3; i++) {
+        OK(cudaGraphLaunch(exec, s));
+        OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s)); // not captured, in between
+        expected *= (uint32_t)(n_ranks * n_ranks * n_ranks);
+    }
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(*v, expected);
+    OK(cudaGraphExecDestroy(exec));
+    OK(ncclCommDestroy(comm));
+}
+
+static void bad_arguments(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    char local[64], *d = device_memory(64), *pinned;
+    void *handle;
+    OK(ncclAllReduce(NULL, NULL, 0, ncclFloat, ncclSum, comm, s)); // alone, at once
+    OK(cudaStreamQuery(s));
+    CHECK_IS(ncclAllReduce(local, d, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
+    CHECK_LIKE(ncclGetLastError(comm), "AllReduce : sendbuff");
+    CHECK_IS(ncclAllReduce(d, d + 60, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument); // too small
+    CHECK_IS(ncclBroadcast(d, d, 4, ncclFloat, n_ranks, comm, s), ncclInvalidArgument);
+    CHECK_LIKE(ncclGetLastError(comm), "Broadcast : invalid root 2 (root should be in the 0..2 range)");
+    CHECK_IS(ncclSend(d, 4, ncclFloat, -1, comm, s), ncclInvalidArgument);
+    CHECK_IS(ncclAllReduce(d, d, 4, (ncclDataType_t)12, ncclSum, comm, s), ncclInvalidArgument);
+    CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat8e4m3, ncclSum, comm, s), ncclInvalidArgument);
+    CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat, (ncclRedOp_t)5, comm, s), ncclInvalidArgument);
+    OK(cudaMallocHost((void **)&pinned, 64)); // pinned memory will do
+    OK(ncclAllGather(d, pinned, 4, ncclFloat8e5m2, comm, s));
+    OK(ncclCommRegister(comm, d, 64, &handle));
+    OK(ncclCommDeregister(comm, handle));
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS((unsigned char)pinned[4], 0xEE);
+    OK(ncclMemAlloc(&handle, 100));
+    CHECK(fake_host_view(handle) != NULL);
+    OK(ncclMemFree(handle));
+    OK(ncclCommDestroy(comm));
+}
+
+static void *thread_rank(void *arg) {
+    int which = (int)(intptr_t)arg;
+    ncclComm_t comm;
+    OK(cudaSetDevice(which));
+    uint32_t *d = device_memory(4);
+    *(uint32_t *)fake_host_view(d) = 1;
+    OK(ncclCommInitRank(&comm, 3, board->id, which));
+    for (int i = 0; i < 20; i++) OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, NULL));
+    OK(cudaStreamSynchronize(NULL));
+    CHECK_IS(*(uint32_t *)fake_host_view(d), 3486784401);
+    OK(ncclCommDestroy(comm));
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t ids[3];
+    OK(ncclGetUniqueId(&board->id));
+    for (intptr_t i = 0; i < 3; i++) CHECK(pthread_create(&ids[i], NULL, thread_rank, (void *)i) == 0);
+    for (int i = 0; i < 3; i++) CHECK(pthread_join(ids[i], NULL) == 0);
+}
+
+int main(void) {
+    tap_deadline(60);
+    clear_environment();
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TAP_REQUIRE(board != MAP_FAILED);
+    run_one("cuda: a missing synchronisation is seen", "FAKE_CUDA_DELAY_US=50000", missing_sync);
+    run_one("cuda: a pinned source that is reused is seen, a pageable one is captured", "FAKE_CUDA_DELAY_US=20000",
+            reused_source);
+    run_one("cuda: what cudaMemcpy waits for", "FAKE_CUDA_DELAY_US=20000", synchronous_copies);
+    run_ranks("cuda: a host that touches device memory dies", 1, "", touches_device, SIGSEGV);
+    run_one("cuda: attributes of pointers, wrong pointers", "", pointers);
+    run_one("cuda: events", "FAKE_CUDA_DELAY_US=10000", events);
+    run_one("cuda: the NULL stream", "FAKE_CUDA_DELAY_US=20000", legacy_stream);
+    run_one("cuda: host functions", "", host_functions);
+    run_one("without a driver", "FAKE_CUDA_DEVICES=-1", no_driver);
+    run_one("without a device", "FAKE_CUDA_DEVICES=0", no_device);
+    run_one("no visible device", "FAKE_CUDA_DEVICES=3 CUDA_VISIBLE_DEVICES=", no_device);
+    run_one("cuda: the second cudaMalloc fails", "FAKE_CUDA_FAIL=cudaMalloc:2:2", injected);
+    run_one("cuda: visible devices", "FAKE_CUDA_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1", visible);
+    run_one("cuda: a forked child", "", forked);
+    run_one("cuda: capture and replay", "", captures);
+    run_one("cuda: what capture forbids", "", captures_forbid);
+    run_ranks("cuda: memory and events of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
+
+    run_ranks("nccl: all_reduce, 4 ranks, every type and operation", 4, "FAKE_CUDA_DEVICES=4", all_types, 0);
+    run_ranks("nccl: every collective, 4 ranks", 4, "FAKE_CUDA_DEVICES=4", collectives, 0);
+    run_ranks("nccl: every collective, 3 ranks", 3, "FAKE_CUDA_DEVICES=3", collectives, 0);
+    run_ranks("nccl: every collective, 1 rank", 1, "", collectives, 0);
+    run_ranks("nccl: scaled sums", 3, "FAKE_CUDA_DEVICES=3", scaled_sums, 0);
+    run_ranks("nccl: groups", 4, "FAKE_CUDA_DEVICES=4", groups, 0);
+    run_one("nccl: two communicators of one thread", "FAKE_CUDA_DEVICES=2", one_process);
+    run_ranks("nccl: two streams", 2, "FAKE_CUDA_DEVICES=2 FAKE_CUDA_DELAY_US=10000", two_streams, 0);
+    run_ranks("nccl: two ranks on one GPU", 2, "", duplicate, 0);
+    run_ranks("nccl: two ranks on one GPU, 2.28, NCCL_MULTI_RANK_GPU_ENABLE", 2, "NCCL_MULTI_RANK_GPU_ENABLE=1", duplicate,
+              0);
+    run_ranks("nccl: two ranks on one GPU, 2.30, NCCL_MULTI_RANK_GPU_ENABLE", 2,
+              "NCCL_MULTI_RANK_GPU_ENABLE=1 FAKE_NCCL_VERSION=23003", simple_sum, 0);
+    run_ranks("nccl: two ranks on one GPU, NCCL_HOSTID", 2, "NCCL_HOSTID=%r", simple_sum, 0);
+    run_ranks("nccl: two versions", 2, "FAKE_CUDA_DEVICES=2", versions, 0);
+    run_ranks("nccl: who waits for a killed rank waits until the abort", 3, "FAKE_CUDA_DEVICES=3", killed_peer, SIGKILL);
+    run_ranks("nccl: calls that do not match wait until the abort", 2, "FAKE_CUDA_DEVICES=2", mismatch, 0);
+    run_ranks("nccl: blocking=0", 2, "FAKE_CUDA_DEVICES=2", non_blocking, 0);
+    run_one("nccl: an init that hangs", "FAKE_NCCL_INIT_HANGS=1", init_hangs);
+    run_one("nccl: an init that fails", "FAKE_NCCL_FAIL=2", init_fails);
+    run_ranks("nccl: split", 4, "FAKE_CUDA_DEVICES=4", split, 0);
+    run_ranks("nccl: capture and replay", 2, "FAKE_CUDA_DEVICES=2", captured_sum, 0);
+    run_ranks("nccl: bad arguments", 2, "FAKE_CUDA_DEVICES=2", bad_arguments, 0);
+    run_one("nccl: threads as ranks", "FAKE_CUDA_DEVICES=3", threads);
+    return tap_done();
+}
