@@ -313,7 +313,8 @@ extern "C" {
     X(ERR_ENV, -20, "an environment variable is missing or makes no sense")                    \
     X(ERR_CALLBACK, -21, "a function given by the caller reported failure")                    \
     X(ERR_NO_DEVICE, -22, "no usable device, driver or device library")                        \
-    X(ERR_INTERNAL, -23, "a bug in idist")
+    X(ERR_INTERNAL, -23, "a bug in idist")                                                     \
+    X(ERR_DEVICE, -24, "a call of the device's library failed")
 
 typedef enum idist_status {
 #define IDIST__X(name, value, text) IDIST_##name = value,
@@ -390,7 +391,7 @@ typedef struct idist_request {
 typedef struct idist_opts {
     idist_group *group;     // NULL: the world. Roots, sources and destinations are ranks of this group.
     idist_request *request; // NULL: block until done. Else return at once and complete in idist_wait / idist_test.
-    void *stream;           // cudaStream_t, for device buffers. Host buffers: must be NULL.
+    void *stream;           // cudaStream_t, for device buffers: enqueue there and return. Host buffers: must be NULL.
     int timeout_ms;         // 0: the group's default. < 0: none.
 } idist_opts;
 
@@ -495,6 +496,8 @@ typedef struct idist_desc {
     int grace_ms;             // idist_spawn: time the others get after a first failure; 0: 2 s
     bool keep_going;          // idist_spawn: leave the survivors of a failure alone
     idist_report *report;     // idist_spawn: filled when a worker failed. May be NULL.
+    const char *device;       // "cuda:1", "cuda" (local rank modulo devices), "cpu"; IDIST_DEVICE. NULL: "cuda" where all
+                              // ranks have one and the program includes idist_nccl.h, else "cpu"
     const char *start_method; // idist_spawn: "fork", or "exec" (the program is run anew); IDIST_START_METHOD
 } idist_desc;
 
@@ -523,7 +526,7 @@ IDIST_API int idist_get_nproc_per_node(void); // ranks on this host
 IDIST_API int idist_get_nnodes(void);         // hosts
 IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their lowest rank
 IDIST_API const char *idist_backend(void);    // "self", "ring", ...
-IDIST_API const char *idist_device(void);     // "cpu"
+IDIST_API const char *idist_device(void);     // "cpu", "cuda:0"
 IDIST_API const char *idist_hostname(void);
 // Who started the ranks: "none", "spawn", "torchrun", "env", "openmpi", ... Before idist_initialize, what the environment
 // says.
@@ -4105,6 +4108,7 @@ typedef struct idist__config {
     const void *mpi_comm;
     bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
+    char device[32];    // asked for, or ""
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
     idist_allocator mem;
@@ -4709,6 +4713,8 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
         return s;
     text = d.host_id ? d.host_id : idist__os_env("IDIST_HOSTID");
     if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
+    text = d.device ? d.device : idist__os_env("IDIST_DEVICE");
+    if (text) idist__copy_text(c->device, sizeof c->device, text);
     text = d.backend ? d.backend : idist__os_env("IDIST_BACKEND");
     if (text) idist__copy_text(c->backends, sizeof c->backends, text);
     if ((s = idist__secret_find(&c->secret, d.secret, d.secret_nbytes)) != IDIST_OK) return s;
@@ -4834,8 +4840,12 @@ struct idist__task {          // one operation under way
     idist__print whole; // what it is a part of; kind 0: it is a call of its own
     int timeout_ms;
     int64_t started_ns, deadline_ns;
+    bool on_device; // the device backend brings its buffers to the host and back
+    bool behind;    // the backend has not got it yet: it waits for copies, its own or those of calls before it
+    void *stream;   // of the device: what it holds comes first
     void *impl;     // the backend's part, behind this struct
-    char text[512]; // why it failed; last, because it is not cleared
+    char text[512]; // why it failed; not cleared from here on
+    void *device;   // the device backend's part; stays with the task
 };
 
 struct idist_group {
@@ -4918,9 +4928,13 @@ struct idist_backend_api {
     // agree makes *flag the bitwise AND over the members that live. Both work in a group that has failed.
     idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
     idist_status (*agree)(idist_group *g, int *flag);
+    // Of a device backend, which has only its name, `claim` and this: once the world is there, takes the place of its
+    // backend (w->backend), hands on to that what concerns host memory, and sets w->device and w->route. Collective; without
+    // a device it sets w->no_device and leaves the world as it is.
+    idist_status (*wrap)(idist__world *w);
 };
 
-#define IDIST__BACKEND_ABI 4
+#define IDIST__BACKEND_ABI 5
 #define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
@@ -4934,7 +4948,14 @@ struct idist__world {
     idist__config cfg;
     idist__log log;
     const idist_backend_api *backend;
-    void *impl; // the backend's
+    void *impl;                            // the backend's
+    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
+    void *device;                          // its part, once it is there
+    char device_name[32], no_device[200];  // "cuda:0"; or why there is none
+    // A task of the device that the backend is through with: false when it is not over yet.
+    bool (*landed)(idist__task *t, idist_status status);
+    // Whether a call is for the device backend; what is wrong with its buffers or its stream.
+    idist_status (*route)(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device);
     char hostname[64];
     char backends[128]; // names of those built in
     idist__node *nodes; // of every rank
@@ -5135,7 +5156,7 @@ IDIST__UNUSED static int idist__missing_peer(const idist__task *t, char *text, s
 // Ends a task. text says why when it failed, without the name of the operation.
 static void idist__complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
-    if (t->done) return;
+    if (t->done || (t->on_device && !w->landed(t, status))) return;
     t->status = status;
     if (status != IDIST_OK) {
         idist__task_text(t, t->text, sizeof t->text);
@@ -5737,8 +5758,8 @@ static idist_status idist__task_result(idist__task *t) {
 
 // A blocking call without a task, if the backend can do that now.
 static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
-    return !g->w->tasks && g->w->backend->quick && g->status == IDIST_OK && !o->request && !o->stream &&
-           !idist__me.group_depth && g->w->backend->quick(g, c);
+    return !g->w->tasks && g->w->backend->quick && g->status == IDIST_OK && !o->request && !idist__me.group_depth &&
+           g->w->backend->quick(g, c);
 }
 
 static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
@@ -5746,11 +5767,17 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     idist__thread *self = &idist__me;
     idist_status s = idist__call_check(g, c);
     idist__task *t;
+    bool on_device = false;
     int timeout_ms = o->timeout_ms ? o->timeout_ms : g->w->cfg.timeout_ms;
     if (s != IDIST_OK) return s;
-    if (o->stream) return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream needs device buffers and a device backend", name);
+    if (g->w->route && (s = g->w->route(g, c, o, &on_device)) != IDIST_OK) return s;
+    if (o->stream && !on_device && g->w->route)
+        return idist__fail(IDIST_ERR_ARG, "%s: a stream is for device memory, and these buffers are not", name);
+    if (o->stream && !on_device)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "%s: a stream needs device buffers and a device: %s", name,
+                           g->w->no_device[0] ? g->w->no_device : "idist_nccl.h is not included");
     if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (idist__call_quick(g, c, o)) return IDIST_OK;
+    if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
     if ((t = idist__task_new(g)) == NULL) {
         idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory"); // the others may count on it already
@@ -5758,6 +5785,8 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     }
     t->call = *c;
     t->async = o->request != NULL;
+    t->on_device = on_device;
+    t->stream = o->stream;
     t->patient = o->timeout_ms == 0;
     t->timeout_ms = timeout_ms;
     idist__task_start(t);
@@ -6062,6 +6091,7 @@ const idist_backend_api *idist_self_backend(void) {
                                           idist__self_missing,
                                           NULL,
                                           NULL,
+                                          NULL,
                                           NULL};
     return &api;
 }
@@ -6193,6 +6223,8 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     if ((s = idist__log_init(&w->log, &cfg->logger)) != IDIST_OK) return s;
     if ((s = idist__backends_check(list, w->backends, sizeof w->backends)) != IDIST_OK) return s;
     if ((s = idist__backend_choose(w, list)) != IDIST_OK) return s;
+    for (i = 0; i < (int)IDIST__COUNT_OF(list->items); i++)
+        if (list->items[i] && list->items[i]->wrap) w->wrap = list->items[i]->wrap;
     n = w->cfg.world_size;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, n, w->hostname);
     w->group.w = w;
@@ -6221,6 +6253,8 @@ static void idist__world_settle_in(idist__world *w) {
                          strerror(errno));
 }
 
+static idist_status idist__world_close(idist__world *w, bool force);
+
 static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list, idist__world **out) {
     idist__world *w = NULL;
     idist_status s = idist__world_new(cfg, &list, &w);
@@ -6235,6 +6269,10 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     }
     if (s != IDIST_OK) {
         if (w) idist__world_free(w);
+        return s;
+    }
+    if (w->wrap && (s = w->wrap(w)) != IDIST_OK) {
+        idist__world_close(w, true);
         return s;
     }
     if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
@@ -6378,7 +6416,10 @@ int idist_get_nproc_per_node(void) { return idist__own_node() ? idist__own_node(
 int idist_get_nnodes(void) { return idist__world_default() ? idist__world_default()->nnodes : 1; }
 int idist_get_node_rank(void) { return idist__own_node() ? idist__own_node()->node_rank : 0; }
 const char *idist_backend(void) { return idist__world_default() ? idist__world_default()->backend->name : "self"; }
-const char *idist_device(void) { return "cpu"; }
+const char *idist_device(void) {
+    idist__world *w = idist__world_default();
+    return w && w->device ? w->device_name : "cpu";
+}
 
 const char *idist_launcher(void) {
     idist__config c;
@@ -6777,7 +6818,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     pair.send.tag = sendtag;
     s = idist__call_check(g, &pair.send); // both are looked at before either begins
     if (s == IDIST_OK) s = idist__call_check(g, &pair.recv);
-    quick = s == IDIST_OK && idist__call_quick(g, &pair.send, &o);
+    quick = s == IDIST_OK && !g->w->route && !o.stream && idist__call_quick(g, &pair.send, &o);
     self->group_depth = quick ? 0 : 1;
     self->group_status = IDIST_OK;
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);

@@ -1981,7 +1981,7 @@ const idist_backend_api *idist_mpi_backend(void) {
         idist__mpi_group_open, idist__mpi_group_close, NULL, NULL,
         idist__mpi_quick, idist__mpi_start, idist__mpi_progress, idist__mpi_sleep, idist__mpi_wake,
         idist__mpi_cancel, idist__mpi_tell, idist__mpi_flush, idist__mpi_announce, idist__mpi_missing,
-        idist__mpi_alloc, IDIST__ULFM_CALLS};
+        idist__mpi_alloc, IDIST__ULFM_CALLS, NULL};
     // clang-format on
     return &api;
 }

@@ -3407,7 +3407,7 @@ static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
     l->text[l->in.nbytes] = 0;
-    if (status >= 0 || status < IDIST_ERR_INTERNAL) status = IDIST_ERR_INTERNAL;
+    if (status >= 0 || status < IDIST_ERR_DEVICE) status = IDIST_ERR_INTERNAL;
     if (g) {
         idist__group_fail(g, (idist_status)status, l->text);
     } else {
@@ -4955,7 +4955,7 @@ const idist_backend_api *idist_ring_backend(void) {
         idist__ring_group_open, idist__ring_group_close, idist__share_offer_place, idist__host_open,
         idist__ring_quick, idist__ring_start, idist__ring_progress, idist__ring_sleep, idist__ring_wake,
         idist__ring_cancel, idist__ring_tell, idist__ring_flush, idist__ring_announce, idist__ring_missing,
-        idist__ring_alloc, NULL, NULL};
+        idist__ring_alloc, NULL, NULL, NULL};
     // clang-format on
     return &api;
 }

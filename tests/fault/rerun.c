@@ -22,6 +22,15 @@ static void *reader(void *arg) {
     return NULL;
 }
 
+// Stdin becomes a pipe into which nobody writes. The other end.
+static int silent_stdin(void) {
+    int ends[2];
+    TAP_REQUIRE(pipe(ends) == 0 && dup2(ends[0], 0) == 0);
+    close(ends[0]);
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // or the workers would keep each other's readers alive
+    return ends[1];
+}
+
 static idist_desc exec_desc(idist_report *report) {
     idist_desc d;
     memset(&d, 0, sizeof d);
@@ -162,11 +171,8 @@ int main(int argc, char **argv) {
     snprintf(first_argument, sizeof first_argument, "%s", argv[1]);
     if (in_worker && !freopen("/dev/null", "w", stdout)) return 1;
     if (!in_worker) tap_deadline(60);
-    int ends[2];
     pthread_t blocked;
-    TAP_REQUIRE(pipe(ends) == 0 && dup2(ends[0], 0) == 0);
-    close(ends[0]);
-    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // or the workers would keep each other's readers alive
+    int end = silent_stdin();
     TAP_REQUIRE(pthread_create(&thread, NULL, busy, NULL) == 0);
 
     idist_desc d = exec_desc(&report);
@@ -201,7 +207,7 @@ int main(int argc, char **argv) {
     tap_is(n_children(), 1, "children left, besides the watchdog");
     __atomic_store_n(&go_on, 0, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
-    close(ends[1]);
+    close(end);
     pthread_join(blocked, NULL);
     return tap_done();
 }

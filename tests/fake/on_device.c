@@ -1,0 +1,187 @@
+// on_device.c - idist with idist_nccl.h, and calls that run on device memory what a test asks for with host memory. Built
+// against the CUDA runtime, the real one or the substitute; linked in the place of idist.o.
+#define IDIST_IMPLEMENTATION
+#define ON_DEVICE_C
+#include "idist.h"
+
+#include "idist_nccl.h"
+#include "on_device.h"
+
+static int n_calls; // atomic
+
+__attribute__((destructor)) static void report(void) {
+    fprintf(stderr, "# %d calls on the device\n", __atomic_load_n(&n_calls, __ATOMIC_RELAXED));
+}
+
+// A call whose buffers are moved to the device; where they overlap, they still do there.
+typedef struct moved {
+    idist__call c; // on the device
+    char *device[2];
+    char *back_to; // the receive buffer of the test
+    size_t nrecv;
+} moved;
+
+static char *to_device(const char *from, size_t nbytes) {
+    char *p = NULL;
+    size_t shift = (uintptr_t)from & 15; // aligned no better than the test has it
+    if (cudaMalloc((void **)&p, nbytes + shift + 1) != cudaSuccess) abort();
+    if (cudaMemcpy(p + shift, from, nbytes, cudaMemcpyHostToDevice) != cudaSuccess) abort();
+    return p + shift;
+}
+
+static void off_device(char *p) {
+    if (p && cudaFree((void *)((uintptr_t)p & ~(uintptr_t)15)) != cudaSuccess) abort();
+}
+
+// False: the call is made as it is, because it is wrong, or not one of those that are moved.
+static bool begin(moved *m, const idist_opts *opts) {
+    idist_group *g = opts && opts->group ? opts->group : (idist_group *)idist__world_default();
+    size_t size = idist_dtype_size(m->c.dtype), nsend;
+    const char *send = (const char *)m->c.send, *recv = (const char *)m->c.recv;
+    idist__extent e;
+    m->device[0] = m->device[1] = NULL;
+    if (!g || g->freed || !g->w->device || (opts && (opts->request || opts->stream)) || idist__me.group_depth) return false;
+    if (idist__call_check(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK) return false;
+    nsend = e.send * size;
+    m->nrecv = e.recv * size;
+    m->back_to = (char *)m->c.recv;
+    if (nsend && m->nrecv && send < recv + m->nrecv && recv < send + nsend) {
+        const char *low = send < recv ? send : recv, *high = send + nsend;
+        if (recv + m->nrecv > high) high = recv + m->nrecv;
+        m->device[0] = to_device(low, (size_t)(high - low));
+        m->c.send = m->device[0] + (send - low);
+        m->c.recv = m->device[0] + (recv - low);
+    } else {
+        if (nsend) m->c.send = m->device[0] = to_device(send, nsend);
+        if (m->nrecv) m->c.recv = m->device[1] = to_device(recv, m->nrecv);
+    }
+    if (m->device[0] || m->device[1]) __atomic_add_fetch(&n_calls, 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+static idist_status run(idist__call *c, const idist_opts *opts) {
+    moved m;
+    idist_status s;
+    memset(&m, 0, sizeof m);
+    m.c = *c;
+    if (!begin(&m, opts)) return idist__call_run(c, opts);
+    s = idist__call_run(&m.c, opts);
+    if (m.nrecv && cudaMemcpy(m.back_to, m.c.recv, m.nrecv, cudaMemcpyDeviceToHost) != cudaSuccess) abort();
+    off_device(m.device[0]);
+    off_device(m.device[1]);
+    return s;
+}
+
+static idist_status plain(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                          int root, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.op = op;
+    c.root = root;
+    return run(&c, opts);
+}
+
+idist_status on_device_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                  const idist_opts *opts) {
+    return plain(IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status on_device_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
+                              const idist_opts *opts) {
+    return plain(IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
+}
+
+idist_status on_device_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+    return plain(IDIST__BROADCAST, NULL, buf, count, dtype, (idist_op)0, root, opts);
+}
+
+idist_status on_device_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
+    return plain(IDIST__ALL_GATHER, send, recv, count, dtype, (idist_op)0, -1, opts);
+}
+
+idist_status on_device_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                              const idist_opts *opts) {
+    return plain(IDIST__GATHER, send, recv, count, dtype, (idist_op)0, root, opts);
+}
+
+idist_status on_device_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                               const idist_opts *opts) {
+    return plain(IDIST__SCATTER, send, recv, count, dtype, (idist_op)0, root, opts);
+}
+
+idist_status on_device_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                      const idist_opts *opts) {
+    return plain(IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status on_device_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
+    return plain(IDIST__ALL_TO_ALL, send, recv, count, dtype, (idist_op)0, -1, opts);
+}
+
+idist_status on_device_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                            const idist_opts *opts) {
+    return plain(IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status on_device_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                              const idist_opts *opts) {
+    return plain(IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
+}
+
+static idist_status v_form(idist__kind kind, const void *send, void *recv, size_t count, const size_t *const counts[4],
+                           idist_dtype dtype, int root, uint64_t check, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.sendcounts = counts[0];
+    c.senddispls = counts[1];
+    c.recvcounts = counts[2];
+    c.recvdispls = counts[3];
+    c.root = root;
+    c.check = check;
+    return run(&c, opts);
+}
+
+idist_status on_device_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                                   const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts) {
+    const size_t *const counts[4] = {NULL, NULL, recvcounts, recvdispls};
+    size_t n = (size_t)idist_group_size(opts ? opts->group : NULL);
+    uint64_t check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * n) : 0;
+    return v_form(IDIST__ALL_GATHERV, send, recv, sendcount, counts, dtype, -1, check, opts);
+}
+
+idist_status on_device_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                               const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts) {
+    const size_t *const counts[4] = {NULL, NULL, recvcounts, recvdispls};
+    return v_form(IDIST__GATHERV, send, recv, sendcount, counts, dtype, root, 0, opts);
+}
+
+idist_status on_device_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
+                                size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts) {
+    const size_t *const counts[4] = {sendcounts, senddispls, NULL, NULL};
+    return v_form(IDIST__SCATTERV, send, recv, recvcount, counts, dtype, root, 0, opts);
+}
+
+idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
+                                   const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
+                                   const idist_opts *opts) {
+    const size_t *const counts[4] = {sendcounts, senddispls, recvcounts, recvdispls};
+    return v_form(IDIST__ALL_TO_ALLV, send, recv, 0, counts, dtype, -1, 0, opts);
+}
+
+idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__SEND, buf, NULL, count, dtype);
+    c.root = dst;
+    c.tag = tag;
+    return run(&c, opts);
+}
+
+idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
+                            const idist_opts *opts) {
+    idist__call c;
+    idist__call_init(&c, IDIST__RECV, NULL, buf, count, dtype);
+    c.root = src;
+    c.tag = tag;
+    c.info = info;
+    return run(&c, opts);
+}

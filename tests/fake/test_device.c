@@ -1,0 +1,333 @@
+// test_device: what idist does with device memory beyond the calls themselves: streams, requests, order, errors, no device.
+// Runs against the CUDA runtime, or its substitute, whose operations take a while (FAKE_CUDA_DELAY_US).
+#include "idist_nccl.h"
+
+#include <cuda_runtime_api.h>
+
+#include "ranks.h"
+
+#define CUDA(call) rank_check((call) == cudaSuccess, "%s", #call)
+
+static int32_t *device_of(const int32_t *values, size_t count) {
+    int32_t *p = NULL;
+    CUDA(cudaMalloc((void **)&p, count * sizeof *p));
+    if (values) CUDA(cudaMemcpy(p, values, count * sizeof *p, cudaMemcpyHostToDevice));
+    return p;
+}
+
+static int32_t first_of(const int32_t *device) {
+    int32_t x = -1;
+    CUDA(cudaMemcpy(&x, device, sizeof x, cudaMemcpyDeviceToHost));
+    return x;
+}
+
+static idist_opts on_stream(idist_group *g, cudaStream_t stream) {
+    idist_opts o = opts_of(g);
+    o.stream = stream;
+    return o;
+}
+
+// What the stream does before is seen, and later work of the stream sees the result, without a word of synchronisation.
+static void streams(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 1000 };
+    cudaStream_t stream = NULL;
+    int32_t *x = device_of(NULL, COUNT), *y = NULL;
+    (void)arg;
+    CUDA(cudaMallocHost((void **)&y, COUNT * sizeof *y));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int turn = 1; turn <= 5; turn++) {
+        idist_opts o = on_stream(world, stream);
+        CUDA(cudaMemsetAsync(x, turn + rank, COUNT * sizeof *x, stream));
+        rank_ok(rank, idist_all_reduce(x, x, COUNT, IDIST_I32, IDIST_MAX, &o));
+        CUDA(cudaMemcpyAsync(y, x, COUNT * sizeof *y, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        int32_t want = 0x01010101 * (turn + n - 1);
+        rank_check(y[0] == want && y[COUNT - 1] == want, "rank %d turn %d: got %x expected %x", rank, turn, y[0], want);
+    }
+    cudaFreeHost(y);
+    cudaFree(x);
+    cudaStreamDestroy(stream);
+}
+
+// Many at once, on host and device memory in turn: each gets what was meant for it.
+static void in_flight(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 12, COUNT = 5000 };
+    int32_t *x[K];
+    idist_request r[K];
+    int32_t *host = (int32_t *)malloc(COUNT * sizeof *host);
+    (void)arg;
+    memset(r, 0, sizeof r);
+    for (int k = 0; k < K; k++) {
+        idist_opts o = opts_async(world, &r[k]);
+        for (int i = 0; i < COUNT; i++) host[i] = 100 * k + rank;
+        if (k % 3 == 2) {
+            x[k] = (int32_t *)malloc(COUNT * sizeof *host);
+            memcpy(x[k], host, COUNT * sizeof *host);
+        } else {
+            x[k] = device_of(host, COUNT);
+        }
+        rank_ok(rank, idist_all_reduce(x[k], x[k], COUNT, IDIST_I32, IDIST_SUM, &o));
+    }
+    for (int k = 0; k < K; k++) {
+        size_t index = K;
+        rank_ok(rank, idist_wait_any(r, K, &index));
+        if (index >= K) break;
+        int32_t got = index % 3 == 2 ? x[index][0] : first_of(x[index]), want = n * 100 * (int)index + n * (n - 1) / 2;
+        rank_check(got == want, "rank %d: call %zu: got %d expected %d", rank, index, got, want);
+    }
+    for (int k = 0; k < K; k++) {
+        if (k % 3 == 2) free(x[k]);
+        else cudaFree(x[k]);
+    }
+    free(host);
+}
+
+// A message each, in the order of the sends, though some come from the device and some do not.
+static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 10 };
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    for (int32_t k = 0; k < K && rank < 2; k++) {
+        int32_t *x = k % 2 ? device_of(&k, 1) : &k, y = -1, *z = k % 3 ? device_of(&y, 1) : &y;
+        if (rank == 0) rank_ok(rank, idist_send(x, 1, IDIST_I32, 1, 3, &o));
+        if (rank == 1) rank_ok(rank, idist_recv(z, 1, IDIST_I32, 0, 3, NULL, &o));
+        if (rank == 1) rank_check((k % 3 ? first_of(z) : y) == k, "message %d: got %d", k, k % 3 ? first_of(z) : y);
+        if (k % 2) cudaFree(x);
+        if (k % 3) cudaFree(z);
+    }
+}
+
+// One rank's memory is the host's, the others' is the device's.
+static void mixed(idist_group *world, int rank, int n, void *arg) {
+    int32_t host = 10 + rank, *x = rank == n - 1 ? &host : device_of(&host, 1);
+    idist_opts o = opts_of(world);
+    (void)arg;
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    int32_t got = x == &host ? host : first_of(x);
+    rank_check(got == 10 * n + n * (n - 1) / 2, "rank %d: got %d", rank, got);
+    if (x != &host) cudaFree(x);
+}
+
+// What is wrong with one rank's call is said there, and breaks nothing.
+static void local_errors(idist_group *world, int rank, int n, void *arg) {
+    int32_t host = 1, *x = device_of(&host, 1);
+    idist_request r = {NULL};
+    cudaStream_t stream = NULL;
+    cudaGraph_t graph = NULL;
+    (void)arg;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    idist_opts o = opts_of(world), s = on_stream(world, stream);
+    rank_is(rank, idist_all_reduce(x, &host, 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_ARG);
+    rank_check(strstr(idist_last_error(), "device memory") != NULL, "got \"%s\"", idist_last_error());
+    rank_is(rank, idist_all_reduce(&host, &host, 1, IDIST_I32, IDIST_SUM, &s), IDIST_ERR_ARG);
+    s.request = &r;
+    rank_is(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &s), IDIST_ERR_ARG);
+    s.request = NULL;
+    rank_is(rank, idist_broadcast_bytes(x, 4, &(size_t){4}, 0, &o), IDIST_ERR_ARG);
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess) {
+        rank_is(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &s), IDIST_ERR_UNSUPPORTED);
+        CUDA(cudaStreamEndCapture(stream, &graph));
+        cudaGraphDestroy(graph);
+    }
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
+    cudaStreamDestroy(stream);
+    cudaFree(x);
+}
+
+// A receive in vain leaves the buffer alone, and a message that does not fit stays for another one.
+static void receives(idist_group *world, int rank, int n, void *arg) {
+    int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
+    idist_recv_info info;
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    if (rank == 1) {
+        o.timeout_ms = 50;
+        rank_is(rank, idist_recv(x, 3, IDIST_I32, 0, 77, NULL, &o), IDIST_ERR_TIMEOUT);
+        rank_check(first_of(x) == 7, "touched: %d", first_of(x));
+        o.timeout_ms = 0;
+        rank_is(rank, idist_recv(x, 1, IDIST_I32, 0, 5, NULL, &o), IDIST_ERR_TRUNCATED);
+        rank_check(first_of(x) == 7, "touched: %d", first_of(x));
+        rank_ok(rank, idist_recv(x, 3, IDIST_I32, 0, 5, &info, &o));
+        CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
+        rank_check(info.count == 2 && host[0] == 1 && host[1] == 2 && host[2] == 9, "got %zu: %d %d %d", info.count, host[0],
+                   host[1], host[2]);
+    } else if (rank == 0) {
+        int32_t two[2] = {1, 2}, *y = device_of(two, 2);
+        rank_ok(rank, idist_send(y, 2, IDIST_I32, 1, 5, &o));
+        cudaFree(y);
+    }
+    cudaFree(x);
+}
+
+static void other_counts(idist_group *world, int rank, int n, void *arg) {
+    int32_t host[2] = {1, 1}, *x = device_of(host, 2);
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    rank_is(rank, idist_all_reduce(x, x, rank == 1 ? 2 : 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_MISMATCH);
+    rank_check(strstr(idist_last_error(), "count") != NULL, "got \"%s\"", idist_last_error());
+    cudaFree(x);
+}
+
+// Aborted while copies are under way; afterwards nobody touches the buffers.
+static void aborted(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 8, COUNT = 20000 };
+    cudaStream_t stream = NULL;
+    int32_t *x[K];
+    idist_request r[K];
+    int failed = 0;
+    (void)n;
+    (void)arg;
+    memset(r, 0, sizeof r);
+    for (int k = 0; k < K; k++) {
+        idist_opts o = opts_async(world, &r[k]);
+        x[k] = device_of(NULL, COUNT);
+        if (idist_all_reduce(x[k], x[k], COUNT, IDIST_I32, IDIST_SUM, &o) != IDIST_OK) failed++;
+        if (k == 3 && rank == 0) rank_ok(rank, idist_abort(world));
+    }
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int k = 0; k < K; k++)
+        if (r[k].impl && idist_wait(&r[k]) == IDIST_ERR_ABORTED) failed++;
+    for (int k = 0; k < K; k++) CUDA(cudaMemsetAsync(x[k], 0x55, COUNT * sizeof *x[k], stream));
+    CUDA(cudaStreamSynchronize(stream));
+    tap_sleep_ms(20); // in which a copy that was left behind would come
+    for (int k = 0; k < K; k++) {
+        rank_check(first_of(x[k]) == 0x55555555, "rank %d: buffer %d was touched after the end: %x", rank, k,
+                   first_of(x[k]));
+        CUDA(cudaFree(x[k]));
+    }
+    cudaStreamDestroy(stream);
+    rank_check(failed > 0, "rank %d: nothing was aborted", rank);
+}
+
+static int dies(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    int32_t one = 1, *x = device_of(&one, 1);
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    for (int i = 0;; i++) {
+        if (rank == 1 && i == 5) raise(SIGKILL);
+        idist_status s = idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o);
+        if (s == IDIST_OK) continue;
+        proc_result(slot, s);
+        return 0;
+    }
+}
+
+static void a_rank_dies(void) {
+    procs p;
+    tap_running("a rank dies");
+    ranks_reset();
+    procs_start(&p, 3, NULL, dies, NULL);
+    rank_check(procs_wait(&p, 8000 * test_slow_factor()) == 0, "hang");
+    for (int k = 0; k < 3; k++)
+        if (k != 1)
+            rank_check(p.slot[k].status == IDIST_ERR_PEER_LOST && text_names_rank(p.slot[k].text, 1), "rank %d: %s", k,
+                       p.slot[k].text);
+    ranks_report("a rank dies between calls on device memory: the others learn of it");
+    procs_free(&p);
+}
+
+// Rank 1 has no device.
+typedef struct outcome {
+    const char *asked, *devices;
+    int port;
+} outcome;
+
+static int lacks(int number, void *arg) {
+    const outcome *o = (const outcome *)arg;
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    float x = 1;
+    if (number == 1) setenv("FAKE_CUDA_DEVICES", o->devices, 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.device = o->asked;
+    d.master_addr = "127.0.0.1";
+    d.master_port = o->port;
+    d.init_timeout_ms = d.timeout_ms = 10000;
+    int64_t start = tap_now_ms();
+    idist_status s = idist_open(&d, &world);
+    rank_check(tap_now_ms() - start < 1000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(s == (o->asked ? IDIST_ERR_NO_DEVICE : IDIST_OK), "rank %d: %s: %s", number, idist_status_name(s),
+               idist_last_error());
+    if (o->asked) rank_check(strstr(idist_last_error(), "rank 1 has no device") != NULL, "got \"%s\"", idist_last_error());
+    if (s != IDIST_OK) return 0;
+    idist_opts opts = opts_of(world);
+    rank_ok(number, idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, &opts));
+    rank_check(x == 2, "rank %d: got %g", number, (double)x);
+    opts.stream = &x;
+    rank_is(number, idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, &opts), IDIST_ERR_NO_DEVICE);
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void without_devices(void) {
+    for (int i = 0; i < 4; i++) {
+        outcome o = {i / 2 ? "cuda" : NULL, i % 2 ? "0" : "-1", free_port()};
+        tap_running("rank 1 has no device");
+        ranks_reset();
+        procs_run(2, 20000, lacks, &o);
+        ranks_report("rank 1 has no %s, asked for %s: one outcome on all", i % 2 ? "device" : "driver",
+                     o.asked ? o.asked : "nothing");
+    }
+}
+
+// The third copy fails on every rank of this process.
+static int copy_fails(int number, void *arg) {
+    const outcome *o = (const outcome *)arg;
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    int32_t one = 1;
+    if (number == 1) setenv("FAKE_CUDA_FAIL", "cudaMemcpyAsync:3:700", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = o->port;
+    d.init_timeout_ms = d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+    idist_opts opts = opts_of(world);
+    int32_t *x = device_of(&one, 1);
+    idist_status s = IDIST_OK;
+    for (int i = 0; i < 10 && s == IDIST_OK; i++) s = idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &opts);
+    rank_check(s == IDIST_ERR_DEVICE && strstr(idist_last_error(), "rank 1: cudaMemcpyAsync"), "rank %d: %s: %s", number,
+               idist_status_name(s), idist_last_error());
+    cudaFree(x);
+    idist_close(&world);
+    return 0;
+}
+
+static void copies_fail(void) {
+    outcome o = {NULL, NULL, free_port()};
+    tap_running("a copy fails");
+    ranks_reset();
+    procs_run(2, 20000, copy_fails, &o);
+    ranks_report("a copy fails on one rank: all get the error, with its rank");
+}
+
+int main(void) {
+    idist_desc bad = desc_with(NULL, NULL);
+    tap_deadline(100);
+    // Those that fork come first: a process that has used CUDA must not fork.
+    without_devices();
+    copies_fail();
+    a_rank_dies();
+    for (int n = 1; n <= 4; n++) {
+        ranks_case(n, NULL, streams, NULL, "streams, %d ranks", n);
+        ranks_case(n, NULL, in_flight, NULL, "requests on host and device memory, %d ranks", n);
+        ranks_case(n, NULL, mixed, NULL, "host and device memory in one call, %d ranks", n);
+        ranks_case(n, NULL, local_errors, NULL, "errors of one rank, %d ranks", n);
+    }
+    ranks_case(2, NULL, messages_in_order, NULL, "messages stay in order");
+    ranks_case(2, NULL, receives, NULL, "receives: in vain, too short, shorter than asked for");
+    ranks_case_fault(3, NULL, other_counts, NULL, "counts differ: a mismatch on all ranks");
+    for (int n = 2; n <= 4; n++) ranks_case_fault(n, NULL, aborted, NULL, "abort beside copies, %d ranks", n);
+    bad.device = "gpu";
+    bad.world_size = 1;
+    idist_group *world = NULL;
+    tap_is(idist_open(&bad, &world), IDIST_ERR_ENV, "no such device name");
+    return tap_done();
+}
