@@ -391,7 +391,7 @@ typedef struct idist_request {
 typedef struct idist_opts {
     idist_group *group;     // NULL: the world. Roots, sources and destinations are ranks of this group.
     idist_request *request; // NULL: block until done. Else return at once and complete in idist_wait / idist_test.
-    void *stream;           // cudaStream_t, for device buffers: enqueue there and return. Host buffers: must be NULL.
+    void *stream;           // cudaStream_t, for device buffers: after what it holds; idist_nccl.h says more. Else NULL.
     int timeout_ms;         // 0: the group's default. < 0: none.
 } idist_opts;
 
@@ -4841,7 +4841,7 @@ struct idist__task {          // one operation under way
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend brings its buffers to the host and back
-    bool behind;    // the backend has not got it yet: it waits for copies, its own or those of calls before it
+    bool away;      // the backend has not got it, or is through with it: it waits for copies to or from the device
     void *stream;   // of the device: what it holds comes first
     void *impl;     // the backend's part, behind this struct
     char text[512]; // why it failed; not cleared from here on
@@ -5228,6 +5228,7 @@ static int64_t idist__world_timers(idist__world *w) {
         int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
         char cause[400];
         following = t->next;
+        if (t->away && at < now + IDIST__MS) at = now + IDIST__MS; // the others hear of it when the backend has it
         if (now >= t->deadline_ns) {
             int missing;
             snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
@@ -5762,6 +5763,17 @@ static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_
            g->w->backend->quick(g, c);
 }
 
+// Whether the device backend takes part in a call. A stream needs one.
+static idist_status idist__call_route(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device) {
+    const char *name = idist__kind_names[c->label];
+    *on_device = false;
+    if (g->w->route) return g->w->route(g, c, o, on_device);
+    if (o->stream && !g->w->wrap)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream is for device memory, which takes idist_nccl.h", name);
+    if (o->stream) return idist__fail(IDIST_ERR_NO_DEVICE, "%s: a stream is for device memory: %s", name, g->w->no_device);
+    return IDIST_OK;
+}
+
 static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
     idist__thread *self = &idist__me;
@@ -5770,12 +5782,7 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     bool on_device = false;
     int timeout_ms = o->timeout_ms ? o->timeout_ms : g->w->cfg.timeout_ms;
     if (s != IDIST_OK) return s;
-    if (g->w->route && (s = g->w->route(g, c, o, &on_device)) != IDIST_OK) return s;
-    if (o->stream && !on_device && g->w->route)
-        return idist__fail(IDIST_ERR_ARG, "%s: a stream is for device memory, and these buffers are not", name);
-    if (o->stream && !on_device)
-        return idist__fail(IDIST_ERR_NO_DEVICE, "%s: a stream needs device buffers and a device: %s", name,
-                           g->w->no_device[0] ? g->w->no_device : "idist_nccl.h is not included");
+    if ((s = idist__call_route(g, c, o, &on_device)) != IDIST_OK) return s;
     if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
@@ -5932,7 +5939,7 @@ static void idist__self_match(idist_group *g) {
         idist__parcel **at = NULL, **p;
         oldest = NULL;
         for (t = g->w->tasks; t; t = t->next) { // the youngest comes first
-            if (t->group != g || t->call.kind != IDIST__RECV) continue;
+            if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
             for (p = &sg->parcels; *p; p = &(*p)->next)
                 if (t->call.tag == IDIST_ANY_TAG || t->call.tag == (*p)->tag) {
                     oldest = t;
@@ -6272,7 +6279,10 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
         return s;
     }
     if (w->wrap && (s = w->wrap(w)) != IDIST_OK) {
-        idist__world_close(w, true);
+        char text[sizeof idist__me.text];
+        memcpy(text, idist__me.text, sizeof text);
+        idist__world_close(w, w->group.status != IDIST_OK); // together, where all have the same error
+        memcpy(idist__me.text, text, sizeof text);
         return s;
     }
     if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
@@ -6800,7 +6810,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *a = (const char *)send, *b = (const char *)recv;
-    bool quick;
+    bool quick, on_device[2] = {false, false};
     idist_status s = idist__check_blocking("sendrecv", opts);
     idist__task *first, *t, *next;
     if (s != IDIST_OK) return s;
@@ -6818,7 +6828,9 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     pair.send.tag = sendtag;
     s = idist__call_check(g, &pair.send); // both are looked at before either begins
     if (s == IDIST_OK) s = idist__call_check(g, &pair.recv);
-    quick = s == IDIST_OK && !g->w->route && !o.stream && idist__call_quick(g, &pair.send, &o);
+    if (s == IDIST_OK) s = idist__call_route(g, &pair.send, &o, &on_device[0]);
+    if (s == IDIST_OK) s = idist__call_route(g, &pair.recv, &o, &on_device[1]);
+    quick = s == IDIST_OK && !on_device[0] && !on_device[1] && idist__call_quick(g, &pair.send, &o);
     self->group_depth = quick ? 0 : 1;
     self->group_status = IDIST_OK;
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);

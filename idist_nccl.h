@@ -14,20 +14,21 @@ WHAT IT IS
 
     Device buffers are staged: copied into pinned host memory, handed to the backend of the world (ring or mpi), and copied
     back. That works with any number of ranks on a GPU, between GPUs that cannot reach each other, and between hosts.
-    (NCCL itself, for one GPU per rank, is to come; its place is here.)
 
     A blocking call begins after what the legacy default stream holds, and its result is there on return; work on other
     streams is yours to synchronise. With opts.stream it begins after what that stream holds, blocks while the host's part
     runs, and later work of that stream sees the result. It cannot be captured into a graph. With opts.request it goes on
     beside the program until idist_wait or idist_test.
 
-    Ranks with device and with host memory may meet in one call. Of a call with two buffers both are device memory.
+    Any buffer of any rank may be device memory or not, also of one call. User ops get host memory. A receive buffer goes
+    back as a whole where a call fills only parts of it (v-forms, receives): leave all of it alone meanwhile. As much memory
+    as the largest calls need stays pinned until the end of the world.
 
 WHEN THERE IS NO DEVICE
 
     No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"), the CPU path works as
-    ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1"),
-    it is an error of idist_initialize on all ranks.
+    ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1") on any
+    rank, it is an error of idist_initialize on all. All ranks include this header, or none does.
 
 CONTENTS
 
@@ -71,6 +72,7 @@ IDIST_API const idist_backend_api *idist_nccl_backend(void);
 #define IDIST_NCCL_IMPLEMENTATION_DONE
 
 #include <cuda_runtime_api.h>
+#include <limits.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,7 +88,7 @@ extern "C" {
 // Pinned memory, kept for the next call: to make it takes as long as many copies.
 typedef struct idist__pinned {
     struct idist__pinned *next;
-    char *at;
+    void *at;
     size_t nbytes;
 } idist__pinned;
 
@@ -97,20 +99,23 @@ typedef struct idist__gpu {         // of a world
     cudaStream_t stream; // all copies
     idist__pinned *spare;
     int ncopying;                // calls that wait for copies
-    idist__task *behind, **last; // calls that the backend has not got yet, in their order
+    idist__task *behind, **last; // those of them that the backend has not got yet, in their order
 } idist__gpu;
 
-typedef enum idist__gpu_state { IDIST__GPU_OUT, IDIST__GPU_HOST, IDIST__GPU_IN } idist__gpu_state;
+typedef enum idist__gpu_state { IDIST__GPU_WAIT, IDIST__GPU_OUT, IDIST__GPU_HOST, IDIST__GPU_IN } idist__gpu_state;
 
-// A call on device memory: out to pinned memory, through the backend of the world, in to the device.
+// A call on device memory: waits for what the caller's stream holds; out to pinned memory; through the backend of the world;
+// in to the device.
 typedef struct idist__gpu_op {
     idist__gpu_state state;
-    cudaEvent_t event; // the copies under way are done
+    cudaEvent_t event; // what it waits for
+    cudaError_t error; // of a copy, to be told when nobody is in the middle of something
     idist__pinned *send, *recv;
-    size_t nsend, nrecv;
+    size_t nsend, nrecv; // bytes on the device
     const void *device_send;
     void *device_recv;
-    idist__task *after; // the next of those that are behind
+    idist__user_op user; // a copy: the program may free the op meanwhile
+    idist__task *after;  // the next of those that are behind
 } idist__gpu_op;
 
 static idist__gpu *idist__gpu_of(const idist__world *w) { return (idist__gpu *)w->device; }
@@ -128,25 +133,52 @@ static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
     return idist__fail(IDIST_ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
+// Our own device and no capture of another thread in the way, for as long as this thread is in here.
+typedef struct idist__gpu_guard {
+    int device;
+    enum cudaStreamCaptureMode mode;
+} idist__gpu_guard;
+
+static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
+    idist__gpu_guard guard;
+    guard.device = gpu->device;
+    guard.mode = cudaStreamCaptureModeRelaxed;
+    cudaGetDevice(&guard.device);
+    if (guard.device != gpu->device) cudaSetDevice(gpu->device);
+    cudaThreadExchangeStreamCaptureMode(&guard.mode);
+    return guard;
+}
+
+static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
+    cudaThreadExchangeStreamCaptureMode(&guard.mode);
+    if (guard.device != gpu->device) cudaSetDevice(guard.device);
+}
+
+// Plain memory that is pinned afterwards, so that another rank can read it through the kernel. If it cannot be pinned it
+// serves all the same, slower.
+static bool idist__pinned_grow(idist__pinned *p, size_t nbytes) {
+    if (p->at) cudaHostUnregister(p->at);
+    free(p->at);
+    p->nbytes = nbytes < 65536 ? 65536 : (nbytes + 4095) & ~(size_t)4095;
+    if (posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
+    if (!p->at) p->nbytes = 0;
+    if (p->at) cudaHostRegister(p->at, p->nbytes, cudaHostRegisterPortable);
+    cudaGetLastError();
+    return p->at != NULL;
+}
+
 static idist__pinned *idist__pinned_take(idist__gpu *gpu, const idist_allocator *mem, size_t nbytes) {
     idist__pinned **at, **best = NULL, *p;
-    cudaError_t error;
     for (at = &gpu->spare; *at; at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
-    if (!best && gpu->spare) best = &gpu->spare; // too small: it is replaced
+    if (!best && gpu->spare) best = &gpu->spare; // too small: it grows
     if (best) {
         p = *best;
         *best = p->next;
     } else if ((p = (idist__pinned *)idist__mem_alloc(mem, sizeof *p)) == NULL) {
         return NULL;
     }
-    if (p->nbytes >= nbytes && p->at) return p;
-    if (p->at) cudaFreeHost(p->at);
-    p->at = NULL;
-    p->nbytes = nbytes < 65536 ? 65536 : nbytes;
-    error = cudaHostAlloc((void **)&p->at, p->nbytes, cudaHostAllocPortable);
-    if (error == cudaSuccess) return p;
-    idist__gpu_fail("cudaHostAlloc", error);
+    if (p->nbytes >= nbytes || idist__pinned_grow(p, nbytes)) return p;
     idist__mem_free(mem, p);
     return NULL;
 }
@@ -174,21 +206,17 @@ static bool idist__gpu_holds(const void *p) {
 static idist_status idist__gpu_route(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device) {
     const char *name = idist__kind_names[c->label];
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    bool send, recv;
     idist__extent e;
     *on_device = false;
-    if (c->kind == IDIST__BARRIER || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
-    send = e.send && idist__gpu_holds(c->send);
-    recv = e.recv && idist__gpu_holds(c->recv);
-    if (!send && !recv) return IDIST_OK;
-    if ((e.send && !send) || (e.recv && !recv))
-        return idist__fail(IDIST_ERR_ARG, "%s: the %s buffer is device memory and the %s buffer is not", name,
-                           send ? "send" : "receive", send ? "receive" : "send");
-    if (c->label == IDIST__BROADCAST_BYTES || c->label == IDIST__ALL_GATHER_BYTES)
-        return idist__fail(IDIST_ERR_ARG, "%s: takes host memory only", name);
-    if (o->stream && o->request) return idist__fail(IDIST_ERR_ARG, "%s: give a stream or a request, not both", name);
-    if (o->stream && cudaStreamIsCapturing((cudaStream_t)o->stream, &capture) == cudaSuccess &&
-        capture != cudaStreamCaptureStatusNone)
+    if (idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
+    *on_device = (e.send && idist__gpu_holds(c->send)) || (e.recv && idist__gpu_holds(c->recv));
+    if (!o->stream) return IDIST_OK;
+    if ((e.send || e.recv) && !*on_device) // without buffers (a barrier, a rank with nothing to give) it is as good as any
+        return idist__fail(IDIST_ERR_ARG, "%s: a stream is for device memory, and these buffers are not", name);
+    if (o->request) return idist__fail(IDIST_ERR_ARG, "%s: give a stream or a request, not both", name);
+    if (o->stream == (void *)cudaStreamPerThread)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
+    if (cudaStreamIsCapturing((cudaStream_t)o->stream, &capture) == cudaSuccess && capture != cudaStreamCaptureStatusNone)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a staged call cannot be captured into a graph", name);
     *on_device = true;
     return IDIST_OK;
@@ -217,25 +245,25 @@ static bool idist__gpu_layout(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__call *c = &t->call;
     const idist_allocator *mem = &t->group->w->cfg.mem;
-    size_t size = idist_dtype_size(c->dtype);
+    size_t size = idist_dtype_size(c->dtype), nbytes;
     idist__extent e;
     bool in_place;
     idist__extent_of(t->group, c, &e);
-    in_place = idist__extent_in_place(&e, c);
-    op->nsend = e.send * size;
-    op->nrecv = e.recv * size;
+    op->nsend = idist__gpu_holds(c->send) ? e.send * size : 0;
+    op->nrecv = idist__gpu_holds(c->recv) ? e.recv * size : 0;
     op->device_send = c->send;
     op->device_recv = c->recv;
+    in_place = op->nsend && op->nrecv && idist__extent_in_place(&e, c);
     if (in_place && (char *)c->recv == (const char *)c->send + e.send_at * size && !e.recv_at) {
-        size_t nbytes = e.send_at * size + op->nrecv;
+        nbytes = e.send_at * size + op->nrecv;
         if ((op->send = idist__pinned_take(gpu, mem, nbytes > op->nsend ? nbytes : op->nsend)) == NULL) return false;
         c->send = op->send->at;
-        c->recv = op->send->at + e.send_at * size;
+        c->recv = (char *)op->send->at + e.send_at * size;
     } else if (in_place) {
-        size_t nbytes = e.recv_at * size + op->nsend;
+        nbytes = e.recv_at * size + op->nsend;
         if ((op->recv = idist__pinned_take(gpu, mem, nbytes > op->nrecv ? nbytes : op->nrecv)) == NULL) return false;
         c->recv = op->recv->at;
-        c->send = op->recv->at + e.recv_at * size;
+        c->send = (char *)op->recv->at + e.recv_at * size;
     } else {
         if (op->nsend && (op->send = idist__pinned_take(gpu, mem, op->nsend)) == NULL) return false;
         if (op->nrecv && (op->recv = idist__pinned_take(gpu, mem, op->nrecv)) == NULL) return false;
@@ -253,53 +281,56 @@ static cudaError_t idist__gpu_copy_out(idist__task *t) {
     const idist__call *c = &t->call;
     bool keeps = idist__kind_is_v(c->kind) || c->kind == IDIST__RECV || c->kind == IDIST__EXSCAN ||
                  (c->kind == IDIST__BROADCAST && c->root == t->group->rank);
-    cudaError_t error = cudaEventRecord(op->event, (cudaStream_t)t->stream);
-    if (error == cudaSuccess) error = cudaStreamWaitEvent(gpu->stream, op->event, 0);
-    if (error == cudaSuccess && op->nrecv && keeps)
+    cudaError_t error = cudaSuccess;
+    if (op->nrecv && keeps)
         error = cudaMemcpyAsync(c->recv, op->device_recv, op->nrecv, cudaMemcpyDeviceToHost, gpu->stream);
     if (error == cudaSuccess && op->nsend)
         error = cudaMemcpyAsync((void *)(uintptr_t)c->send, op->device_send, op->nsend, cudaMemcpyDeviceToHost, gpu->stream);
     return error == cudaSuccess ? cudaEventRecord(op->event, gpu->stream) : error;
 }
 
-static cudaError_t idist__gpu_copy_in(idist__task *t) {
+// False: there is nothing to wait for.
+static bool idist__gpu_copy_in(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    bool root = t->call.kind == IDIST__BROADCAST && t->call.root == t->group->rank;
-    cudaError_t error = cudaSuccess;
-    if (op->nrecv && !root)
-        error = cudaMemcpyAsync(op->device_recv, t->call.recv, op->nrecv, cudaMemcpyHostToDevice, gpu->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(op->event, gpu->stream);
-    if (error == cudaSuccess && t->stream) error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
-    return error;
+    if (!op->nrecv || (t->call.kind == IDIST__BROADCAST && t->call.root == t->group->rank)) return false;
+    op->error = cudaMemcpyAsync(op->device_recv, t->call.recv, op->nrecv, cudaMemcpyHostToDevice, gpu->stream);
+    if (op->error == cudaSuccess) op->error = cudaEventRecord(op->event, gpu->stream);
+    if (op->error == cudaSuccess && t->stream) op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
+    return !t->stream || op->error != cudaSuccess;
 }
 
-// Whether the copies under way have arrived. When it cannot be told, the call has failed and is gone.
+// Whether what a call waits for is there. When it cannot be told, the call has failed and is gone.
 static bool idist__gpu_arrived(idist__task *t) {
-    cudaError_t error = cudaEventQuery(idist__gpu_op_of(t)->event);
-    if (error == cudaSuccess) return true;
-    if (error != cudaErrorNotReady) idist__gpu_fail_task(t, "cudaEventQuery", error);
-    else cudaGetLastError();
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    if (op->error == cudaSuccess) op->error = cudaEventQuery(op->event);
+    if (op->error == cudaSuccess) return true;
+    if (op->error != cudaErrorNotReady) {
+        idist__gpu_fail_task(t, "copying between host and device", op->error);
+        return false;
+    }
+    op->error = cudaSuccess;
+    cudaGetLastError();
     return false;
 }
 
-// The backend is through with a call. Its buffers go back to the device, and the call ends when they are there; with a
-// stream at once, since the stream waits for them.
+// The backend is through with a call. Its result goes back to the device, and the call ends when it is there; with a stream
+// at once, since the stream waits for it. Whoever is in the middle of the backend goes on as if it had ended.
 static bool idist__gpu_landed(idist__task *t, idist_status status) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__world *w = t->group->w;
+    idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    cudaError_t error;
-    if (status == IDIST_OK && op->state == IDIST__GPU_HOST) {
+    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    bool waits = status == IDIST_OK && op->state == IDIST__GPU_HOST && idist__gpu_copy_in(t);
+    idist__gpu_leave(gpu, guard);
+    if (waits) {
         op->state = IDIST__GPU_IN;
+        t->away = true;
         gpu->ncopying++;
-        if ((error = idist__gpu_copy_in(t)) != cudaSuccess) {
-            idist__gpu_fail_task(t, "cudaMemcpyAsync", error);
-            return false; // it has ended, with the error
-        }
-        if (!t->stream) return false;
-        gpu->ncopying--;
+        if (w->driver != IDIST__DRIVER_NONE) gpu->under->wake(w); // who sleeps there looks at copies from now on
+        return false;
     }
-    idist__pinned_give(gpu, &op->send); // the next to use them is behind these copies in our stream
+    idist__pinned_give(gpu, &op->send); // the next to use them comes after these copies in our stream
     idist__pinned_give(gpu, &op->recv);
     return true;
 }
@@ -314,9 +345,14 @@ static void idist__gpu_release(idist__world *w) {
             if (gpu->behind == t) return;
             continue; // it failed, and is gone
         }
+        if (t->on_device && op->state == IDIST__GPU_WAIT) {
+            op->state = IDIST__GPU_OUT;
+            op->error = idist__gpu_copy_out(t);
+            continue;
+        }
         if ((gpu->behind = op->after) == NULL) gpu->last = &gpu->behind;
         gpu->ncopying--;
-        t->behind = false;
+        t->away = false;
         op->state = IDIST__GPU_HOST;
         gpu->under->start(t);
     }
@@ -345,51 +381,61 @@ static bool idist__gpu_op_make(idist__task *t) {
     return true;
 }
 
+// A part of a call that is under way, and a call on host memory with nothing before it, is the backend's at once.
 static void idist__gpu_start(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
     bool on_device = t->on_device;
+    idist__gpu_guard guard;
     idist__gpu_op *op;
-    cudaError_t error;
-    if (!on_device && !gpu->behind) {
+    if (!on_device && (!gpu->behind || t->whole.kind)) {
         gpu->under->start(t);
         return;
     }
     t->on_device = false; // as long as there is nothing to take back
-    t->behind = true;
-    if (!idist__gpu_op_make(t)) return;
-    op = idist__gpu_op_of(t);
-    op->state = IDIST__GPU_OUT;
-    op->after = NULL;
-    t->on_device = on_device;
-    *gpu->last = t;
-    gpu->last = &op->after;
-    gpu->ncopying++;
-    if (on_device && !idist__gpu_layout(t)) {
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no pinned memory for a device buffer");
-        return;
+    t->away = true;
+    memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
+    guard = idist__gpu_enter(gpu);
+    if (idist__gpu_op_make(t)) {
+        op = idist__gpu_op_of(t);
+        op->state = IDIST__GPU_WAIT;
+        op->error = cudaSuccess;
+        op->after = NULL;
+        t->on_device = on_device;
+        if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+            op->user = *idist__call_user_op(g, &t->call);
+            t->call.user = &op->user;
+        }
+        *gpu->last = t;
+        gpu->last = &op->after;
+        gpu->ncopying++;
+        if (on_device && !idist__gpu_layout(t))
+            idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no memory to stage a device buffer in");
+        else if (on_device) op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
+        idist__gpu_release(g->w);
     }
-    if (on_device && (error = idist__gpu_copy_out(t)) != cudaSuccess) {
-        idist__gpu_fail_task(t, "cudaMemcpyAsync", error);
-        return;
-    }
-    idist__gpu_release(g->w);
+    idist__gpu_leave(gpu, guard);
 }
 
 static void idist__gpu_progress(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_guard guard;
     idist__task *t, *next;
     gpu->under->progress(w);
+    if (!gpu->ncopying) return;
+    guard = idist__gpu_enter(gpu);
     idist__gpu_release(w);
-    for (t = gpu->ncopying ? w->tasks : NULL; t; t = next) {
+    for (t = w->tasks; t; t = next) {
         uint32_t ended = w->nended;
         next = t->next;
-        if (t->on_device && !t->behind && idist__gpu_op_of(t)->state == IDIST__GPU_IN && idist__gpu_arrived(t)) {
+        if (t->on_device && t->away && idist__gpu_op_of(t)->state == IDIST__GPU_IN && idist__gpu_arrived(t)) {
             gpu->ncopying--;
+            t->away = false;
             idist__complete(t, IDIST_OK, "");
         }
         if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
     }
+    idist__gpu_leave(gpu, guard);
 }
 
 static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
@@ -401,29 +447,37 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
 static bool idist__gpu_cancel(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__gpu_guard guard;
     idist__task **at;
     bool done = true;
-    if (!t->behind && (!t->on_device || op->state == IDIST__GPU_HOST)) done = gpu->under->cancel(t);
-    else if (t->on_device || t->behind) gpu->ncopying--;
-    for (at = &gpu->behind; t->behind && *at; at = &idist__gpu_op_of(*at)->after) {
+    if (!t->away) done = gpu->under->cancel(t);
+    else if (t->on_device && op->state == IDIST__GPU_IN) gpu->ncopying--;
+    for (at = &gpu->behind; t->away && *at; at = &idist__gpu_op_of(*at)->after) {
         if (*at != t) continue;
         if ((*at = op->after) == NULL) gpu->last = at;
+        gpu->ncopying--;
         break;
     }
     if (!t->on_device || (!done && t->group->status == IDIST_OK)) return done; // it goes on
-    cudaStreamSynchronize(gpu->stream);                                        // copies under way
+    t->away = false;
+    op->state = IDIST__GPU_IN; // whatever comes, there is nothing to copy any more
+    guard = idist__gpu_enter(gpu);
+    cudaStreamSynchronize(gpu->stream); // copies under way; it holds nothing else
     cudaGetLastError();
+    idist__gpu_leave(gpu, guard);
     idist__pinned_give(gpu, &op->send);
     idist__pinned_give(gpu, &op->recv);
     return done;
 }
 
 static void idist__gpu_announce(idist__task *t) {
-    if (!t->behind) idist__gpu_of(t->group->w)->under->announce(t);
+    if (!t->away) idist__gpu_of(t->group->w)->under->announce(t);
 }
 
 static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
-    return t->behind ? 0 : idist__gpu_of(t->group->w)->under->missing(t, text, cap);
+    if (!t->away) return idist__gpu_of(t->group->w)->under->missing(t, text, cap);
+    idist__append(text, cap, "this rank itself, whose stream or copies are not done");
+    return 1;
 }
 
 static void idist__gpu_free(idist__world *w) {
@@ -436,10 +490,12 @@ static void idist__gpu_free(idist__world *w) {
         idist__mem_free(mem, t->device);
         t->device = NULL;
     }
+    if (gpu->stream) cudaStreamSynchronize(gpu->stream);
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;
-        cudaFreeHost(p->at);
+        cudaHostUnregister(p->at);
+        free(p->at);
         idist__mem_free(mem, p);
     }
     if (gpu->stream) cudaStreamDestroy(gpu->stream);
@@ -464,7 +520,7 @@ typedef enum idist__gpu_has { IDIST__GPU_HAS, IDIST__GPU_HAS_NONE, IDIST__GPU_LA
 
 // What a rank tells the others.
 typedef struct idist__gpu_card {
-    int32_t has; // LACKS: it was asked for by name
+    int32_t has, named; // LACKS: it was asked for by name
     char bus[32];
     char why[160];
 } idist__gpu_card;
@@ -483,6 +539,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
     cudaError_t error;
     int64_t value;
     memset(card, 0, sizeof *card);
+    card->named = named;
     if (strcmp(asked, "cpu") == 0) {
         card->has = IDIST__GPU_HAS_NONE;
         snprintf(card->why, sizeof card->why, "the device asked for is \"cpu\"");
@@ -511,17 +568,19 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
 
 // One outcome for all: a device each, none for anybody, or the same error.
 static idist_status idist__gpu_agree(idist__world *w, const idist__gpu_card *cards, bool *all) {
-    int i, k, n = w->group.size, worst = 0, shared = 0;
-    for (i = 0; i < n; i++)
+    int i, k, n = w->group.size, worst = 0, shared = 0, named = 0;
+    for (i = 0; i < n; i++) {
         if (cards[i].has > cards[worst].has) worst = i;
+        named |= cards[i].named;
+    }
     *all = cards[worst].has == IDIST__GPU_HAS;
     if (cards[worst].has == IDIST__GPU_BAD_NAME)
         return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
-    if (cards[worst].has == IDIST__GPU_LACKS)
+    if (named && !*all)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst, cards[worst].why);
-    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
     for (i = 0; *all && i < n; i++)
         for (k = 0; k < i; k++) shared += w->nodes[i].host == w->nodes[k].host && !strcmp(cards[i].bus, cards[k].bus);
+    if (!*all) snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
     if (!*all) idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
     if (shared) idist__log_print(&w->log, IDIST_LOG_INFO, "ranks share a GPU");
     return IDIST_OK;
@@ -534,12 +593,16 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     idist_opts o;
     idist_status s = gpu && cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
+    int depth = idist__me.group_depth, nthreads = idist__os_nthreads();
     memset(&o, 0, sizeof o);
     o.group = &w->group;
     if (s == IDIST_OK) {
         w->device = gpu;
         idist__gpu_probe(w, gpu, &mine);
+        if (w->nforeign < INT_MAX / 4) w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
+        idist__me.group_depth = 0; // the caller may be between group_begin and group_end
         s = idist_all_gather(&mine, cards, sizeof mine, IDIST_U8, &o);
+        idist__me.group_depth = depth;
     }
     if (s == IDIST_OK) s = idist__gpu_agree(w, cards, &all);
     idist__mem_free(&w->cfg.mem, cards);

@@ -83,8 +83,11 @@ for sanitizer in address,undefined thread; do
     IDIST_TEST_SLOW=4 on_fake "device, -fsanitize=$sanitizer" tests/fake/test_device.c -fsanitize=$sanitizer -Wno-tsan
 done
 on_fake "device" tests/fake/test_device.c
-for test in all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all scan v_forms ops p2p; do
-    cc "${flags[@]}" -include tests/fake/on_device.h -c "tests/dist/$test.c" -o "$WORK/$test.o" 2>"$WORK/log" &&
+for test in all_reduce broadcast all_gather gather scatter reduce_scatter all_to_all scan v_forms p2p \
+    mismatch; do
+    source=tests/dist/$test.c
+    [ -e "$source" ] || source=tests/fault/$test.c
+    cc "${flags[@]}" -include tests/fake/on_device.h -c "$source" -o "$WORK/$test.o" 2>"$WORK/log" &&
         cc "$WORK/$test.o" "$WORK/on_device.o" "$WORK/cuda.o" -o "$WORK/$test" -lpthread 2>>"$WORK/log"
     ok $? "$test on device memory: builds" || diag <"$WORK/log"
     ok_run 0 "$test on device memory" 150 "$WORK/$test"

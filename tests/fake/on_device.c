@@ -13,24 +13,47 @@ __attribute__((destructor)) static void report(void) {
     fprintf(stderr, "# %d calls on the device\n", __atomic_load_n(&n_calls, __ATOMIC_RELAXED));
 }
 
+// Blocks of device memory, kept: to make them takes longer than all the rest.
+typedef struct block {
+    struct block *next;
+    char *at;
+    size_t nbytes;
+} block;
+
 // A call whose buffers are moved to the device; where they overlap, they still do there.
 typedef struct moved {
     idist__call c; // on the device
-    char *device[2];
+    block *device[2];
     char *back_to; // the receive buffer of the test
     size_t nrecv;
 } moved;
 
-static char *to_device(const char *from, size_t nbytes) {
-    char *p = NULL;
-    size_t shift = (uintptr_t)from & 15; // aligned no better than the test has it
-    if (cudaMalloc((void **)&p, nbytes + shift + 1) != cudaSuccess) abort();
-    if (cudaMemcpy(p + shift, from, nbytes, cudaMemcpyHostToDevice) != cudaSuccess) abort();
-    return p + shift;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static block *spare;
+
+static block *to_device(const char *from, size_t nbytes, char **to) {
+    block **at, *b;
+    size_t shift = (uintptr_t)from & 15, want = nbytes + shift + 1; // aligned no better than the test has it
+    pthread_mutex_lock(&lock);
+    for (at = &spare; *at && (*at)->nbytes < want; at = &(*at)->next) continue;
+    if ((b = *at) != NULL) *at = b->next;
+    pthread_mutex_unlock(&lock);
+    if (!b) {
+        if ((b = (block *)calloc(1, sizeof *b)) == NULL) abort();
+        b->nbytes = want < 65536 ? 65536 : 2 * want;
+        if (cudaMalloc((void **)&b->at, b->nbytes) != cudaSuccess) abort();
+    }
+    *to = b->at + shift;
+    if (cudaMemcpy(*to, from, nbytes, cudaMemcpyHostToDevice) != cudaSuccess) abort();
+    return b;
 }
 
-static void off_device(char *p) {
-    if (p && cudaFree((void *)((uintptr_t)p & ~(uintptr_t)15)) != cudaSuccess) abort();
+static void off_device(block *b) {
+    if (!b) return;
+    pthread_mutex_lock(&lock);
+    b->next = spare;
+    spare = b;
+    pthread_mutex_unlock(&lock);
 }
 
 // False: the call is made as it is, because it is wrong, or not one of those that are moved.
@@ -48,12 +71,20 @@ static bool begin(moved *m, const idist_opts *opts) {
     if (nsend && m->nrecv && send < recv + m->nrecv && recv < send + nsend) {
         const char *low = send < recv ? send : recv, *high = send + nsend;
         if (recv + m->nrecv > high) high = recv + m->nrecv;
-        m->device[0] = to_device(low, (size_t)(high - low));
-        m->c.send = m->device[0] + (send - low);
-        m->c.recv = m->device[0] + (recv - low);
+        char *to;
+        m->device[0] = to_device(low, (size_t)(high - low), &to);
+        m->c.send = to + (send - low);
+        m->c.recv = to + (recv - low);
     } else {
-        if (nsend) m->c.send = m->device[0] = to_device(send, nsend);
-        if (m->nrecv) m->c.recv = m->device[1] = to_device(recv, m->nrecv);
+        char *to;
+        if (nsend) {
+            m->device[0] = to_device(send, nsend, &to);
+            m->c.send = to;
+        }
+        if (m->nrecv) {
+            m->device[1] = to_device(recv, m->nrecv, &to);
+            m->c.recv = to;
+        }
     }
     if (m->device[0] || m->device[1]) __atomic_add_fetch(&n_calls, 1, __ATOMIC_RELAXED);
     return true;
