@@ -77,6 +77,8 @@ typedef struct stream { // what a rank writes
 typedef struct child { // a rank, or the ssh that leads to a node
     pid_t pid;         // 0: has ended
     int to;            // ssh's stdin, or -1
+    bool dead;         // ended, with this status, which is still to be looked at
+    int status;
     stream streams[2];
 } child;
 
@@ -550,6 +552,20 @@ static void ended(int i, int status) {
     }
 }
 
+// Of children found dead at one time, the one that a signal killed comes first: the others may have failed because of it.
+static void reap(void) {
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        for (int i = 0; i < n_children; i++)
+            if (children[i].pid == pid) children[i].dead = true, children[i].status = status;
+    for (int killed = 1; killed >= 0; killed--)
+        for (int i = 0; i < n_children; i++)
+            if (children[i].dead && WIFSIGNALED(children[i].status) == killed) {
+                children[i].dead = false;
+                ended(i, children[i].status);
+            }
+}
+
 // From the head. Without it there is no job.
 static void hear_head(void) {
     static char *text;
@@ -581,7 +597,7 @@ static void wait_for_something(struct pollfd *fds) {
 // Starts all children and waits for their end.
 static void run(int restart, char **argv, char **command) {
     struct pollfd *fds = (struct pollfd *)or_die(calloc((size_t)n_children * 2 + 2, sizeof *fds));
-    int port = opt.port ? opt.port : find_port(), status;
+    int port = opt.port ? opt.port : find_port();
     struct stat st;
     job.code = 0;
     job.kill_at = -1;
@@ -592,9 +608,7 @@ static void run(int restart, char **argv, char **command) {
     }
     while (n_alive) {
         wait_for_something(fds);
-        for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-            for (int i = 0; i < n_children; i++)
-                if (children[i].pid == pid) ended(i, status);
+        reap();
         if (job.code && job.kill_at < 0) {
             signal_all(SIGTERM);
             job.kill_at = now_ms() + opt.grace_ms;

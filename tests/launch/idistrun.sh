@@ -102,6 +102,19 @@ grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log" && grep -q "resumed 
     [ "$(grep -o 'accuracy.*' "$WORK/log")" = "$(grep -o 'accuracy.*' "$WORK/alone5")" ]
 ok $? "a rank is killed in epoch 3: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone5" | diag
 
+# A rank is killed, and another one ends because of that, before idistrun has looked.
+# shellcheck disable=SC2016
+"$RUN" -n 2 -v sh -c '[ $RANK = 1 ] && exec sleep 976; sleep 1; exit 1' >"$WORK/log" 2>&1 &
+pid=$!
+sleep 0.4
+kill -STOP $pid
+kill -KILL "$(sed -n 's/.*rank 1 is process \([0-9]*\).*/\1/p' "$WORK/log")"
+sleep 1.2
+kill -CONT $pid
+wait $pid
+[ $? = 137 ] && grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log"
+ok $? "of two failures the one by a signal is named" || diag <"$WORK/log"
+
 # Two hosts, as far as one machine can play them.
 export IDIST_ADDR=127.0.0.1
 node=("$RUN" -n 2 --nnodes 2 --master-addr 127.0.0.1 --master-port "$(free_port)")
@@ -197,7 +210,7 @@ def main():
     dist.barrier()
 main()
 END
-    ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 "$PYTHON" "$WORK/world.py"
+    ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 --tag "$PYTHON" "$WORK/world.py"
     grep -q "torch 0 3.0" "$WORK/log" && grep -q "torch 1 3.0" "$WORK/log"
     ok $? "a PyTorch program finds its world" || diag <"$WORK/log"
     # Rank 0 may fail as well, of the loss of the other, but later.
