@@ -43,7 +43,7 @@ WHAT MPI DOES NOT GIVE
     One thread of a rank makes groups at a time.
     Buffers of a request that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second
     to end; if it does not, MPI may still use the buffers, and fn and arg of a user op, so keep them.
-    Sleep: a rank that waits for others to enter looks once a millisecond; one whose call is in MPI polls, as MPI does.
+    Sleep: a rank that waits for others to enter looks every 1 to 4 ms; one whose call is in MPI polls, as MPI does.
     Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
     Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
     IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
@@ -118,7 +118,8 @@ extern "C" {
 #define IDIST__SLIP_RANKS 64 // groups above this never use it
 #define IDIST__NOTE_BYTES ((size_t)3584)      // less than the 4 KiB that MPIs send without the receiver
 #define IDIST__NAP_NS ((int64_t)20000)        // the first sleep of who waits; then twice as long each time, ...
-#define IDIST__NAP_MOST_NS ((int64_t)1000000) // up to this,
+#define IDIST__NAP_MOST_NS ((int64_t)1000000) // up to this, then slowly
+#define IDIST__NAP_LONG_NS ((int64_t)4000000) // up to this,
 #define IDIST__NAP_MOVING_NS ((int64_t)50000) // or this while data is on its way: MPI moves it inside calls only
 #define IDIST__FAREWELL_MS 1000               // how long a failed world waits for the others before MPI_Finalize
 #define IDIST__FIND_MS 2000                   // how long MPI may need to say which rank is lost
@@ -1535,7 +1536,7 @@ static void idist__mpi_start(idist__task *t) {
 // MPI cannot be slept in. We sleep beside it, for longer and longer, and look.
 static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
     idist__mpi *m = idist__mpi_of(w);
-    int64_t most = m->outgoing ? IDIST__NAP_MOVING_NS : IDIST__NAP_MOST_NS, wake_ns;
+    int64_t most = m->outgoing ? IDIST__NAP_MOVING_NS : IDIST__NAP_LONG_NS, wake_ns;
     uint32_t wakes = m->wakes;
     const idist__task *t;
     bool moving = false;
@@ -1548,7 +1549,7 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
         return;
     }
     if (moving) most = IDIST__NAP_MOVING_NS;
-    m->nap_ns = m->nap_ns ? 2 * m->nap_ns : IDIST__NAP_NS;
+    m->nap_ns += !m->nap_ns ? IDIST__NAP_NS : m->nap_ns < IDIST__NAP_MOST_NS ? m->nap_ns : m->nap_ns / 64;
     if (m->nap_ns > most) m->nap_ns = most;
     wake_ns = idist__os_now_ns() + m->nap_ns;
     pthread_mutex_unlock(&w->lock);
