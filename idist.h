@@ -745,7 +745,8 @@ typedef struct idist_workers idist_workers;
 // desc->start_method "exec", for programs that have started threads, opened a GPU or initialised MPI: each worker is the
 // program run anew, with its arguments (as it has them now), environment, folder, stdin and signal mask. It comes through
 // main to the same call, with arg as main makes it there, and runs fn in it. Calls of idist_spawn before that one return
-// IDIST_OK at once in a worker: they have been made. So all calls come from one thread, and not from a worker.
+// IDIST_OK at once in a worker: they have been made. So all calls come from one thread, and not from a worker. A worker that
+// has not come to its call within desc->init_timeout_ms has failed.
 #define idist_spawn(fn, arg, nproc_per_node, desc) idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
 
 // The same beside the caller: returns when the workers have been started. End it with idist_spawn_wait from the same
@@ -7285,6 +7286,7 @@ typedef struct idist__desk {
     int secondary; // failed because another rank was lost
     int code;
     int exec_errno; // the program could not be run anew
+    int arrived;    // run anew, it has come to its call
     char text[400]; // its last error
 } idist__desk;
 
@@ -7301,6 +7303,7 @@ typedef struct idist__worker {
     pid_t pid;
     int pidfd;        // -1: this kernel has none, or the worker was reaped
     bool ended, lost; // lost: the program reaped it behind our back, so how it ended is not known
+    bool late;        // run anew, it did not come to its call in time
     int wait_status;
 } idist__worker;
 
@@ -7320,6 +7323,7 @@ struct idist_workers {
     int first_failed; // index, -1: none so far
     int running;
     int64_t decide_at, next_at; // when the first failure is decided on; when the next signal goes out
+    int64_t arrive_at;          // when all that were run anew must have come to their call
     int stage;                  // of ending the others: 0 none, 1 grace, 2 SIGTERM or SIGKILL was sent
     int grace_ms;
     bool keep_going;
@@ -7443,6 +7447,7 @@ static idist_status idist__rerun_worker(idist_workers *sp, int i, int fd) {
         hall = (idist__hall *)mmap(NULL, sp->hall_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (!hall || (void *)hall == MAP_FAILED || i < 0 || i >= sp->n)
         return idist__fail(IDIST_ERR_STATE, "spawn: the program, run anew, asks for another number of workers");
+    __atomic_store_n(&hall->desks[i].arrived, 1, __ATOMIC_RELEASE);
     sp->hall_fd = fd;
     sp->hall = hall;
     sp->first_rank = hall->first_rank;
@@ -7520,12 +7525,26 @@ static void idist__spawn_judge(idist_workers *sp) {
     if (!sp->running || idist__os_ms_until(sp->decide_at) == 0) sp->first_failed = secondary;
 }
 
+static void idist__worker_signal(const idist__worker *k, int sig) {
+    if (k->ended || k->pid <= 0) return;
+    if (syscall(424 /* pidfd_send_signal */, k->pidfd, sig, NULL, 0) != 0 && errno != ESRCH) kill(k->pid, sig); // no pidfd
+}
+
 static void idist__spawn_signal(idist_workers *sp, int sig) {
     int i;
-    for (i = 0; i < sp->n; i++)
-        if (!sp->workers[i].ended && sp->workers[i].pid > 0 &&
-            syscall(424 /* pidfd_send_signal */, sp->workers[i].pidfd, sig, NULL, 0) != 0 && errno != ESRCH)
-            kill(sp->workers[i].pid, sig); // no pidfd
+    for (i = 0; i < sp->n; i++) idist__worker_signal(&sp->workers[i], sig);
+}
+
+// A program that is run anew and never comes to its call would be waited for without an end.
+static void idist__spawn_expect(idist_workers *sp) {
+    int i;
+    if (sp->arrive_at == IDIST__FOREVER || idist__os_ms_until(sp->arrive_at) != 0) return;
+    sp->arrive_at = IDIST__FOREVER;
+    for (i = 0; i < sp->n; i++) {
+        if (sp->workers[i].ended || __atomic_load_n(&sp->hall->desks[i].arrived, __ATOMIC_ACQUIRE)) continue;
+        sp->workers[i].late = true;
+        idist__worker_signal(&sp->workers[i], SIGKILL);
+    }
 }
 
 static void idist__spawn_sleep(idist_workers *sp, int64_t until_ns) {
@@ -7545,6 +7564,7 @@ static void idist__spawn_sleep(idist_workers *sp, int64_t until_ns) {
 static void idist__spawn_turn(idist_workers *sp) {
     if (idist__spawn_reap(sp) || sp->decide_at != IDIST__FOREVER) idist__spawn_judge(sp);
     if (!sp->running) return;
+    idist__spawn_expect(sp);
     if (sp->stage == 0 && sp->first_failed >= 0 && !sp->keep_going) {
         sp->stage = 1;
         sp->next_at = idist__os_deadline(sp->grace_ms);
@@ -7573,6 +7593,10 @@ static idist_status idist__spawn_report(idist_workers *sp) {
         if (desk->exec_errno)
             snprintf(r.text, sizeof r.text, "rank %d: the program could not be run anew: %s", r.rank,
                      strerror(desk->exec_errno));
+        else if (sp->workers[sp->first_failed].late)
+            snprintf(r.text, sizeof r.text,
+                     "rank %d: the program, run anew, has not come to its call of idist_spawn in %d ms", r.rank,
+                     sp->cfg.init_timeout_ms);
         else if (sp->workers[sp->first_failed].lost)
             snprintf(r.text, sizeof r.text,
                      "rank %d ended before its function returned; how is not known: the program ignores or reaps SIGCHLD",
@@ -7675,6 +7699,7 @@ static idist_status idist__spawn_begin(idist_workers *sp, bool anew) {
     if (!anew) fflush(NULL); // or the workers print again what waits in the buffers
     for (i = 0; i < sp->n && s == IDIST_OK; i++) s = idist__spawn_fork(sp, anew ? &rerun : NULL, i);
     idist__rerun_free(&rerun, &sp->cfg.mem);
+    if (anew && sp->cfg.init_timeout_ms > 0) sp->arrive_at = idist__os_deadline(sp->cfg.init_timeout_ms);
     idist__os_close(&sp->cfg.listener);
     idist__os_close(&sp->hall_fd);
     for (i = 0; sp->running && i < sp->n; i++)
@@ -7717,7 +7742,7 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
     own.arg = arg;
     own.backends = backends;
     own.first_failed = own.hall_fd = -1;
-    own.decide_at = own.next_at = IDIST__FOREVER;
+    own.decide_at = own.next_at = own.arrive_at = IDIST__FOREVER;
     own.grace_ms = d.grace_ms > 0 ? d.grace_ms : 2000;
     own.keep_going = d.keep_going;
     own.report = d.report;
@@ -7754,6 +7779,7 @@ idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms) {
             return idist__fail(IDIST_ERR_TIMEOUT, "spawn_wait: %d workers still run", workers->running);
         until_ns = workers->next_at < deadline_ns ? workers->next_at : deadline_ns;
         if (workers->first_failed < 0 && workers->decide_at < until_ns) until_ns = workers->decide_at;
+        if (workers->arrive_at < until_ns) until_ns = workers->arrive_at;
         idist__spawn_sleep(workers, until_ns);
     }
     s = idist__spawn_report(workers);

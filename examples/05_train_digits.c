@@ -419,6 +419,7 @@ static int save(const trainer *t) {
     if (f && fclose(f) != 0) ok = false;
     if (ok && rename(other, t->j->checkpoint) == 0) return 0;
     fprintf(stderr, "%s: %s\n", t->j->checkpoint, strerror(errno));
+    unlink(other);
     return 1;
 }
 

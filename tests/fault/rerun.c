@@ -169,6 +169,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     snprintf(first_argument, sizeof first_argument, "%s", argv[1]);
+    if (in_worker && getenv("RERUN_STUCK")) pause();
     if (in_worker && !freopen("/dev/null", "w", stdout)) return 1;
     if (!in_worker) tap_deadline(60);
     pthread_t blocked;
@@ -202,6 +203,13 @@ int main(int argc, char **argv) {
     tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
     tap_is(run_odd("closes"), 0, "a program that closes all other descriptors: its workers say so");
     tap_is(run_odd("deleted"), 0, "a program whose file is gone");
+    d.init_timeout_ms = 300 * test_slow_factor();
+    int64_t start = tap_now_ms();
+    setenv("RERUN_STUCK", "1", 1); // read by the workers' main
+    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_WORKER_FAILED, "workers that hang before their call");
+    unsetenv("RERUN_STUCK");
+    tap_ok(tap_now_ms() - start < 3000 * test_slow_factor(), "are waited for as long as the start may take");
+    tap_like(report.text, "has not come to its call", "and it is said");
     d.start_method = "thread";
     tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
     tap_is(n_children(), 1, "children left, besides the watchdog");
