@@ -62,7 +62,7 @@ CONTENTS
       [impl:err]       status names, and the text of a thread's last failure
       [impl:mem]       memory through the caller's allocator
       [impl:log]       one line at a time, to the caller's logger or to stderr
-      [impl:type]      dtypes: sizes, names, 16-bit floats
+      [impl:type]      dtypes: sizes, names, floats of 16 and 8 bits
       [impl:reduce]    out = lo (op) hi, for all dtypes and ops
       [impl:sha]       SHA-256 and HMAC
       [impl:sock]      stream sockets
@@ -78,9 +78,6 @@ CONTENTS
       [impl:group]     groups and user ops
       [impl:help]      one rank first, one rank only
       [impl:spawn]     worker processes, and Ignite's Parallel
-
-    The text below: WHAT IT IS, BUILD AND LINK, OPTIONS, CONCEPTS, BACKENDS, LAUNCHING, BUFFERS, ERRORS, TIME-OUTS AND
-    ABORT, THREADS, MEMORY, WAITING, LOGGING, SECURITY, WRITING A BACKEND, LIMITS, HISTORY.
 
 WHAT IT IS
 
@@ -132,8 +129,9 @@ BACKENDS
     ring   any number of ranks; idist_ring.h, included by this header.
     mpi    the ranks of an MPI communicator; idist_mpi.h, which you include, says what MPI does not give.
 
-    Including a backend's header before the call of idist_initialize (a macro) is all it takes to have it in the list,
-    IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise the first that fits is taken.
+    idist_nccl.h adds device memory to any of them. Including a backend's header before the call of idist_initialize (a
+    macro) is all it takes to have it in the list, IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise
+    the first that fits is taken.
 
 LAUNCHING
 
@@ -163,18 +161,17 @@ LAUNCHING
     IDIST_ALGO=auto|latency|bandwidth|chunked, IDIST_SHM_MIB (shared memory per rank, in MiB), IDIST_HOSTID (ranks with
     equal values share a host), IDIST_ADDR (the address other hosts reach this one at), IDIST_BIND=core (each rank stays on
     one processor), IDIST_CHECK=0 (mpi leaves out the comparison of calls; ring never does), IDIST_START_METHOD=fork|exec,
-    IDIST_LOG, and those of SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and LOCAL_WORLD_SIZE are
-    optional. The environment is read, never changed; workers that run the program anew find IDIST_SPAWN in theirs.
+    IDIST_LOG, IDIST_TRACE (idist_trace.h), and those of SECURITY. A time-out of 0 means the default, -1 none. LOCAL_RANK and
+    LOCAL_WORLD_SIZE are optional. The environment is read, never changed; workers run anew find IDIST_SPAWN in theirs.
 
     idist_spawn forks. Fork before you start threads, open a GPU or initialise MPI, or take start_method "exec", or a
     launcher.
 
 BUFFERS
 
-    Yours, at any address (aligned or not), in host memory. Send and receive buffers are disjoint, or exactly where
-    the in-place rule of the call puts them (NCCL's rules). The send buffer is never written, except in place. When
-    a call fails, the contents of receive buffers are undefined. The library keeps no pointer after a call, or after
-    idist_wait, returns.
+    Yours, at any address (aligned or not). Send and receive buffers are disjoint, or exactly where the in-place rule of
+    the call puts them (NCCL's rules). The send buffer is never written, except in place. When a call fails, the contents
+    of receive buffers are undefined. The library keeps no pointer after a call, or after idist_wait, returns.
 
 ERRORS
 
@@ -254,7 +251,7 @@ WRITING A BACKEND
 
 LIMITS
 
-    Linux only. Host memory only. Up to some hundred ranks per world of the ring: everybody is connected to everybody. 224
+    Linux only. Up to some hundred ranks per world of the ring: everybody is connected to everybody. 224
     user ops per world. Tags 0 .. 2^31-1. A world of the ring does not shrink: after a loss, finalize and start again.
 
 HISTORY
@@ -334,8 +331,9 @@ IDIST_API const char *idist_last_error(void);
 // [api:types]  element types, operations, options
 //------------------------------------------------------------------------------
 
-// Integers travel and add up exactly, modulo 2^bits. F16 is IEEE binary16, BF16 the upper half of a float; sums and
-// products of both are carried in float and rounded once, at the end.
+// Integers travel and add up exactly, modulo 2^bits. F16 is IEEE binary16, BF16 the upper half of a float; F8E4M3 and F8E5M2
+// are OCP's, as __nv_fp8_e4m3 and __nv_fp8_e5m2. Sums and products of these four are carried in float and rounded once, at
+// the end; in 8 bits what is too large, infinity too, becomes the largest finite number (448, 57344).
 typedef enum idist_dtype {
     IDIST_I8 = 0,
     IDIST_U8 = 1, // bytes, bool, char
@@ -349,7 +347,9 @@ typedef enum idist_dtype {
     IDIST_BF16 = 9,
     IDIST_F32 = 10,
     IDIST_F64 = 11,
-    IDIST_DTYPE_COUNT = 12
+    IDIST_F8E4M3 = 12,
+    IDIST_F8E5M2 = 13,
+    IDIST_DTYPE_COUNT = 14
 } idist_dtype;
 
 // How two elements become one. The order of the operands is fixed by the algorithm, never by timing, so that every
@@ -391,7 +391,8 @@ typedef struct idist_request {
 typedef struct idist_opts {
     idist_group *group;     // NULL: the world. Roots, sources and destinations are ranks of this group.
     idist_request *request; // NULL: block until done. Else return at once and complete in idist_wait / idist_test.
-    void *stream;           // cudaStream_t, for device buffers: after what it holds; idist_nccl.h says more. Else NULL.
+    void *stream;           // cudaStream_t, for device buffers: begins after what it holds; without a request, what comes
+                            // to it later sees the result. idist_nccl.h says more. Else NULL.
     int timeout_ms;         // 0: the group's default. < 0: none.
 } idist_opts;
 
@@ -493,12 +494,15 @@ typedef struct idist_desc {
                              // duplicated and stays yours. NULL: MPI_COMM_WORLD
     idist_allocator allocator;
     idist_logger logger;
-    int grace_ms;             // idist_spawn: time the others get after a first failure; 0: 2 s
-    bool keep_going;          // idist_spawn: leave the survivors of a failure alone
-    idist_report *report;     // idist_spawn: filled when a worker failed. May be NULL.
-    const char *device;       // "cuda:1", "cuda" (local rank modulo devices), "cpu"; IDIST_DEVICE. NULL: "cuda" where all
-                              // ranks have one and the program includes idist_nccl.h, else "cpu"
-    const char *start_method; // idist_spawn: "fork", or "exec" (the program is run anew); IDIST_START_METHOD
+    int grace_ms;               // idist_spawn: time the others get after a first failure; 0: 2 s
+    bool keep_going;            // idist_spawn: leave the survivors of a failure alone
+    idist_report *report;       // idist_spawn: filled when a worker failed. May be NULL.
+    const char *device;         // "cuda:1", "cuda" (local rank modulo devices), "cpu"; IDIST_DEVICE. NULL: "cuda" where all
+                                // ranks have one and the program includes idist_nccl.h, else "cpu"
+    const char *start_method;   // idist_spawn: "fork", or "exec" (the program is run anew); IDIST_START_METHOD
+    const char *device_backend; // "nccl", "ipc" or "staged"; IDIST_DEVICE_BACKEND. NULL: see idist_nccl.h
+    const void *nccl_comm;      // an ncclComm_t * with the ranks of the world, yours until the world fails and aborts it
+    const void *nccl_config;    // an ncclConfig_t * for those that idist makes. May be NULL.
 } idist_desc;
 
 //------------------------------------------------------------------------------
@@ -521,12 +525,13 @@ IDIST_API bool idist_is_initialized(void);
 // Getters never fail: outside a world they answer as a world of 1. Any thread.
 IDIST_API int idist_get_rank(void);
 IDIST_API int idist_get_world_size(void);
-IDIST_API int idist_get_local_rank(void);     // rank among the ranks of this host, by rank
-IDIST_API int idist_get_nproc_per_node(void); // ranks on this host
-IDIST_API int idist_get_nnodes(void);         // hosts
-IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their lowest rank
-IDIST_API const char *idist_backend(void);    // "self", "ring", ...
-IDIST_API const char *idist_device(void);     // "cpu", "cuda:0"
+IDIST_API int idist_get_local_rank(void);         // rank among the ranks of this host, by rank
+IDIST_API int idist_get_nproc_per_node(void);     // ranks on this host
+IDIST_API int idist_get_nnodes(void);             // hosts
+IDIST_API int idist_get_node_rank(void);          // hosts are numbered by their lowest rank
+IDIST_API const char *idist_backend(void);        // "self", "ring", ...
+IDIST_API const char *idist_device(void);         // "cpu", "cuda:0"
+IDIST_API const char *idist_device_backend(void); // "none"; with idist_nccl.h "nccl", "ipc", "staged"
 IDIST_API const char *idist_hostname(void);
 // Who started the ranks: "none", "spawn", "torchrun", "env", "openmpi", ... Before idist_initialize, what the environment
 // says.
@@ -667,6 +672,9 @@ IDIST_API idist_status idist_wait(idist_request *request);
 // Does not block. *done: whether it is complete; if so, as idist_wait. Requests also progress while the program
 // computes.
 IDIST_API idist_status idist_test(idist_request *request, bool *done);
+// For device memory: what comes to this stream (a cudaStream_t) from now on sees the result. Ends the request without
+// waiting for the device, only for the host's part of a call that is staged; a later failure is one of the group.
+IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 // Waits for all of them, also after a failure; returns the first failure by index.
 IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 // Waits for any of them and empties it; *index says which. When all are empty: *index = n, IDIST_OK.
@@ -691,7 +699,7 @@ IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **gr
 // parent. color < 0: none, a group whose rank is -1. Collective over parent.
 IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idist_group **group);
 // Frees a group made by the two above and sets the pointer to NULL. Each member calls it; it does not wait for the
-// others. With requests still open on it: IDIST_ERR_STATE, nothing freed.
+// others, but for calls with opts.stream to have begun on all. With requests still open on it: IDIST_ERR_STATE.
 IDIST_API idist_status idist_free_group(idist_group **group);
 
 // After the loss of a rank: a group of the members of `group` (NULL: the world) that live, in the same order. Collective
@@ -958,6 +966,7 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #endif
 #define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define IDIST__UNUSED __attribute__((unused))
+#define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
 #define IDIST__MS ((int64_t)1000000) // nanoseconds in a millisecond
@@ -1225,6 +1234,7 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 //------------------------------------------------------------------------------
 
 typedef struct idist__task idist__task;
+typedef struct idist__world idist__world;
 
 // All that a thread has of its own.
 typedef struct idist__thread {
@@ -1237,6 +1247,7 @@ typedef struct idist__thread {
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
     idist__task *group_tasks;  // what they started
+    idist__world *held_world;  // whose device backend holds some of it back until the end
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -1475,6 +1486,7 @@ typedef struct idist__log {
 } idist__log;
 
 static pthread_mutex_t idist__log_lock = PTHREAD_MUTEX_INITIALIZER;
+static const char *idist__log_before = ""; // takes away the progress bar that a line would be glued to; under the lock
 
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
@@ -1504,19 +1516,19 @@ IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_lo
     pthread_mutex_lock(&idist__log_lock);
     idist__me.callbacks++;
     if (log->logger.log_fn) log->logger.log_fn(level, line, log->logger.user);
-    else fprintf(stderr, "%s\n", line);
+    else fprintf(stderr, "%s%s\n", idist__log_before, line), idist__log_before = "";
     idist__me.callbacks--;
     pthread_mutex_unlock(&idist__log_lock);
 }
 
 //------------------------------------------------------------------------------
-// [impl:type]  dtypes: sizes, names, 16-bit floats
+// [impl:type]  dtypes: sizes, names, floats of 16 and 8 bits
 // uses - . used by reduce call and the backends
 //------------------------------------------------------------------------------
 
-static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {"I8",  "U8",  "I16", "U16",  "I32", "U32",
-                                                                  "I64", "U64", "F16", "BF16", "F32", "F64"};
-static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {"I8",  "U8",  "I16",  "U16", "I32", "U32",    "I64",
+                                                                  "U64", "F16", "BF16", "F32", "F64", "F8E4M3", "F8E5M2"};
+static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
 static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",  "PROD", "MIN",  "MAX",  "AVG",
                                                             "BAND", "BOR",  "BXOR", "LAND", "LOR"};
 
@@ -1534,52 +1546,60 @@ const char *idist_op_name(idist_op op) {
 }
 
 static bool idist__type_is_float(idist_dtype d) { return d >= IDIST_F16; }
-static bool idist__type_is_half(idist_dtype d) { return d == IDIST_F16 || d == IDIST_BF16; }
+// Floats of 16 and 8 bits, which are reduced as F32.
+static bool idist__type_is_narrow(idist_dtype d) { return idist__type_is_float(d) && d != IDIST_F32 && d != IDIST_F64; }
 
-static float idist__bits_to_float(uint32_t u) {
+IDIST__INLINE float idist__bits_to_float(uint32_t u) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
 }
 
-static uint32_t idist__float_to_bits(float f) {
+IDIST__INLINE uint32_t idist__float_to_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
 }
 
-// Both as the hardware does (F16C, Arm): a NaN becomes a quiet one and keeps its payload.
-static float idist__half_to_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
-    if (exponent == 31) return idist__bits_to_float(sign | 0x7f800000u | (fraction << 13) | (fraction ? 0x400000u : 0));
-    if (exponent) return idist__bits_to_float(sign | ((exponent + 112) << 23) | (fraction << 13));
-    // Zero and subnormals: fraction * 2^-24, exact in float.
-    return (sign ? -1.0f : 1.0f) * ((float)fraction * (1.0f / 16777216.0f));
+// Floats of e bits of exponent and m of fraction as IEEE has them; `special` is the first code that is no finite number: an
+// infinity, or where there is none a NaN. Branches would keep the loops that do this from being vectorized: zero and
+// subnormals are computed as well, and taken by a mask.
+IDIST__INLINE float idist__small_to_float(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
+    uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31, bias = 128 - (1u << (e - 1)); // of the exponents
+    uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
+    float subnormal = (float)(int32_t)abs * idist__bits_to_float((bias + 1 - m) << 23);
+    if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
+    if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
+    return idist__bits_to_float(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
 }
 
-// Round to nearest, ties to even; overflow gives infinity, NaN stays NaN.
-static uint16_t idist__float_to_half(float f) {
-    uint32_t u = idist__float_to_bits(f), sign = (u >> 16) & 0x8000u, abs = u & 0x7fffffffu, half, rest, bit;
-    if (abs > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((abs >> 13) & 0x3ffu)); // quiet, payload kept
-    if (abs >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                         // 65520 and up
-    if (abs < 0x33000001u) return (uint16_t)sign;                                      // at most 2^-25: zero
-    if (abs < 0x38800000u) {                                                           // subnormal
-        uint32_t shift = 126 - (abs >> 23), fraction = (abs & 0x7fffffu) | 0x800000u;
-        half = fraction >> shift;
-        rest = fraction & ((1u << shift) - 1);
-        bit = 1u << (shift - 1);
-    } else {
-        half = (abs - 0x38000000u) >> 13;
-        rest = abs & 0x1fffu;
-        bit = 0x1000u;
-    }
-    if (rest > bit || (rest == bit && (half & 1u))) half++;
-    return (uint16_t)(sign | half);
+// Round to nearest, ties to even; what is larger becomes the code `most`, a NaN becomes `nan`. A float that is added to one
+// whose last bit is worth the smallest subnormal is rounded to a multiple of that.
+IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, uint32_t most, uint32_t nan) {
+    uint32_t u = idist__float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)), unit = (bias + 24 - m) << 23;
+    uint32_t low = 0 - (uint32_t)((int32_t)abs < (int32_t)((bias + 1) << 23));
+    uint32_t subnormal = idist__float_to_bits(idist__bits_to_float(abs) + idist__bits_to_float(unit)) - unit;
+    uint32_t x = (abs - (bias << 23) + (1u << (22 - m)) - 1 + ((abs >> (23 - m)) & 1u)) >> (23 - m);
+    x = (x & ~low) | (subnormal & low);
+    if ((int32_t)x > (int32_t)most) x = most;
+    return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
 }
 
-static float idist__bf16_to_float(uint16_t h) { return idist__bits_to_float((uint32_t)h << 16); }
+// Both as the hardware does (F16C, Arm): overflow gives infinity, a NaN becomes a quiet one and keeps its payload.
+IDIST__INLINE float idist__half_to_float(uint16_t h) { return idist__small_to_float(h, 5, 10, 0x7c00); }
+IDIST__INLINE uint16_t idist__float_to_half(float f) {
+    uint32_t u = idist__float_to_bits(f), nan = ((u >> 16) & 0x8000u) | 0x7e00u | ((u >> 13) & 0x3ffu);
+    return (uint16_t)idist__float_to_small(f, 5, 10, 0x7c00, nan);
+}
 
-static uint16_t idist__float_to_bf16(float f) {
+// As CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity, too, gives the largest finite number.
+IDIST__INLINE float idist__f8e4m3_to_float(uint8_t h) { return idist__small_to_float(h, 4, 3, 0x7f); }
+IDIST__INLINE float idist__f8e5m2_to_float(uint8_t h) { return idist__small_to_float(h, 5, 2, 0x7c); }
+IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) { return (uint8_t)idist__float_to_small(f, 4, 3, 0x7e, 0x7f); }
+IDIST__INLINE uint8_t idist__float_to_f8e5m2(float f) { return (uint8_t)idist__float_to_small(f, 5, 2, 0x7b, 0x7f); }
+
+IDIST__INLINE float idist__bf16_to_float(uint16_t h) { return idist__bits_to_float((uint32_t)h << 16); }
+IDIST__INLINE uint16_t idist__float_to_bf16(float f) {
     uint32_t u = idist__float_to_bits(f), quiet = ~u & 0x400000u, round = 0x7fffu + ((u >> 16) & 1u);
     return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
 }
@@ -1627,31 +1647,35 @@ static idist__isa idist__type_best_isa(void) {
 #endif
 }
 
-#ifdef __clang__ // says so where it does not vectorize, as at -O0
+#ifdef __clang__ // says so where it does not vectorize, as at -O0; until the end of the kernels
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-#define IDIST__CONVERTERS(half, isa)                                                                                        \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##half##_##isa(float *dst, const void *src, size_t count) {  \
-        const idist__any_u16 *s = (const idist__any_u16 *)src;                                                              \
+#define IDIST__CONVERTERS(name, type, isa)                                                                                  \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##name##_##isa(float *dst, const void *src, size_t count) {  \
+        const idist__any_##type *s = (const idist__any_##type *)src;                                                        \
         size_t i;                                                                                                           \
         IDIST__NO_ALIAS                                                                                                     \
-        for (i = 0; i < count; i++) dst[i] = idist__##half##_to_float(s[i]);                                                \
+        for (i = 0; i < count; i++) dst[i] = idist__##name##_to_float(s[i]);                                                \
     }                                                                                                                       \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##half##_##isa(void *dst, const float *src, size_t count) { \
-        idist__any_u16 *d = (idist__any_u16 *)dst;                                                                          \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##name##_##isa(void *dst, const float *src, size_t count) { \
+        idist__any_##type *d = (idist__any_##type *)dst;                                                                    \
         size_t i;                                                                                                           \
         IDIST__NO_ALIAS                                                                                                     \
-        for (i = 0; i < count; i++) d[i] = idist__float_to_##half(src[i]);                                                  \
+        for (i = 0; i < count; i++) d[i] = idist__float_to_##name(src[i]);                                                  \
     }
 
-IDIST__CONVERTERS(half, base)
-IDIST__CONVERTERS(bf16, base)
+IDIST__CONVERTERS(half, u16, base)
+IDIST__CONVERTERS(bf16, u16, base)
+IDIST__CONVERTERS(f8e4m3, u8, base)
+IDIST__CONVERTERS(f8e5m2, u8, base)
 
 #ifdef IDIST__X86
-IDIST__CONVERTERS(bf16, avx2)
-IDIST__CONVERTERS(bf16, avx512)
+IDIST__CONVERTERS(bf16, u16, avx2)
+IDIST__CONVERTERS(bf16, u16, avx512)
+IDIST__CONVERTERS(f8e4m3, u8, avx2)
+IDIST__CONVERTERS(f8e5m2, u8, avx2)
 
 // In assembly because reading <immintrin.h> would cost every program a quarter of a second.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
@@ -1679,28 +1703,31 @@ IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src,
 }
 #endif
 
-#ifdef __clang__
-#pragma clang diagnostic pop
-#endif
-
+// Of an instruction set, from F16 on.
+#define IDIST__CONVERTER(name, isa) \
+    { idist__widen_##name##_##isa, idist__narrow_##name##_##isa }
+#define IDIST__CONVERTER_ROW(isa, wide)                                                                           \
+    {                                                                                                             \
+        IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, IDIST__CONVERTER(f8e4m3, isa), \
+            IDIST__CONVERTER(f8e5m2, isa)                                                                         \
+    }
 static const struct {
     void (*widen)(float *dst, const void *src, size_t count);
     void (*narrow)(void *dst, const float *src, size_t count);
-} idist__type_converters[][2] = {
-    // [isa]{F16, BF16}
-    {{idist__widen_half_base, idist__narrow_half_base}, {idist__widen_bf16_base, idist__narrow_bf16_base}},
+} idist__type_converters[][IDIST_DTYPE_COUNT - IDIST_F16] = {
+    IDIST__CONVERTER_ROW(base, base),
 #ifdef IDIST__X86
-    {{idist__widen_half_avx2, idist__narrow_half_avx2}, {idist__widen_bf16_avx2, idist__narrow_bf16_avx2}},
-    {{idist__widen_half_avx2, idist__narrow_half_avx2}, {idist__widen_bf16_avx512, idist__narrow_bf16_avx512}},
+    IDIST__CONVERTER_ROW(avx2, avx2),
+    IDIST__CONVERTER_ROW(avx2, avx512),
 #endif
 };
 
 static void idist__type_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
-    idist__type_converters[idist__type_isa][dtype == IDIST_BF16].widen(dst, src, count);
+    idist__type_converters[idist__type_isa][dtype - IDIST_F16].widen(dst, src, count);
 }
 
 static void idist__type_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
-    idist__type_converters[idist__type_isa][dtype == IDIST_BF16].narrow(dst, src, count);
+    idist__type_converters[idist__type_isa][dtype - IDIST_F16].narrow(dst, src, count);
 }
 
 //------------------------------------------------------------------------------
@@ -1713,11 +1740,6 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 // written, and no other element depends on it, which is what IDIST__NO_ALIAS promises.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
-
-#ifdef __clang__ // says so where it does not vectorize, as at -O0
-#pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpass-failed"
-#endif
 
 #define IDIST__KERNEL(name, isa, type, wide, expr)                                                                 \
     IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##isa(void *out, const void *lo, const void *hi, \
@@ -1788,13 +1810,14 @@ IDIST__KERNELS_WIDE(avx512)
 #pragma clang diagnostic pop
 #endif
 
-// [isa][dtype][op]; AVG adds, the division comes at the end. 16-bit floats are reduced as F32.
+// [isa][dtype][op]; AVG adds, the division comes at the end. Narrow floats are reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                                         \
     {                                                                                                             \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow), IDIST__ROW_INT(i16, u16, narrow),         \
             IDIST__ROW_INT(u16, u16, narrow), IDIST__ROW_INT(i32, u32, narrow), IDIST__ROW_INT(u32, u32, narrow), \
             IDIST__ROW_INT(i64, u64, wide), IDIST__ROW_INT(u64, u64, wide), IDIST__ROW_FLOAT(f32, wide),          \
-            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f64, wide)                 \
+            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f64, wide),                \
+            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide)                                              \
     }
 static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
     IDIST__REDUCE_TABLE(base, base),
@@ -1862,51 +1885,59 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     enum { PIECE = 4096 };
     // For any dtype. Vectors that straddle cache lines would cost a third of the speed.
     float sum[PIECE / sizeof(float)] __attribute__((aligned(64))), wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
-    bool half = idist__type_is_half(dtype);
+    bool narrow = idist__type_is_narrow(dtype);
     size_t size = idist_dtype_size(dtype), at, k;
-    size_t piece = PIECE / (half ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
+    size_t piece = PIECE / (narrow ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
     idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
     int i;
     for (at = 0; at < count; at += k) {
         char *o = (char *)out + at * size;
         const void *lo = (const char *)in[0] + at * size;
         k = count - at < piece ? count - at : piece;
-        if (half) idist__type_widen(sum, lo, k, dtype), lo = sum;
+        if (narrow) idist__type_widen(sum, lo, k, dtype), lo = sum;
         for (i = 1; i < n; i++) {
             const void *hi = (const char *)in[i] + at * size;
-            if (half) idist__type_widen(wide, hi, k, dtype), hi = wide;
-            fn(half || i < n - 1 ? (void *)sum : o, lo, hi, k);
+            if (narrow) idist__type_widen(wide, hi, k, dtype), hi = wide;
+            fn(narrow || i < n - 1 ? (void *)sum : o, lo, hi, k);
             lo = sum;
         }
-        if (divide_by) idist__reduce_divide(half ? (void *)sum : o, k, half ? IDIST_F32 : dtype, divide_by);
-        if (half) idist__type_narrow(o, sum, k, dtype);
+        if (divide_by) idist__reduce_divide(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype, divide_by);
+        if (narrow) idist__type_narrow(o, sum, k, dtype);
     }
 }
 
 // out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless that is 0. n >= 1. out
-// may be any one of in[]; otherwise they do not overlap. 16-bit floats are rounded once, at the end.
+// may be any one of in[]; otherwise they do not overlap. Narrow floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count, idist_dtype dtype, idist_op op,
                                int divide_by) {
-    bool half = idist__type_is_half(dtype);
+    bool narrow = idist__type_is_narrow(dtype);
     if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
-    } else if (n == 1 && !(half && divide_by)) {
+    } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
         if (divide_by) idist__reduce_divide(out, count, dtype, divide_by);
-    } else if (n == 2 && !half && !divide_by) {
+    } else if (n == 2 && !narrow && !divide_by) {
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
     } else {
         idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
     }
 }
 
-// buf[i] = buf[i] * factor: the beginning of a premultiplied sum.
+// buf[i] = buf[i] * factor, of any floating dtype: the beginning of a premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
-    size_t i;
+    float wide[256];
+    size_t at, i, k;
     if (dtype == IDIST_F64)
         for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= factor;
     if (dtype == IDIST_F32)
         for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
+    for (at = 0; idist__type_is_narrow(dtype) && at < count; at += k) {
+        char *p = (char *)buf + at * idist_dtype_size(dtype);
+        k = count - at < IDIST__COUNT_OF(wide) ? count - at : IDIST__COUNT_OF(wide);
+        idist__type_widen(wide, p, k, dtype);
+        for (i = 0; i < k; i++) wide[i] = (float)(wide[i] * factor);
+        idist__type_narrow(p, wide, k, dtype);
+    }
 }
 
 idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
@@ -2305,7 +2336,7 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 // Without a secret K is a constant: then this only keeps out other programs and other versions.
 //------------------------------------------------------------------------------
 
-#define IDIST__WIRE_VERSION 1
+#define IDIST__WIRE_VERSION 2
 #define IDIST__HELLO_BYTES 64
 
 typedef struct idist__hello {
@@ -2855,30 +2886,24 @@ static bool idist__file_server_lives(int fd) {
     return idist__file_lock(fd, F_OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
 }
 
-static bool idist__file_pread(int fd, void *buf, size_t nbytes, uint64_t at) {
-    char *p = (char *)buf;
-    while (nbytes) {
-        ssize_t n = pread(fd, p, nbytes, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        p += n;
-        at += (uint64_t)n;
-        nbytes -= (size_t)n;
+// Reads into `to`, or else writes what is at `from`.
+static bool idist__file_move(int fd, char *to, const char *from, size_t nbytes, uint64_t at) {
+    size_t done = 0;
+    while (done < nbytes) {
+        off_t place = (off_t)(at + done);
+        ssize_t n = to ? pread(fd, to + done, nbytes - done, place) : pwrite(fd, from + done, nbytes - done, place);
+        if (n <= 0 && !(n < 0 && errno == EINTR)) return false;
+        if (n > 0) done += (size_t)n;
     }
     return true;
 }
 
+static bool idist__file_pread(int fd, void *buf, size_t nbytes, uint64_t at) {
+    return idist__file_move(fd, (char *)buf, NULL, nbytes, at);
+}
+
 static bool idist__file_pwrite(int fd, const void *buf, size_t nbytes, uint64_t at) {
-    const char *p = (const char *)buf;
-    while (nbytes) {
-        ssize_t n = pwrite(fd, p, nbytes, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        p += n;
-        at += (uint64_t)n;
-        nbytes -= (size_t)n;
-    }
-    return true;
+    return idist__file_move(fd, NULL, (const char *)buf, nbytes, at);
 }
 
 // Brings the table up to date. Called with the records locked.
@@ -3986,17 +4011,23 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     return s == IDIST_OK ? store->run(store, &r) : s;
 }
 
+// Runs a request that brings a value.
+static idist_status idist__store_fetch(const char *name, idist_store *store, idist__req *r, void *value, size_t capacity,
+                                       size_t *nbytes) {
+    idist_status s;
+    if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
+    r->value = value;
+    r->capacity = capacity;
+    s = store->run(store, r);
+    if (nbytes && (s == IDIST_OK || s == IDIST_ERR_TRUNCATED)) *nbytes = r->nbytes;
+    return s;
+}
+
 idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity, size_t *nbytes,
                              int timeout_ms) {
     idist__req r;
     idist_status s = idist__store_begin(store, &r, IDIST__REQ_GET, key, timeout_ms);
-    if (s == IDIST_OK && capacity && !value) s = idist__fail(IDIST_ERR_ARG, "store_get: value is NULL");
-    if (s != IDIST_OK) return s;
-    r.value = value;
-    r.capacity = capacity;
-    s = store->run(store, &r);
-    if (nbytes && (s == IDIST_OK || s == IDIST_ERR_TRUNCATED)) *nbytes = r.nbytes;
-    return s;
+    return s == IDIST_OK ? idist__store_fetch("store_get", store, &r, value, capacity, nbytes) : s;
 }
 
 idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result) {
@@ -4015,13 +4046,7 @@ idist_status idist_store_compare_set(idist_store *store, const char *key, const 
     idist_status s = idist__store_begin(store, &r, IDIST__REQ_COMPARE_SET, key, 0);
     if (s == IDIST_OK) s = idist__store_value(&r.a, expected, nexpected, IDIST__VALUE_MAX / 2);
     if (s == IDIST_OK) s = idist__store_value(&r.b, desired, ndesired, IDIST__VALUE_MAX / 2);
-    if (s == IDIST_OK && capacity && !value) s = idist__fail(IDIST_ERR_ARG, "store_compare_set: value is NULL");
-    if (s != IDIST_OK) return s;
-    r.value = value;
-    r.capacity = capacity;
-    s = store->run(store, &r);
-    if (nbytes && (s == IDIST_OK || s == IDIST_ERR_TRUNCATED)) *nbytes = r.nbytes;
-    return s;
+    return s == IDIST_OK ? idist__store_fetch("store_compare_set", store, &r, value, capacity, nbytes) : s;
 }
 
 static idist_status idist__store_keys(idist_store *store, int op, const char *const *keys, size_t n, int timeout_ms,
@@ -4110,6 +4135,8 @@ typedef struct idist__config {
     bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
     char device[32];    // asked for, or ""
+    int device_backend; // 0 auto, 1 nccl, 2 ipc, 3 staged
+    const void *nccl_comm, *nccl_config;
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
     idist_allocator mem;
@@ -4655,21 +4682,17 @@ static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
         d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
 }
 
-static idist_status idist__launch_choice(const char *field, const char *var, const char *const *names, int n, int *choice) {
-    const char *text = field ? field : idist__os_env(var);
-    int i;
+static idist_status idist__launch_choice(const char *field, const char *var, const char *names, int *choice) {
+    const char *text = field ? field : idist__os_env(var), *at = names;
+    size_t n = text ? strlen(text) : 0;
+    for (*choice = 0; text && at; ++*choice) {
+        if (strncmp(at, text, n) == 0 && (at[n] == ',' || !at[n])) return IDIST_OK;
+        if ((at = strchr(at, ',')) != NULL) at += 2;
+    }
     *choice = 0;
     if (!text) return IDIST_OK;
-    for (i = 0; i < n; i++)
-        if (strcmp(text, names[i]) == 0) {
-            *choice = i;
-            return IDIST_OK;
-        }
-    if (field)
-        return idist__fail(IDIST_ERR_ARG, "desc: \"%s\" (%s) is none of %s, %s%s%s", text, var, names[0], names[1],
-                           n > 2 ? ", " : "", n > 2 ? names[2] : "");
-    return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s, %s%s%s", var, text, names[0], names[1], n > 2 ? ", " : "",
-                       n > 2 ? names[2] : "");
+    if (field) return idist__fail(IDIST_ERR_ARG, "desc: \"%s\" (%s) is none of %s", text, var, names);
+    return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s", var, text, names);
 }
 
 static idist_status idist__launch_timeout(int field, const char *var, int fallback, int *value) {
@@ -4684,9 +4707,6 @@ static idist_status idist__launch_timeout(int field, const char *var, int fallba
 
 // The one place where defaults are filled in.
 static idist_status idist__launch_config(idist__config *c, const idist_desc *desc) {
-    static const char *const algorithms[] = {"auto", "latency", "bandwidth", "chunked"};
-    static const char *const transports[] = {"auto", "socket", "tcp"};
-    static const char *const bindings[] = {"none", "core"};
     idist_desc d;
     idist_status s;
     const char *text;
@@ -4699,21 +4719,23 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     c->logger = d.logger;
     if (!c->mem.alloc_fn != !c->mem.free_fn)
         return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
-    if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", transports, 3, &c->transport)) != IDIST_OK) return s;
-    if ((s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) != IDIST_OK) return s;
-    if ((s = idist__env_int("IDIST_CHECK", 0, 1, &check)) != IDIST_OK) return s;
-    if ((s = idist__launch_choice(d.bind, "IDIST_BIND", bindings, 2, &c->bind)) != IDIST_OK) return s;
+    if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", "auto, socket, tcp", &c->transport)) ||
+        (s = idist__launch_choice(d.algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked", &c->algorithm)) ||
+        (s = idist__launch_choice(d.bind, "IDIST_BIND", "none, core", &c->bind)) ||
+        (s = idist__launch_choice(d.device_backend, "IDIST_DEVICE_BACKEND", "auto, nccl, ipc, staged",
+                                  &c->device_backend)) ||
+        (s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) ||
+        (s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) ||
+        (s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) || (s = idist__env_int("IDIST_CHECK", 0, 1, &check)))
+        return s;
     c->unchecked = !check;
     c->mpi_comm = d.mpi_comm;
     c->shm_asked = d.shm_nbytes || mib;
     c->shm_nbytes = d.shm_nbytes ? d.shm_nbytes : (size_t)(mib ? mib : IDIST__SHM_MIB) << 20;
-    if ((s = idist__launch_choice(d.algorithm, "IDIST_ALGO", algorithms, 4, &c->algorithm)) != IDIST_OK) return s;
-    if ((s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) != IDIST_OK) return s;
-    if ((s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) !=
-        IDIST_OK)
-        return s;
     text = d.host_id ? d.host_id : idist__os_env("IDIST_HOSTID");
     if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
+    c->nccl_comm = d.nccl_comm;
+    c->nccl_config = d.nccl_config;
     text = d.device ? d.device : idist__os_env("IDIST_DEVICE");
     if (text) idist__copy_text(c->device, sizeof c->device, text);
     text = d.backend ? d.backend : idist__os_env("IDIST_BACKEND");
@@ -4781,14 +4803,15 @@ typedef enum idist__kind {
     IDIST__ONE_RANK_FIRST,
     IDIST__ONE_RANK_ONLY,
     IDIST__FINALIZE,
+    IDIST__FIRST_DEVICE_CALL,
     IDIST__KIND_COUNT
 } idist__kind;
 
 static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
-    "nothing",  "all_reduce",     "reduce",        "broadcast", "barrier",         "all_gather",       "gather",
-    "scatter",  "reduce_scatter", "all_to_all",    "scan",      "exscan",          "all_gatherv",      "gatherv",
-    "scatterv", "all_to_allv",    "send",          "recv",      "broadcast_bytes", "all_gather_bytes", "new_group",
-    "split",    "one_rank_first", "one_rank_only", "finalize"};
+    "nothing",  "all_reduce",     "reduce",        "broadcast", "barrier",          "all_gather",       "gather",
+    "scatter",  "reduce_scatter", "all_to_all",    "scan",      "exscan",           "all_gatherv",      "gatherv",
+    "scatterv", "all_to_allv",    "send",          "recv",      "broadcast_bytes",  "all_gather_bytes", "new_group",
+    "split",    "one_rank_first", "one_rank_only", "finalize",  "first_device_call"};
 
 typedef struct idist__user_op {
     idist_op_fn fn;
@@ -4816,14 +4839,15 @@ typedef struct idist__call {
 
 // What two ranks compare about a call, 24 bytes of every message.
 typedef struct idist__print {
-    uint8_t kind, dtype, op, algorithm;
+    uint8_t kind, dtype, op, algorithm; // the last with IDIST__ON_DEVICE
     int32_t root;
     uint64_t check; // see idist__call; of a send: its count
     uint32_t seq;   // number of the call within its group
     uint32_t whole; // of a call that is a part of another one: the number of that; else 0
 } idist__print;
 
-typedef struct idist__world idist__world;
+#define IDIST__ON_DEVICE 0x80 // a collective on device memory
+
 typedef enum idist__driver { IDIST__DRIVER_NONE, IDIST__DRIVER_CALLER, IDIST__DRIVER_THREAD } idist__driver;
 
 struct idist__task {          // one operation under way
@@ -4841,10 +4865,15 @@ struct idist__task {          // one operation under way
     idist__print whole; // what it is a part of; kind 0: it is a call of its own
     int timeout_ms;
     int64_t started_ns, deadline_ns;
-    bool on_device; // the device backend brings its buffers to the host and back
-    bool away;      // the backend has not got it, or is through with it: it waits for copies to or from the device
+    bool on_device; // the device backend sees to it
+    bool away;      // the backend has not got it, or is through with it: it waits for the device
+    bool followed;  // idist_wait_stream needs not wait for the host any more
+    bool detached;  // nobody waits for it: it goes when it is done
+    bool pinned;    // a thread works on it without the lock, ...
+    bool freed;     // ... and frees it
     void *stream;   // of the device: what it holds comes first
     void *impl;     // the backend's part, behind this struct
+    void *lane;     // its place in the timeline, or NULL
     char text[512]; // why it failed; not cleared from here on
     void *device;   // the device backend's part; stays with the task
 };
@@ -4860,6 +4889,7 @@ struct idist_group {
     uint32_t nchildren;
     int ntasks;          // running
     int nrequests;       // not yet waited for
+    int ndetached;       // running, and nobody waits for them; or pinned
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
@@ -4868,6 +4898,7 @@ struct idist_group {
     idist_group *node;        // the members on this host, made when one_rank_first asks for it
     const idist_group *maker; // while it is being made: if that one fails, this one never will be
     void *impl;
+    void *device; // the device backend's part
 };
 
 typedef struct idist__node { // what is known of a rank
@@ -4929,13 +4960,12 @@ struct idist_backend_api {
     // agree makes *flag the bitwise AND over the members that live. Both work in a group that has failed.
     idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
     idist_status (*agree)(idist_group *g, int *flag);
-    // Of a device backend, which has only its name, `claim` and this: once the world is there, takes the place of its
-    // backend (w->backend), hands on to that what concerns host memory, and sets w->device and w->route. Collective; without
-    // a device it sets w->no_device and leaves the world as it is.
+    // Of a device backend, which has only its name, `claim` and this: takes the place of the world's backend, hands on to it
+    // what concerns host memory, and sets w->device, w->route and the like. Collective; without a device: w->no_device only.
     idist_status (*wrap)(idist__world *w);
 };
 
-#define IDIST__BACKEND_ABI 5
+#define IDIST__BACKEND_ABI 6
 #define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
@@ -4943,6 +4973,7 @@ struct idist_backend_api {
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
+#define IDIST__WATCH_NS (10 * IDIST__MS)
 
 struct idist__world {
     idist_group group; // all ranks; first, so that a world is its group
@@ -4953,10 +4984,16 @@ struct idist__world {
     idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
     void *device;                          // its part, once it is there
     char device_name[32], no_device[200];  // "cuda:0"; or why there is none
+    const char *device_backend;            // how it moves device memory
     // A task of the device that the backend is through with: false when it is not over yet.
     bool (*landed)(idist__task *t, idist_status status);
-    // Whether a call is for the device backend; what is wrong with its buffers or its stream.
-    idist_status (*route)(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device);
+    // Whether a call is for the device backend; what is wrong with its buffers or its stream. The first such call of a group
+    // waits in here for the other members. *detached: nobody is to wait for it.
+    idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device, bool *detached);
+    void (*launch)(idist__world *w);                      // hands the device what this thread's idist_group_begin held back
+    idist_status (*follow)(idist__task *t, void *stream); // makes a stream wait for a `followed` task, and detaches it
+    idist__task *detached;                                // those, running or done, newest first
+    uint32_t ngone;                                       // of those, done
     char hostname[64];
     char backends[128]; // names of those built in
     idist__node *nodes; // of every rank
@@ -4986,10 +5023,35 @@ struct idist__world {
     bool threadless; // the backend bears one thread only: requests move on inside calls
     int nmaking;     // groups being made
     bool leaves;     // the end is near, and not a good one: the others are not at theirs
+    bool watched;    // the device may wait for other ranks while nobody here does: the progress thread looks after them
     pthread_t thread;
 };
 
 static idist__world *idist__default_world; // set by idist_initialize, the one global
+
+// Who follows the calls of this process, for a timeline: idist_trace.h, or nobody (NULL).
+typedef struct idist__tracer {
+    void (*joined)(const idist__world *w); // this thread has
+    void (*left)(void);
+    idist_status (*call)(idist_group *g, const idist__call *c, const idist_opts *o); // around idist__call_locked
+    // Around what else waits in this thread, for one call, or several: then g and c are NULL.
+    void (*begin)(const char *category, const char *name, const idist_group *g, const idist__call *c);
+    void (*end)(idist_status status);
+    void (*done)(const idist__task *t); // a task that has a lane is; in any thread, with the world's lock held
+} idist__tracer;
+
+static const idist__tracer *idist__tracer_set;
+
+static const idist__tracer *idist__tracer_now(void) { return __atomic_load_n(&idist__tracer_set, __ATOMIC_ACQUIRE); }
+
+static void idist__trace_begin(const char *category, const char *name, const idist_group *g, const idist__call *c) {
+    if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, c);
+}
+
+static idist_status idist__trace_end(idist_status status) {
+    if (idist__tracer_now()) idist__tracer_now()->end(status);
+    return status;
+}
 
 // A child made by fork has none of its parent's worlds.
 static bool idist__world_forked(const idist__world *w) { return w->fork_guard && !*w->fork_guard; }
@@ -4999,7 +5061,7 @@ static idist_status idist__world_enter(const char *name, const idist__world *w) 
     if (idist__world_forked(w))
         return idist__fail(IDIST_ERR_STATE,
                            "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
-    if (idist__me.callbacks) return idist__fail(IDIST_ERR_STATE, "%s: a user op or a logger must not call idist", name);
+    if (idist__me.callbacks) return idist__fail(IDIST_ERR_STATE, "%s: a callback must not call idist", name);
     return IDIST_OK;
 }
 
@@ -5039,7 +5101,7 @@ static idist__print idist__task_print(const idist__task *t, int algorithm) {
     if (p.kind) { // of a part the ranks compare what the user called
         p.whole = p.seq;
         p.seq = t->seq;
-        p.algorithm = (uint8_t)algorithm;
+        p.algorithm = (uint8_t)(algorithm | (p.algorithm & IDIST__ON_DEVICE));
         return p;
     }
     p = idist__call_print(&t->call, t->seq);
@@ -5066,7 +5128,7 @@ static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
     if (!idist__kind_is_v(kind)) idist__append(buf, cap, " x %llu", (unsigned long long)p->check);
     if (idist__kind_reduces(kind)) idist__append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
     if (p->root >= 0) idist__append(buf, cap, ", root %d", (int)p->root);
-    idist__append(buf, cap, ")");
+    idist__append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
 }
 
 // What two ranks of the world have called, and where it differs.
@@ -5099,6 +5161,7 @@ IDIST__UNUSED static const char *idist__print_difference(const idist__print *a, 
     if (a->op != b->op) return "op";
     if (a->root != b->root) return "root";
     if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
+    if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
     if (a->algorithm != b->algorithm) return "algorithm";
     return NULL;
 }
@@ -5170,7 +5233,9 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     t->done = true;
     w->nended++;
     t->group->ntasks--;
+    if (t->detached) t->group->ndetached--, w->ngone++;
     if (t->async) w->nasync--;
+    if (t->lane) idist__tracer_now()->done(t);
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
@@ -5382,8 +5447,14 @@ static void *idist__world_thread(void *arg) {
     idist__world *w = (idist__world *)arg;
     pthread_mutex_lock(&w->lock);
     while (!w->thread_stops) {
-        if (w->nasync && !w->nblocked && w->driver == IDIST__DRIVER_NONE) idist__world_turn(w, IDIST__DRIVER_THREAD);
-        else pthread_cond_wait(&w->work, &w->lock);
+        if (w->nasync && !w->nblocked && w->driver == IDIST__DRIVER_NONE) {
+            idist__world_turn(w, IDIST__DRIVER_THREAD);
+        } else {
+            idist__os_cond_wait(&w->work, &w->lock, w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
+            if (!w->watched || w->nasync || w->nblocked || w->driver != IDIST__DRIVER_NONE || w->thread_stops) continue;
+            w->backend->progress(w);
+            idist__world_timers(w);
+        }
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
@@ -5397,11 +5468,32 @@ static idist_status idist__world_need_thread(idist__world *w) {
     return IDIST_OK;
 }
 
+static void idist__task_free(idist__task *t) {
+    idist__world *w = t->group->w;
+    if ((t->freed = t->pinned)) return; // who has pinned it does it
+    t->next = w->idle_tasks;
+    w->idle_tasks = t;
+}
+
+// Frees those that nobody waits for, once they are done.
+static void idist__task_sweep(idist__world *w) {
+    idist__task **at = &w->detached, *t;
+    for (w->ngone = 0; (t = *at) != NULL;) {
+        if (!t->done) {
+            at = &t->chain;
+            continue;
+        }
+        *at = t->chain;
+        idist__task_free(t);
+    }
+}
+
 static idist__task *idist__task_new(idist_group *g) {
     idist__world *w = g->w;
     size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
-    idist__task *t = w->idle_tasks;
-    if (t) {
+    idist__task *t;
+    if (w->ngone >= 64) idist__task_sweep(w);
+    if ((t = w->idle_tasks) != NULL) {
         idist__task *older = t->older;
         w->idle_tasks = t->next;
         memset(t, 0, offsetof(idist__task, text));
@@ -5417,10 +5509,18 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-static void idist__task_free(idist__task *t) {
+// Nobody waits for it any more.
+static void idist__task_detach(idist__task *t) {
     idist__world *w = t->group->w;
-    t->next = w->idle_tasks;
-    w->idle_tasks = t;
+    t->detached = true;
+    t->chain = w->detached;
+    w->detached = t;
+    t->group->ndetached++;
+    if (t->async) {
+        w->nasync--;
+        t->group->nrequests--;
+        t->async = false;
+    }
 }
 
 // Puts a task among the running ones and hands it to the backend.
@@ -5598,8 +5698,7 @@ IDIST__UNUSED static bool idist__call_in_place(const idist_group *g, const idist
 }
 
 // Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's or the receiver's.
-IDIST__UNUSED static char *idist__call_part(const idist__call *c, char *base, int from, int to, bool at_sender,
-                                            size_t *count) {
+static char *idist__call_part(const idist__call *c, char *base, int from, int to, bool at_sender, size_t *count) {
     const size_t *counts = at_sender ? c->sendcounts : c->recvcounts, *displs = at_sender ? c->senddispls : c->recvdispls;
     size_t size = idist_dtype_size(c->dtype);
     bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV, spread = counts && c->sendcounts && c->recvcounts;
@@ -5765,10 +5864,11 @@ static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_
 }
 
 // Whether the device backend takes part in a call. A stream needs one.
-static idist_status idist__call_route(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device) {
+static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
+                                      bool *detached) {
     const char *name = idist__kind_names[c->label];
-    *on_device = false;
-    if (g->w->route) return g->w->route(g, c, o, on_device);
+    *on_device = *detached = false;
+    if (g->w->route) return g->w->route(g, c, o, on_device, detached);
     if (o->stream && !g->w->wrap)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream is for device memory, which takes idist_nccl.h", name);
     if (o->stream) return idist__fail(IDIST_ERR_NO_DEVICE, "%s: a stream is for device memory: %s", name, g->w->no_device);
@@ -5780,10 +5880,10 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     idist__thread *self = &idist__me;
     idist_status s = idist__call_check(g, c);
     idist__task *t;
-    bool on_device = false;
+    bool on_device = false, detached = false;
     int timeout_ms = o->timeout_ms ? o->timeout_ms : g->w->cfg.timeout_ms;
     if (s != IDIST_OK) return s;
-    if ((s = idist__call_route(g, c, o, &on_device)) != IDIST_OK) return s;
+    if ((s = idist__call_route(g, c, o, &on_device, &detached)) != IDIST_OK) return s;
     if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
@@ -5797,7 +5897,9 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     t->stream = o->stream;
     t->patient = o->timeout_ms == 0;
     t->timeout_ms = timeout_ms;
+    if (detached) idist__task_detach(t);
     idist__task_start(t);
+    if (detached) return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
     if (o->request) {
         o->request->impl = t;
         return IDIST_OK;
@@ -5812,6 +5914,10 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     return idist__task_result(t);
 }
 
+static idist_status idist__call_traced(idist_group *g, const idist__call *c, const idist_opts *o) {
+    return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
+}
+
 static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     idist_opts o;
     idist_group *g = NULL;
@@ -5820,7 +5926,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     if (opts) o = *opts;
     s = idist__call_enter(idist__kind_names[c->label], o.group, &g);
     if (g) {
-        s = idist__call_locked(g, c, &o);
+        s = idist__call_traced(g, c, &o);
         pthread_mutex_unlock(&g->w->lock);
     }
     if (s != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
@@ -5845,7 +5951,7 @@ static void idist__call_init(idist__call *c, idist__kind kind, const void *send,
 
 //------------------------------------------------------------------------------
 // [impl:self]  the backend of a world of 1, and what any backend does in a group of 1
-// uses world reduce . used by life and the ring
+// uses world reduce call . used by life and the ring
 //------------------------------------------------------------------------------
 
 static void idist__copy(void *dst, const void *src, size_t nbytes) {
@@ -5855,28 +5961,12 @@ static void idist__copy(void *dst, const void *src, size_t nbytes) {
 // Any collective among one rank: its own contribution is the result.
 static void idist__self_collective(idist__task *t) {
     const idist__call *c = &t->call;
-    size_t size = idist_dtype_size(c->dtype), sat = 0, rat = 0;
     const idist__user_op *op = (int)c->op >= IDIST_OP_USER ? idist__call_user_op(t->group, c) : NULL;
-    if (c->kind == IDIST__SCATTERV || c->kind == IDIST__ALL_TO_ALLV) sat = idist__displ(c->sendcounts, c->senddispls, 0);
-    if (c->kind == IDIST__ALL_GATHERV || c->kind == IDIST__GATHERV || c->kind == IDIST__ALL_TO_ALLV)
-        rat = idist__displ(c->recvcounts, c->recvdispls, 0);
     if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
-        size_t count = c->kind == IDIST__ALL_TO_ALLV ? c->recvcounts[0] : c->count;
-        idist__copy((char *)c->recv + rat * size, (const char *)c->send + sat * size, count * size);
-        if (idist__kind_reduces(c->kind) && op && !op->fn) {
-            if (idist__type_is_half(c->dtype)) {
-                size_t i;
-                for (i = 0; i < count; i++) {
-                    float x;
-                    char *at = (char *)c->recv + i * size;
-                    idist__type_widen(&x, at, 1, c->dtype);
-                    x = (float)(x * op->factor);
-                    idist__type_narrow(at, &x, 1, c->dtype);
-                }
-            } else {
-                idist__reduce_scale(c->recv, count, c->dtype, op->factor);
-            }
-        }
+        size_t count;
+        const char *from = idist__call_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
+        idist__copy(idist__call_part(c, (char *)c->recv, 0, 0, false, &count), from, count * idist_dtype_size(c->dtype));
+        if (idist__kind_reduces(c->kind) && op && !op->fn) idist__reduce_scale(c->recv, count, c->dtype, op->factor);
         if (idist__kind_reduces(c->kind) && !op) idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
     }
     idist__complete(t, IDIST_OK, "");
@@ -6289,6 +6379,7 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
     idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", w->group.size,
                      w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
+    if (idist__tracer_now()) idist__tracer_now()->joined(w);
     *out = w;
     return IDIST_OK;
 }
@@ -6314,7 +6405,7 @@ static idist_status idist__world_last_barrier(idist__world *w) {
     memset(&o, 0, sizeof o);
     idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
     c.label = IDIST__FINALIZE;
-    return idist__call_locked(&w->group, &c, &o);
+    return idist__call_traced(&w->group, &c, &o);
 }
 
 // force: without the last barrier and with requests open: a worker that failed. The others learn of it as of a lost
@@ -6349,6 +6440,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
     w->backend->close(w, !w->leaves);
+    if (idist__tracer_now()) idist__tracer_now()->left();
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
     idist__world_free(w);
     return s;
@@ -6431,6 +6523,10 @@ const char *idist_device(void) {
     idist__world *w = idist__world_default();
     return w && w->device ? w->device_name : "cpu";
 }
+const char *idist_device_backend(void) {
+    idist__world *w = idist__world_default();
+    return w && w->device ? w->device_backend : "none";
+}
 
 const char *idist_launcher(void) {
     idist__config c;
@@ -6461,7 +6557,8 @@ const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
     char *buf = idist__me.config;
     size_t cap = sizeof idist__me.config;
-    snprintf(buf, cap, "backend: %s\ndevice: %s\nhostname: %s\n", idist_backend(), idist_device(), w ? w->hostname : "-");
+    snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n", idist_backend(), idist_device(),
+             idist_device_backend(), w ? w->hostname : "-");
     idist__append(buf, cap,
                   "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum nodes: %d\nnode rank: %d\n",
                   idist_get_world_size(), idist_get_rank(), idist_get_local_rank(), idist_get_nproc_per_node(),
@@ -6480,36 +6577,12 @@ const char *idist_show_config(void) {
 // uses call . used by group help spawn
 //------------------------------------------------------------------------------
 
-// A label other than NONE names the call that this one is a part of.
-static idist_status idist__all_gather_as(idist__kind label, const void *send, void *recv, size_t count, idist_dtype dtype,
-                                         uint64_t check, const idist_opts *opts) {
-    idist__call c;
-    idist__call_init(&c, IDIST__ALL_GATHER, send, recv, count, dtype);
-    if (label != IDIST__NONE) c.label = label;
-    c.check = check;
-    return idist__call_run(&c, opts);
-}
-
-static idist_status idist__broadcast_as(idist__kind label, void *buf, size_t count, idist_dtype dtype, int root,
-                                        const idist_opts *opts) {
-    idist__call c;
-    idist__call_init(&c, IDIST__BROADCAST, NULL, buf, count, dtype);
-    if (label != IDIST__NONE) c.label = label;
-    c.root = root;
-    return idist__call_run(&c, opts);
-}
-
-static idist_status idist__barrier_as(idist__kind label, const idist_opts *opts) {
-    idist__call c;
-    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    if (label != IDIST__NONE) c.label = label;
-    return idist__call_run(&c, opts);
-}
-
-static idist_status idist__reduce_as(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype,
-                                     idist_op op, int root, const idist_opts *opts) {
+// All but the v-forms. SUM where nothing is reduced, -1 where there is no root; label: what it is a part of, or its kind.
+static idist_status idist__collective(idist__kind kind, idist__kind label, const void *send, void *recv, size_t count,
+                                      idist_dtype dtype, idist_op op, int root, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, kind, send, recv, count, dtype);
+    c.label = label;
     c.op = op;
     c.root = root;
     return idist__call_run(&c, opts);
@@ -6517,56 +6590,50 @@ static idist_status idist__reduce_as(idist__kind kind, const void *send, void *r
 
 idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
                               const idist_opts *opts) {
-    return idist__reduce_as(IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
+    return idist__collective(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
                           const idist_opts *opts) {
-    return idist__reduce_as(IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
+    return idist__collective(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
 }
 
 idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
                                   const idist_opts *opts) {
-    return idist__reduce_as(IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
+    return idist__collective(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
-    return idist__reduce_as(IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+    return idist__collective(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
                           const idist_opts *opts) {
-    return idist__reduce_as(IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
+    return idist__collective(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
-    return idist__broadcast_as(IDIST__NONE, buf, count, dtype, root, opts);
+    return idist__collective(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype, IDIST_SUM, root, opts);
 }
 
-idist_status idist_barrier(const idist_opts *opts) { return idist__barrier_as(IDIST__NONE, opts); }
+idist_status idist_barrier(const idist_opts *opts) {
+    return idist__collective(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM, -1, opts);
+}
 
 idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
-    return idist__all_gather_as(IDIST__NONE, send, recv, count, dtype, count, opts);
-}
-
-static idist_status idist__rooted(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                                  const idist_opts *opts) {
-    idist__call c;
-    idist__call_init(&c, kind, send, recv, count, dtype);
-    c.root = root;
-    return idist__call_run(&c, opts);
+    return idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype, IDIST_SUM, -1, opts);
 }
 
 idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
-    return idist__rooted(IDIST__GATHER, send, recv, count, dtype, root, opts);
+    return idist__collective(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM, root, opts);
 }
 
 idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
-    return idist__rooted(IDIST__SCATTER, send, recv, count, dtype, root, opts);
+    return idist__collective(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype, IDIST_SUM, root, opts);
 }
 
 idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
-    return idist__rooted(IDIST__ALL_TO_ALL, send, recv, count, dtype, -1, opts);
+    return idist__collective(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype, IDIST_SUM, -1, opts);
 }
 
 // The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two ranks are checked
@@ -6634,13 +6701,15 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
     if (is_root && *nbytes > capacity)
         return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: root says %zu bytes in a buffer of %zu", *nbytes, capacity);
     if (is_root) n = *nbytes;
-    if ((s = idist__broadcast_as(IDIST__BROADCAST_BYTES, &n, 1, IDIST_U64, root, opts)) != IDIST_OK) return s;
+    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64, IDIST_SUM, root, opts);
+    if (s != IDIST_OK) return s;
     // A rank whose buffer is too small takes part all the same, so that the others are not held up.
     if (n > capacity && (waste = malloc((size_t)n)) == NULL) {
         idist_abort(opts ? opts->group : NULL);
         return idist__fail(IDIST_ERR_NO_MEMORY, "broadcast_bytes: no memory for %llu bytes", (unsigned long long)n);
     }
-    s = idist__broadcast_as(IDIST__BROADCAST_BYTES, waste ? waste : buf, (size_t)n, IDIST_U8, root, opts);
+    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, waste ? waste : buf, (size_t)n, IDIST_U8,
+                          IDIST_SUM, root, opts);
     free(waste);
     if (s != IDIST_OK) return s;
     *nbytes = (size_t)n;
@@ -6663,7 +6732,8 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     if (nbytes && capacity && (const char *)send < (const char *)buf + capacity &&
         (const char *)buf < (const char *)send + nbytes)
         return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send and buf overlap; there is no in-place form");
-    s = idist__all_gather_as(IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own, IDIST_U8, sizeof own, opts);
+    s = idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own, IDIST_U8, IDIST_SUM, -1,
+                          opts);
     if (s != IDIST_OK) return s;
     for (i = 0; i < n; i++) total += sizes[i];
     if (total > capacity && (waste = malloc(total)) == NULL) {
@@ -6705,34 +6775,47 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
     return idist__p2p(IDIST__RECV, NULL, buf, count, dtype, src, tag, info, opts);
 }
 
-idist_status idist_wait(idist_request *request) {
-    idist__task *t;
-    idist__world *w;
+// The task of a request, with its world locked; NULL: there is none, or an error.
+static idist__task *idist__request_enter(const char *name, const idist_request *request, idist_status *s) {
+    idist__task *t = request ? (idist__task *)request->impl : NULL;
+    *s = request ? IDIST_OK : idist__fail(IDIST_ERR_ARG, "%s: request is NULL", name);
+    if (t && (*s = idist__world_enter(name, t->group->w)) != IDIST_OK) return NULL;
+    if (t) idist__world_lock(t->group->w);
+    if (t && idist__me.held_world == t->group->w) t->group->w->launch(t->group->w); // it may be one of those
+    return t;
+}
+
+static bool idist__task_followed(void *t) { return ((idist__task *)t)->done || ((idist__task *)t)->followed; }
+
+static idist_status idist__request_wait(const char *name, idist_request *request, bool follow, void *stream) {
     idist_status s;
-    if (!request) return idist__fail(IDIST_ERR_ARG, "wait: request is NULL");
-    t = (idist__task *)request->impl;
-    if (!t) return IDIST_OK;
+    idist__task *t = idist__request_enter(name, request, &s);
+    idist__world *w;
+    if (!t) return s;
     w = t->group->w;
-    if (idist__world_enter("wait", w) != IDIST_OK) return IDIST_ERR_STATE;
-    idist__world_lock(w);
-    idist__task_wait(t);
+    idist__trace_begin("wait", name, t->group, &t->call);
+    if (follow) idist__world_wait(w, idist__task_followed, t);
+    else idist__task_wait(t);
     request->impl = NULL;
-    s = idist__task_result(t);
+    s = idist__trace_end(t->done ? idist__task_result(t) : w->follow(t, stream));
     pthread_mutex_unlock(&w->lock);
     return s;
 }
 
+idist_status idist_wait(idist_request *request) { return idist__request_wait("wait", request, false, NULL); }
+
+idist_status idist_wait_stream(idist_request *request, void *stream) {
+    return idist__request_wait("wait_stream", request, true, stream);
+}
+
 idist_status idist_test(idist_request *request, bool *done) {
-    idist__task *t;
+    idist_status s;
+    idist__task *t = done ? idist__request_enter("test", request, &s) : NULL;
     idist__world *w;
-    idist_status s = IDIST_OK;
-    if (!request || !done) return idist__fail(IDIST_ERR_ARG, "test: request or done is NULL");
+    if (!done) return idist__fail(IDIST_ERR_ARG, "test: done is NULL");
     *done = true;
-    t = (idist__task *)request->impl;
-    if (!t) return IDIST_OK;
+    if (!t) return s;
     w = t->group->w;
-    if (idist__world_enter("test", w) != IDIST_OK) return IDIST_ERR_STATE;
-    idist__world_lock(w);
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->backend->progress(w);
         if (!t->done) idist__world_timers(w);
@@ -6793,9 +6876,10 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     any.requests = requests;
     any.n = n;
     idist__world_lock(w);
+    idist__trace_begin("wait", "wait_any", NULL, NULL);
     idist__world_wait(w, idist__several_ready, &any);
     *index = any.at;
-    s = idist__task_result((idist__task *)requests[any.at].impl);
+    s = idist__trace_end(idist__task_result((idist__task *)requests[any.at].impl));
     requests[any.at].impl = NULL;
     pthread_mutex_unlock(&w->lock);
     return s;
@@ -6811,7 +6895,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *a = (const char *)send, *b = (const char *)recv;
-    bool quick, on_device[2] = {false, false};
+    bool quick, detached, on_device[2] = {false, false};
     idist_status s = idist__check_blocking("sendrecv", opts);
     idist__task *first, *t, *next;
     if (s != IDIST_OK) return s;
@@ -6827,16 +6911,17 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist__call_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype);
     pair.send.root = dst;
     pair.send.tag = sendtag;
-    s = idist__call_check(g, &pair.send); // both are looked at before either begins
-    if (s == IDIST_OK) s = idist__call_check(g, &pair.recv);
-    if (s == IDIST_OK) s = idist__call_route(g, &pair.send, &o, &on_device[0]);
-    if (s == IDIST_OK) s = idist__call_route(g, &pair.recv, &o, &on_device[1]);
+    if ((s = idist__call_check(g, &pair.send)) == IDIST_OK && (s = idist__call_check(g, &pair.recv)) == IDIST_OK &&
+        (s = idist__call_route(g, &pair.send, &o, &on_device[0], &detached)) == IDIST_OK) // both, before either begins
+        s = idist__call_route(g, &pair.recv, &o, &on_device[1], &detached);
+    idist__trace_begin("call", "sendrecv", g, s == IDIST_OK ? &pair.send : NULL);
     quick = s == IDIST_OK && !on_device[0] && !on_device[1] && idist__call_quick(g, &pair.send, &o);
     self->group_depth = quick ? 0 : 1;
     self->group_status = IDIST_OK;
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
     if (s == IDIST_OK && !quick) s = idist__call_locked(g, &pair.send, &o);
     self->group_depth = 0;
+    if (g->w->launch) g->w->launch(g->w);
     first = self->group_tasks; // the receive, then the send; none or one when something went wrong
     self->group_tasks = NULL;
     for (t = first; t; t = t->chain) idist__task_wait(t);
@@ -6846,7 +6931,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
         else idist__task_drop(t);
     }
     pthread_mutex_unlock(&g->w->lock);
-    return s;
+    return idist__trace_end(s);
 }
 
 idist_status idist_group_begin(void) {
@@ -6860,6 +6945,13 @@ idist_status idist_group_end(void) {
     idist_status first;
     if (!self->group_depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
     if (--self->group_depth) return IDIST_OK;
+    idist__trace_begin("wait", "group_end", NULL, NULL);
+    if (self->held_world) {
+        idist__world *w = self->held_world;
+        idist__world_lock(w);
+        w->launch(w);
+        pthread_mutex_unlock(&w->lock);
+    }
     first = self->group_status;
     memcpy(text, self->group_text, sizeof text);
     while (self->group_tasks) {
@@ -6876,7 +6968,7 @@ idist_status idist_group_end(void) {
         memcpy(text, self->text, sizeof text);
     }
     if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
-    return first;
+    return idist__trace_end(first);
 }
 
 //------------------------------------------------------------------------------
@@ -6959,7 +7051,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
         idist__world_lock(w);
         offers[g->size] = w->backend->group_offer(g);
         pthread_mutex_unlock(&w->lock);
-        s = idist__all_gather_as(label, &offers[g->size], offers, 1, IDIST_U64, 1, &o);
+        s = idist__collective(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64, IDIST_SUM, -1, &o);
         idist__world_lock(w);
         if (s == IDIST_OK && (s = w->backend->group_meet(g, offers)) != IDIST_OK)
             idist__group_fail(g, s, "a rank is out of memory");
@@ -7074,35 +7166,37 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     o.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
-    s = all ? idist__all_gather_as(IDIST__SPLIT, mine, all, 2, IDIST_I32, 2, &o) : IDIST_ERR_NO_MEMORY;
+    s = all ? idist__collective(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32, IDIST_SUM, -1, &o)
+            : IDIST_ERR_NO_MEMORY;
     if (s == IDIST_OK) n = idist__split_members(p, all, mine[0], all + 2 * p->size);
     s = idist__group_agreed(p, g, s, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, IDIST__SPLIT, group);
     idist__mem_free(&p->w->cfg.mem, all);
     return s;
 }
 
+static bool idist__group_settled(void *arg) { return !((const idist_group *)arg)->ndetached; }
+
 idist_status idist_free_group(idist_group **group) {
     idist_group *g;
+    idist__world *w;
     idist_status s = IDIST_OK;
     if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
-    if (idist__world_enter("free_group", g->w) != IDIST_OK) return IDIST_ERR_STATE;
+    if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL)) return IDIST_ERR_STATE;
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
-    idist__world_lock(g->w);
-    if (g->ntasks || g->nrequests)
+    w = g->w;
+    idist__world_lock(w);
+    idist__world_wait(w, idist__group_settled, g);
+    if (g->ntasks || g->nrequests) {
         s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");
-    if (s == IDIST_OK) {
-        idist__world *w = g->w;
-        idist_group *node = g->node;
+    } else {
         w->backend->progress(w); // messages for it that lie there: once it is gone nobody knows where they belong
+        if (g->node) idist__group_free(g->node);
         idist__group_free(g);
-        if (node) idist__group_free(node);
         *group = NULL;
-        pthread_mutex_unlock(&w->lock);
-        return IDIST_OK;
     }
-    pthread_mutex_unlock(&g->w->lock);
+    pthread_mutex_unlock(&w->lock);
     return s;
 }
 
@@ -7219,7 +7313,7 @@ void idist_free(void *ptr) {
 // fn's result goes to everybody by a broadcast, so that a failure ends the wait instead of prolonging it.
 static idist_status idist__tell_result(idist__kind label, int rank, bool mine, int result, const idist_opts *o) {
     int32_t r = mine ? (int32_t)result : 0;
-    idist_status s = idist__broadcast_as(label, &r, 1, IDIST_I32, rank, o);
+    idist_status s = idist__collective(IDIST__BROADCAST, label, NULL, &r, 1, IDIST_I32, IDIST_SUM, rank, o);
     if (s != IDIST_OK || !r) return s;
     return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d", idist__kind_names[label], rank,
                        (int)r);
@@ -7712,7 +7806,6 @@ static idist_status idist__spawn_begin(idist_workers *sp, bool anew) {
 
 idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
                                     idist_workers **workers, idist_backend_list backends) {
-    static const char *const methods[] = {"fork", "exec"};
     int count = __atomic_add_fetch(&idist__spawn_calls, 1, __ATOMIC_RELAXED), call = 0, worker = 0, fd = -1, anew = 0;
     bool rerun = idist__rerun_find(&call, &worker, &fd);
     idist_workers own, *sp;
@@ -7732,7 +7825,7 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
     if (nproc_per_node < 0 || nproc_per_node > 4096)
         return idist__fail(IDIST_ERR_ARG, "spawn: nproc_per_node should be positive and at most 4096, but is %d",
                            nproc_per_node);
-    if ((s = idist__launch_choice(d.start_method, "IDIST_START_METHOD", methods, 2, &anew)) != IDIST_OK) return s;
+    if ((s = idist__launch_choice(d.start_method, "IDIST_START_METHOD", "fork, exec", &anew)) != IDIST_OK) return s;
     if (rerun && count < call) return IDIST_OK; // the parent has been through this one
     if (anew && idist__is_worker)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "spawn: a worker can start others with start_method \"fork\" only");
@@ -7804,7 +7897,8 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 // The checks of Ignite's Parallel, in its order and close to its words.
 static idist_status idist__parallel_check(const idist_desc *d, const idist_backend_list *backends) {
     const char *at = d->backend, *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
-    const char *addr = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR"), *port = idist__os_env("MASTER_PORT");
+    const char *addr = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR"), *text = idist__os_env("MASTER_PORT");
+    int port = d->master_port ? d->master_port : text ? atoi(text) : 0;
     while (at && *at) {
         size_t n = strcspn(at, ",");
         if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_named(backends, at, n))
@@ -7819,15 +7913,11 @@ static idist_status idist__parallel_check(const idist_desc *d, const idist_backe
     if (d->node_rank < 0 || (d->node_rank > 0 && d->node_rank >= (d->nnodes ? d->nnodes : 1)))
         return idist__fail(IDIST_ERR_ARG, "Argument node_rank should be between 0 and %d, but given %d",
                            (d->nnodes ? d->nnodes : 1) - 1, d->node_rank);
-    if (d->nnodes > 1 && !init && (!addr || !(d->master_port || port)))
-        return idist__fail(
-            IDIST_ERR_ARG,
-            "If number of nodes larger than one, arguments master_addr and master_port or init_method should be "
-            "specified, but given master_addr=%s, master_port=%d and init_method=NULL",
-            addr ? addr : "NULL",
-            d->master_port ? d->master_port
-            : port         ? atoi(port)
-                           : 0);
+    if (d->nnodes > 1 && !init && (!addr || !port))
+        return idist__fail(IDIST_ERR_ARG,
+                           "If number of nodes larger than one, arguments master_addr and master_port or init_method should "
+                           "be specified, but given master_addr=%s, master_port=%d and init_method=NULL",
+                           addr ? addr : "NULL", port);
     return IDIST_OK;
 }
 

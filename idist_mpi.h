@@ -13,7 +13,7 @@ WHAT IT IS
 
     Every collective becomes MPI's own, on a communicator of its group; requests become MPI's non-blocking ones. Any MPI
     from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI of MPI 5.0
-    (mpicc_abi) runs on every library that has it. 16-bit floats are reduced as F32.
+    (mpicc_abi) runs on every library that has it. Floats of 16 and 8 bits are reduced as F32.
 
     Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
     of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
@@ -366,11 +366,12 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 // uses types . used by native join
 //------------------------------------------------------------------------------
 
-// 16-bit floats only travel as such; they are reduced as F32.
+// Narrow floats only travel as such; they are reduced as F32.
 static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
     static const MPI_Datatype types[IDIST_DTYPE_COUNT] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T, MPI_UINT16_T,
                                                           MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T,
-                                                          MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE};
+                                                          MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
+                                                          MPI_UINT8_T,  MPI_UINT8_T};
     return types[(unsigned)dtype < IDIST_DTYPE_COUNT ? dtype : IDIST_U8];
 }
 
@@ -568,14 +569,14 @@ static void idist__native_user_op(idist__native *nat, const idist__user_op *user
     if (nat->error != MPI_SUCCESS) nat->what = "MPI_Op_create";
 }
 
-// What a reduction needs beyond its buffers: 16-bit floats are widened, premultiplied contributions scaled, into scratch,
+// What a reduction needs beyond its buffers: narrow floats are widened, premultiplied contributions scaled, into scratch,
 // which holds the result too. A reduce_scatter of more elements than MPI counts is an all_reduce there.
 static void idist__native_reduction(idist__native *nat) {
     const idist__call *c = nat->c;
     const idist__user_op *user = (int)c->op >= IDIST_OP_USER ? idist__call_user_op(nat->g, c) : NULL;
-    bool half = idist__type_is_half(c->dtype), all = c->kind == IDIST__REDUCE_SCATTER, reduce = c->kind == IDIST__REDUCE;
+    bool narrow = idist__type_is_narrow(c->dtype), all = c->kind == IDIST__REDUCE_SCATTER, reduce = c->kind == IDIST__REDUCE;
     size_t n = (all ? (size_t)nat->g->size : 1) * c->count, size = nat->size;
-    idist_dtype dtype = half ? IDIST_F32 : c->dtype;
+    idist_dtype dtype = narrow ? IDIST_F32 : c->dtype;
     if (user && user->fn) {
         idist__native_user_op(nat, user);
         if (nat->error != MPI_SUCCESS) return;
@@ -584,13 +585,13 @@ static void idist__native_reduction(idist__native *nat) {
         nat->type = idist__mpi_type(dtype);
         nat->op = idist__mpi_builtin_op(idist__mpi_of(nat->g->w), user ? IDIST_SUM : c->op, dtype);
     }
-    if ((half && !nat->hook) || (user && !user->fn) || (all && nat->many) || (reduce && nat->in_place)) {
+    if ((narrow && !nat->hook) || (user && !user->fn) || (all && nat->many) || (reduce && nat->in_place)) {
         nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, (reduce ? 2 : 1) * n * nat->size);
         if (!nat->scratch) {
             nat->error = MPI_ERR_NO_MEM;
             return;
         }
-        if (half && !nat->hook) idist__type_widen((float *)(void *)nat->scratch, c->send, n, c->dtype);
+        if (narrow && !nat->hook) idist__type_widen((float *)(void *)nat->scratch, c->send, n, c->dtype);
         else idist__copy(nat->scratch, c->send, n * size);
         if (user && !user->fn) idist__reduce_scale(nat->scratch, n, dtype, user->factor);
         nat->in = nat->scratch;
@@ -678,7 +679,7 @@ static void idist__native_finish(idist__native *nat) {
     const idist_group *g = nat->g;
     if (!idist__kind_reduces(c->kind) || !c->count) return;
     if ((c->kind == IDIST__REDUCE && c->root != g->rank) || (c->kind == IDIST__EXSCAN && g->rank == 0)) return;
-    if (idist__type_is_half(c->dtype) && !nat->hook) {
+    if (idist__type_is_narrow(c->dtype) && !nat->hook) {
         if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
         idist__type_narrow(c->recv, (const float *)(const void *)nat->out, c->count, c->dtype);
         return;
@@ -1053,7 +1054,7 @@ static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call 
     idist__native nat;
     int error;
     if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT && (int)c->op < IDIST_OP_USER &&
-        c->op != IDIST_AVG && !idist__type_is_half(c->dtype)) {
+        c->op != IDIST_AVG && !idist__type_is_narrow(c->dtype)) {
         error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
                               idist__mpi_builtin_op(m, c->op, c->dtype), idist__mpi_group_of(g)->comm);
     } else {

@@ -38,8 +38,8 @@ CONTENTS
 LIMITS
 
     n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
-    Over several hosts gather, scatter, all_to_all, scan, the v-forms, and reductions of 16-bit floats or in a fixed order
-    are made of messages among all.
+    Over several hosts gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of 16 and 8 bits or
+    in a fixed order, are made of messages among all.
 
     Licence: MIT, as idist.h.
 */
@@ -86,9 +86,9 @@ extern "C" {
 // A frame is 64 bytes, in the byte order that the handshake found equal on both sides; nbytes of payload may follow.
 //
 //   type   what follows                  fields used besides ctx
-//   EAGER  a whole message               print, tag, nbytes
-//   RTS    nothing: a message is ready   print, tag, id (the sender's name for it), nbytes (its size), aux (its address),
-//                                        flags (low bits of how many sends that rank has withdrawn)
+//   EAGER  a whole message               print, tag, nbytes; past, and in id and aux what the call before was
+//   RTS    nothing: a message is ready   print, tag, past, id (the sender's name for it), nbytes (its size), aux (its
+//                                        address), flags (low bits of how many sends that rank has withdrawn)
 //   CTS    nothing: send it              id (as in RTS), aux (the receiver's name for it)
 //   DATA   a piece of it                 id (the receiver's name), nbytes (of the piece)
 //   PULLED nothing: I read it myself     id (as in RTS)
@@ -100,9 +100,9 @@ extern "C" {
 //   BYE    nothing: I finalized
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t zero;
-    uint32_t tag; // step of a collective, or the user's tag
-    uint64_t ctx; // group
+    uint16_t past; // of EAGER and RTS in a collective: a digest of the calls before it
+    uint32_t tag;  // step of a collective, or the user's tag
+    uint64_t ctx;  // group
     idist__print print;
     uint64_t nbytes;
     uint64_t id;
@@ -236,6 +236,8 @@ typedef struct idist__ring_group {
     idist__seen *seen;                    // by rank in the group
     idist__verb *recvs;                   // receives of recv, oldest first
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
+    uint16_t past[IDIST__HISTORY];        // and the digest of those before each that are made of messages
+    uint16_t digest;                      // of all of them so far
     struct idist__share *share;           // NULL: its collectives are made of messages
     bool met;                             // all members have heard of all places
     int nhosts;                           // of a group over several hosts, 0: see ring:host
@@ -539,6 +541,7 @@ struct idist__op {
     int algorithm;                  // 1 latency, 2 bandwidth, 3 flat, 4 chunked, 5 by host: part of the fingerprint
     int line;                       // where run goes on
     bool running;
+    uint16_t past;      // digest of the group's calls before
     uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
     int n, r, root;
@@ -838,11 +841,38 @@ static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, co
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-static idist__task *idist__ring_find_task(idist__ring *ring, const idist_group *g, uint32_t seq) {
-    idist__task *t;
-    for (t = ring->w->tasks; t; t = t->next)
-        if (t->group == g && t->seq == seq) return t;
-    return NULL;
+// A call made of messages begins. A rank may be through with a one-way call, and with the next one, before it has read
+// the frame that differs. So every frame says what its sender called before: any rank that gets a later one can tell.
+static void idist__ring_note(idist__task *t, idist__op *o) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__print p = idist__task_print(t, o->algorithm);
+    uint64_t what; // what a print begins with: kind, dtype, op, algorithm and root
+    memcpy(&what, &p, sizeof what);
+    what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
+    rg->past[p.seq % IDIST__HISTORY] = o->past = rg->digest;
+    rg->history[p.seq % IDIST__HISTORY] = p;
+    rg->digest = (uint16_t)(((what ^ what >> 32) + p.check) * 0xd6e8feb86659fd93u >> 48);
+}
+
+// id and aux are free in EAGER: there it says what the very call before was, if that is still known, for the error text.
+static void idist__frame_tell_past(const idist__task *t, idist__frame *f) {
+    const idist__print *before = &idist__ring_group_of(t->group)->history[(t->seq - 1) % IDIST__HISTORY];
+    f->past = idist__op_of(t)->past;
+    if (f->type != IDIST__EAGER || before->seq != t->seq - 1) return;
+    memcpy(&f->id, before, sizeof f->id);
+    f->aux = before->check;
+}
+
+// Two ranks are in the same call, and called something else before.
+static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    const idist__print *before = &idist__ring_group_of(g)->history[(f->print.seq - 1) % IDIST__HISTORY];
+    idist__print theirs = *before; // with its number
+    const char *field;
+    memcpy(&theirs, &f->id, sizeof f->id);
+    theirs.check = f->aux;
+    field = f->type == IDIST__EAGER && theirs.kind ? idist__print_difference(&theirs, before) : NULL;
+    if (field && before->seq == f->print.seq - 1) idist__ring_mismatch(ring, g, peer, &theirs, before, field);
+    else idist__ring_mismatch(ring, g, peer, &f->print, &f->print, "sequence of calls before it");
 }
 
 // Compares a frame of a collective with our call of the same number, running or finished. False on a mismatch. A
@@ -851,6 +881,7 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
     const idist__print *ours = &rg->history[f->print.seq % IDIST__HISTORY];
+    const idist__task *t = ring->w->tasks;
     const char *field;
     if ((int32_t)(f->print.seq - seen->seq) >= 0) {
         seen->seq = f->print.seq;
@@ -859,10 +890,12 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
     if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
     field = idist__print_difference(&f->print, ours);
     // What is left over of a finished call that looked the same: the calls were not the same after all.
-    if (!field && (f->type == IDIST__EAGER || f->type == IDIST__RTS) && !idist__ring_find_task(ring, g, f->print.seq))
-        field = "sequence";
+    while (t && (t->group != g || t->seq != f->print.seq)) t = t->next;
+    if (!field && f->type <= IDIST__RTS && !t) field = "sequence";
     if (field) idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
-    return !field;
+    else if (f->type > IDIST__RTS || f->past == rg->past[ours->seq % IDIST__HISTORY]) return true;
+    else idist__ring_past_differs(ring, g, peer, f);
+    return false;
 }
 
 static void idist__recv_finish(idist__ring *ring, idist__verb *v, int peer, const idist__frame *f) {
@@ -1034,6 +1067,7 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
             v->frame.flags = (uint8_t)idist__shm_bell(ring->shm, ring->shm->me)->withdrawn;
         }
     }
+    if (print->kind != IDIST__SEND) idist__frame_tell_past(t, &v->frame);
     if (!l->open || l->write_dead) {
         idist__verb_free(ring, v); // its task ends when the loss of that rank is carried out
         return;
@@ -1824,15 +1858,15 @@ static void idist__scan_doubling(idist__task *t) {
 // uses algo . used by engine
 //------------------------------------------------------------------------------
 
-// The end of a reduction: average, and back to 16 bits. o->out holds `count` elements on the ranks that get a result.
+// The end of a reduction: average, and back to narrow floats. o->out holds `count` elements on the ranks that get a result.
 static void idist__reduction_finish(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
     idist_dtype dtype = c->dtype;
-    bool half = idist__type_is_half(dtype) && !(o->user && o->user->fn);
+    bool narrow = idist__type_is_narrow(dtype) && !(o->user && o->user->fn);
     if ((c->kind == IDIST__REDUCE && o->r != o->root) || (c->kind == IDIST__EXSCAN && o->r == 0)) return;
-    if (!o->user) idist__reduce_finish(o->out, o->count, half ? IDIST_F32 : dtype, c->op, o->n);
-    if (half) idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, dtype);
+    if (!o->user) idist__reduce_finish(o->out, o->count, narrow ? IDIST_F32 : dtype, c->op, o->n);
+    if (narrow) idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, dtype);
 }
 
 // Where the large algorithm begins to win, in bytes of one rank's contribution. Measured with idist_perf over unix
@@ -1943,7 +1977,7 @@ static bool idist__op_begin(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__call *c = &t->call;
     idist__world *w = t->group->w;
-    bool reduces = idist__kind_reduces(c->kind), half, scaled;
+    bool reduces = idist__kind_reduces(c->kind), narrow, scaled;
     size_t nin, nwork, nslots, nout;
     o->n = t->group->size;
     o->r = t->group->rank;
@@ -1952,9 +1986,9 @@ static bool idist__op_begin(idist__task *t) {
         o->user_op = *idist__call_user_op(t->group, c);
         o->user = &o->user_op;
     }
-    half = reduces && idist__type_is_half(c->dtype) && !(o->user && o->user->fn);
+    narrow = reduces && idist__type_is_narrow(c->dtype) && !(o->user && o->user->fn);
     scaled = reduces && o->user && !o->user->fn;
-    o->size = half ? sizeof(float) : idist_dtype_size(c->dtype);
+    o->size = narrow ? sizeof(float) : idist_dtype_size(c->dtype);
     o->count = c->count;
     o->nbytes = o->count * o->size;
     o->in = (const char *)c->send;
@@ -1965,8 +1999,8 @@ static bool idist__op_begin(idist__task *t) {
     if (reduces && !(o->user && o->user->fn))
         o->reduce = idist__reduce_table[(unsigned)c->dtype][o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
     o->algorithm = idist__choose(t);
-    nin = half || scaled ? idist__align((c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1) * o->nbytes) : 0;
-    nout = half ? idist__align(o->nbytes) : 0;
+    nin = narrow || scaled ? idist__align((c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1) * o->nbytes) : 0;
+    nout = narrow ? idist__align(o->nbytes) : 0;
     nwork = idist__align(idist__work_nbytes(t));
     nslots = reduces && o->algorithm == 2
                  ? IDIST__SLOTS * (o->nbytes < IDIST__CHUNK_BYTES ? idist__align(o->nbytes) : IDIST__CHUNK_BYTES)
@@ -1979,12 +2013,12 @@ static bool idist__op_begin(idist__task *t) {
     if (nslots) o->slots = o->work + nwork;
     if (nin) {
         size_t count = o->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1);
-        if (half) idist__type_widen((float *)(void *)o->memory, o->in, count, c->dtype);
+        if (narrow) idist__type_widen((float *)(void *)o->memory, o->in, count, c->dtype);
         else idist__copy(o->memory, o->in, count * o->size);
         o->in = o->memory;
-        if (scaled) idist__reduce_scale(o->memory, count, half ? IDIST_F32 : c->dtype, o->user->factor);
+        if (scaled) idist__reduce_scale(o->memory, count, narrow ? IDIST_F32 : c->dtype, o->user->factor);
     }
-    if (half) o->out = o->memory + nin;
+    if (narrow) o->out = o->memory + nin;
     if (reduces) o->finish = idist__reduction_finish;
     return true;
 }
@@ -2823,7 +2857,7 @@ static int idist__share_choose(const idist_group *g, const idist__call *c) {
     int forced = g->w->cfg.algorithm;
     size_t nbytes;
     bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) && !idist__call_user_op(g, c)->fn;
-    if (!s || forced == 1 || forced == 2 || (scaled && idist__type_is_half(c->dtype))) return 0;
+    if (!s || forced == 1 || forced == 2 || (scaled && idist__type_is_narrow(c->dtype))) return 0;
     if (idist__kind_is_v(c->kind)) return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__CHUNKED : 0;
     if (forced == 3 && c->count) return IDIST__CHUNKED;
     if (!c->count) return IDIST__FLAT;
@@ -2832,7 +2866,7 @@ static int idist__share_choose(const idist_group *g, const idist__call *c) {
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__FLAT : IDIST__CHUNKED;
 }
 
-// What a shared call works on. Unlike message algorithms it takes 16-bit floats as they are.
+// What a shared call works on. Unlike message algorithms it takes narrow floats as they are.
 static void idist__share_prepare(idist__task *t, int algorithm) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
@@ -3100,7 +3134,7 @@ static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
 //
 // Each step is a call of its own on one of these groups, started by the call that it is a part of; calls take their
 // steps one after the other, so that the steps have the same order on all ranks. The network carries the data once per
-// host. 16-bit floats would be rounded twice that way, an op that does not commute needs the order of the ranks, and
+// host. Narrow floats would be rounded twice that way, an op that does not commute needs the order of the ranks, and
 // blocks in the order of the ranks must be in the order of the hosts as well; all else goes by messages among all.
 //------------------------------------------------------------------------------
 
@@ -3124,7 +3158,7 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
     if (c->kind == IDIST__ALL_GATHER) return rg->in_order;
     if (c->kind != IDIST__ALL_REDUCE && c->kind != IDIST__REDUCE && !(c->kind == IDIST__REDUCE_SCATTER && rg->in_order))
         return false;
-    if (idist__type_is_half(c->dtype)) return false;
+    if (idist__type_is_narrow(c->dtype)) return false;
     return (int)c->op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
 }
 
@@ -3196,8 +3230,8 @@ static void idist__host_plan_all_gather(idist__task *t, const size_t *counts, co
     if (rg->near) idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
 }
 
-// Fills o->memory: steps | counts and displs of the hosts | room for what a lead collects. False without memory.
-static bool idist__host_plan(idist__task *t) {
+// Fills o->memory: steps | counts and displs of the hosts | room for what a lead collects. NULL without memory.
+static void idist__host_plan(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -3208,7 +3242,7 @@ static bool idist__host_plan(idist__task *t) {
     char *room;
     size_t *counts, *displs;
     o->memory = (char *)idist__mem_raw(&g->w->cfg.mem, table + (rg->leads ? collected : 0));
-    if (!o->memory) return false;
+    if (!o->memory) return;
     memset(o->memory, 0, table);
     room = o->memory + table;
     displs = (size_t *)(void *)room - nhosts;
@@ -3241,7 +3275,6 @@ static bool idist__host_plan(idist__task *t) {
         if (rg->leads) idist__host_add(o, rg->leads, kind, NULL, NULL, 0, -1);
         if (rg->near) idist__host_add(o, rg->near, kind, NULL, NULL, 0, -1);
     }
-    return true;
 }
 
 // ---- carrying it out ----
@@ -3295,7 +3328,8 @@ static void idist__host_remove(idist__task *t) {
 static void idist__host_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__host_step *steps;
-    if (!o->memory && !idist__host_plan(t)) {
+    if (!o->memory) idist__host_plan(t);
+    if (!o->memory) {
         idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return;
     }
@@ -3880,8 +3914,7 @@ static void idist__ring_start(idist__task *t) {
         else idist__share_start(t);
     } else if (!idist__op_begin(t)) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
     else {
-        idist__op *o = idist__op_of(t);
-        idist__ring_group_of(t->group)->history[t->seq % IDIST__HISTORY] = idist__task_print(t, o->algorithm);
+        idist__ring_note(t, idist__op_of(t));
         idist__ring_check_start(ring, t);
         idist__op_choose_run(t);
         if (!ring->failed) idist__op_run(t);

@@ -111,7 +111,7 @@ static const char usage_text[] =
     "  -b SIZE    first size in bytes, K, M, G are powers of 1024 (default 4)\n"
     "  -e SIZE    last size (default 16M)\n"
     "  -f N       factor from one size to the next, at least 2 (default 4)\n"
-    "  -d TYPE    I8 U8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64 (default F32)\n"
+    "  -d TYPE    I8 U8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64 F8E4M3 F8E5M2 (default F32)\n"
     "  -o OP      SUM PROD MIN MAX AVG BAND BOR BXOR LAND LOR (default SUM)\n"
     "  -r ROOT    root of reduce, broadcast, gather, scatter (default 0)\n"
     "  -w N       iterations before the timing (default 5)\n"
@@ -261,11 +261,12 @@ static unsigned mix(size_t rank, size_t i) {
 
 // Element i of rank's send buffer. Products stay at 8 or below: at most three ranks have a 2 at one place.
 static int value_at(const bench *b, int rank, size_t i) {
-    if (!b->kind->reduces) return (int)(mix((size_t)rank, i) & 127);
+    unsigned most = b->opt->dtype == IDIST_F8E4M3 || b->opt->dtype == IDIST_F8E5M2 ? 7 : 127;
+    if (!b->kind->reduces) return (int)(mix((size_t)rank, i) & most);
     if (b->opt->reduction == IDIST_SUM || b->opt->reduction == IDIST_AVG) return (int)(mix((size_t)rank, i) & 3);
     if (b->opt->reduction == IDIST_PROD) return ((size_t)rank + i) % (size_t)b->n < 3 ? 2 : 1;
     if (b->opt->reduction >= IDIST_LAND) return (int)(mix((size_t)rank, i) & 7) % 4 == 0;
-    return (int)(mix((size_t)rank, i) & 127);
+    return (int)(mix((size_t)rank, i) & most);
 }
 
 static double combine(idist_op op, double x, int y) {
@@ -308,19 +309,26 @@ static double expected_at(const bench *b, size_t i) {
     }
 }
 
-// Halves through their bits: value and back, for the small numbers above. BF16 is the upper half of a float.
-static uint16_t half_from(double x, idist_dtype dtype) {
+// Floats of 16 and 8 bits through those of a float, for the small numbers above: bits of the mantissa, bias of the exponent.
+static const struct {
+    int mantissa, bias;
+    double slack;
+} formats[IDIST_DTYPE_COUNT] = {[IDIST_F16] = {10, 15, 1e-3},
+                                [IDIST_BF16] = {7, 127, 8e-3},
+                                [IDIST_F8E4M3] = {3, 7, 0.0625},
+                                [IDIST_F8E5M2] = {2, 15, 0.125}};
+
+static uint16_t narrow_from(double x, idist_dtype dtype) {
     float f = (float)x;
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    if (dtype == IDIST_BF16) return (uint16_t)(bits >> 16);
-    return x < 0.5 ? 0 : (uint16_t)((bits >> 13) - ((127 - 15) << 10));
+    if (x < 0.5) return 0;
+    return (uint16_t)((bits >> (23 - formats[dtype].mantissa)) -
+                      ((uint32_t)(127 - formats[dtype].bias) << formats[dtype].mantissa));
 }
 
-static double half_to(uint16_t h, idist_dtype dtype) {
-    uint32_t bits = dtype == IDIST_BF16 ? (uint32_t)h << 16
-                    : h == 0            ? 0
-                                        : ((uint32_t)(h & 0x7fff) << 13) + ((127 - 15) << 23);
+static double narrow_to(uint16_t h, idist_dtype dtype) {
+    uint32_t bits = h ? ((uint32_t)h << (23 - formats[dtype].mantissa)) + ((uint32_t)(127 - formats[dtype].bias) << 23) : 0;
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
@@ -330,10 +338,10 @@ static void store_value(void *p, idist_dtype dtype, int value) {
     float f = (float)value;
     double d = value;
     int64_t word = value;
-    uint16_t half;
+    uint16_t narrow;
     if (dtype == IDIST_F32) memcpy(p, &f, sizeof f);
     else if (dtype == IDIST_F64) memcpy(p, &d, sizeof d);
-    else if (dtype >= IDIST_F16) half = half_from(value, dtype), memcpy(p, &half, sizeof half);
+    else if (dtype >= IDIST_F16) narrow = narrow_from(value, dtype), memcpy(p, &narrow, idist_dtype_size(dtype));
     else memcpy(p, &word, idist_dtype_size(dtype)); // the low bytes, little endian
 }
 
@@ -342,11 +350,11 @@ static bool is_value(const void *p, idist_dtype dtype, double expected) {
     double got, slack = 0;
     int64_t word = (int64_t)expected;
     float f;
-    uint16_t half;
+    uint16_t narrow = 0;
     if (dtype < IDIST_F16) return memcmp(p, &word, idist_dtype_size(dtype)) == 0;
     if (dtype == IDIST_F64) memcpy(&got, p, sizeof got), slack = 1e-15;
     else if (dtype == IDIST_F32) memcpy(&f, p, sizeof f), got = f, slack = 1e-6;
-    else memcpy(&half, p, sizeof half), got = half_to(half, dtype), slack = dtype == IDIST_F16 ? 1e-3 : 8e-3;
+    else memcpy(&narrow, p, idist_dtype_size(dtype)), got = narrow_to(narrow, dtype), slack = formats[dtype].slack;
     double difference = got > expected ? got - expected : expected - got;
     return difference <= slack * expected;
 }

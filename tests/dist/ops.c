@@ -189,21 +189,26 @@ static void many_user_ops(idist_group *world, int rank, int n, void *arg) {
 
 // factor_k * x_k with powers of two: exact.
 static void premul(idist_group *world, int rank, int n, void *arg) {
-    static const idist_dtype dtypes[4] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16};
+    static const idist_dtype dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
     idist_opts o = opts_of(world);
     idist_op op;
     (void)arg;
     rank_ok(rank, idist_op_create_premul_sum(rank % 2 ? 0.5 : 2.0, world, &op));
-    for (int d = 0; d < 4; d++) {
+    for (int d = 0; d < 6; d++) {
         size_t esize = idist_dtype_size(dtypes[d]);
-        unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8];
+        unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8], once[8]; // as the dtype holds it
         for (size_t i = 0; i < COUNT; i++) store_double(s + i * esize, dtypes[d], (double)((int)(i % 7) - 3 + rank) * 2);
         memcpy(copy, s, sizeof s);
         rank_ok(rank, idist_all_reduce(s, r, COUNT, dtypes[d], op, &o));
         rank_check(memcmp(copy, s, COUNT * esize) == 0, "rank %d: the send buffer was modified", rank);
         for (size_t i = 0; i < COUNT; i++) {
             double want = 0, got = load_double(r + i * esize, dtypes[d]);
-            for (int k = 0; k < n; k++) want += (double)((int)(i % 7) - 3 + k) * 2 * (k % 2 ? 0.5 : 2.0);
+            for (int k = 0; k < n; k++) {
+                store_double(once, dtypes[d], (double)((int)(i % 7) - 3 + k) * 2);
+                want += load_double(once, dtypes[d]) * (k % 2 ? 0.5 : 2.0);
+            }
+            store_double(once, dtypes[d], want);
+            want = load_double(once, dtypes[d]);
             rank_check(got == want, "rank %d: %s element %zu: got %g expected %g", rank, idist_dtype_name(dtypes[d]), i, got,
                        want);
             if (got != want) break;

@@ -51,9 +51,12 @@ static void many_in_a_row(idist_group *world, int rank, int n, void *arg) {
 int main(void) {
     tap_deadline(60);
     grid_run("reduce", one, GRID_REDUCES | GRID_ROOTED);
+    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
-        ranks_case(4, &desc, half_rounds_once, NULL, "F16 sum is rounded once, every root, %s", algorithm_names[a]);
+        if (on_nccl) tap_skip("half sums are rounded once", "NCCL rounds them at every step");
+        if (!on_nccl)
+            ranks_case(4, &desc, half_rounds_once, NULL, "F16 sum is rounded once, every root, %s", algorithm_names[a]);
         ranks_case(5, &desc, many_in_a_row, NULL, "300 in a row with changing roots, %s", algorithm_names[a]);
     }
     return tap_done();

@@ -77,6 +77,26 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+// More at once than what is kept of past calls, and the last rank comes late to most of them.
+static void very_many(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 300 };
+    idist_request r[K];
+    int64_t x[K];
+    (void)arg;
+    memset(r, 0, sizeof r);
+    for (int k = 0; k < K; k++) {
+        idist_opts o = opts_async(world, &r[k]);
+        x[k] = 100 * k + rank;
+        if (rank == n - 1 && k == 10) tap_sleep_ms(30);
+        rank_ok(rank, k % 3 ? idist_all_reduce(&x[k], &x[k], 1, IDIST_I64, IDIST_SUM, &o)
+                            : idist_broadcast(&x[k], 1, IDIST_I64, k % n, &o));
+    }
+    rank_ok(rank, idist_wait_all(r, K));
+    for (int k = 0; k < K; k++)
+        if (k % 3) check_sum(rank, n, &x[k], 1, k);
+        else rank_check(x[k] == 100 * k + k % n, "rank %d: broadcast %d: got %lld", rank, k, (long long)x[k]);
+}
+
 // Different collectives at once.
 static void a_mix(idist_group *world, int rank, int n, void *arg) {
     enum { C = 3000 };
@@ -337,6 +357,8 @@ int main(void) {
     ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");
     ranks_case(1, NULL, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=1");
     for (int t = 0; t < N_PLACEMENTS; t++) {
+        idist_desc many = desc_with(transport_names[t], "latency");
+        ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s", many.transport);
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s", d.transport);
         ranks_case(2, &d, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=2, %s", d.transport);

@@ -237,7 +237,8 @@ static void reduced(const doing *d, int lo, int hi, int block, size_t i, unsigne
     } else if (d->op == PREMUL) {
         double sum = 0;
         for (int k = lo; k < hi; k++)
-            sum += premul_factor(idist_group_translate(d->g, k, d->world)) * red_float(IDIST_SUM, d->n, k, i, salt);
+            sum +=
+                premul_factor(idist_group_translate(d->g, k, d->world)) * red_float(d->dtype, IDIST_SUM, d->n, k, i, salt);
         store_double(out, d->dtype, sum);
     } else {
         red_expected(out, d->dtype, (idist_op)d->op, d->n, lo, hi, i, salt);
@@ -296,7 +297,7 @@ static size_t plan_count(uint64_t h, size_t esize, size_t blocks) {
 static void plan_op(doing *d, uint64_t h) {
     d->op = (int)(h % N_OPS);
     if (d->op == MIXED || d->op == AFFINE) d->dtype = IDIST_U32;
-    if (d->op == PREMUL) d->dtype = (idist_dtype)(IDIST_F16 + (h >> 8) % 4);
+    if (d->op == PREMUL) d->dtype = (idist_dtype)(IDIST_F16 + (h >> 8) % (IDIST_DTYPE_COUNT - IDIST_F16));
     if (d->op < IDIST_OP_COUNT && !op_allowed((idist_op)d->op, d->dtype)) d->op = IDIST_SUM;
     if (d->op == IDIST_AVG && (d->what == SCAN || d->what == EXSCAN)) d->op = IDIST_SUM;
 }

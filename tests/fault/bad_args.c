@@ -11,7 +11,7 @@ static void bad_at(int line, const char *call, int rank, idist_status got) {
 }
 #define bad(rank, call) bad_at(__LINE__, #call, (rank), (call))
 
-static const idist_dtype no_dtype[3] = {(idist_dtype)12, (idist_dtype)-1, (idist_dtype)999};
+static const idist_dtype no_dtype[3] = {IDIST_DTYPE_COUNT, (idist_dtype)-1, (idist_dtype)999};
 static const idist_op no_op[5] = {(idist_op)10, (idist_op)15, (idist_op)16, (idist_op)240, (idist_op)-1};
 
 static void null_buffers(int r, const idist_opts *o) {
@@ -85,6 +85,8 @@ static void bad_ops(int r, const idist_opts *o) {
     }
     bad(r, idist_all_reduce(x, y, 1, IDIST_F32, IDIST_BAND, o));
     bad(r, idist_all_reduce(x, y, 1, IDIST_F16, IDIST_LOR, o));
+    bad(r, idist_all_reduce(x, y, 1, IDIST_F8E4M3, IDIST_BXOR, o));
+    bad(r, idist_all_reduce(x, y, 1, IDIST_F8E5M2, IDIST_LAND, o));
     bad(r, idist_scan(x, y, 1, IDIST_F32, IDIST_AVG, o));
     bad(r, idist_exscan(x, y, 1, IDIST_F32, IDIST_AVG, o));
     bad(r, idist_reduce_local(x, y, 1, IDIST_F32, IDIST_AVG));

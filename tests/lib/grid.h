@@ -8,7 +8,8 @@
 //
 // Two families of values, both computed from (rank, index), so that every element can be checked:
 //     pat_*   random bits, for operations that only move data
-//     red_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole floats), for the others
+//     red_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole floats; in floats of 8 bits
+//             it is rounded once), for the others
 #ifndef GRID_H
 #define GRID_H
 
@@ -126,7 +127,7 @@ static inline size_t pat_find_wrong(const void *buf, size_t first, size_t count,
 }
 
 //------------------------------------------------------------------------------
-// half precision, the slow and obvious way
+// floats of 16 and 8 bits, the slow and obvious way
 //------------------------------------------------------------------------------
 
 static inline uint32_t f32_bits(float x) {
@@ -173,8 +174,36 @@ static inline float f32_of_f16(uint16_t h) {
     return h & 0x8000 ? -value : value;
 }
 
+// 8 bits: of E4M3 all codes below 7f are finite, of E5M2 those below 7c, which is infinity.
+static inline float f32_of_f8(idist_dtype d, uint8_t h) {
+    int fraction_bits = d == IDIST_F8E4M3 ? 3 : 2, bias = d == IDIST_F8E4M3 ? 7 : 15, code = h & 0x7F;
+    int exponent = code >> fraction_bits, fraction = code & ((1 << fraction_bits) - 1);
+    float value = (float)(exponent ? fraction + (1 << fraction_bits) : fraction);
+    value *= f32_of_bits((uint32_t)((exponent ? exponent : 1) - bias - fraction_bits + 127) << 23);
+    if (d == IDIST_F8E4M3 ? code == 0x7F : code > 0x7C) value = f32_of_bits(0x7FC00000);
+    if (d == IDIST_F8E5M2 && code == 0x7C) value = f32_of_bits(0x7F800000);
+    return h & 0x80 ? -value : value;
+}
+
+// The nearest of the finite numbers, of two the even one, found by search: their codes are ordered as they are.
+static inline uint8_t f8_of_f32(idist_dtype d, float x) {
+    uint8_t sign = f32_bits(x) >> 31 ? 0x80 : 0, low = 0, high = d == IDIST_F8E4M3 ? 0x7E : 0x7B;
+    double a = sign ? -(double)x : (double)x;
+    if (x != x) return 0x7F;
+    if (a >= (double)f32_of_f8(d, high)) return sign | high;
+    while (high - low > 1) {
+        uint8_t middle = (uint8_t)((low + high) / 2);
+        if ((double)f32_of_f8(d, middle) <= a) low = middle;
+        else high = middle;
+    }
+    double down = a - (double)f32_of_f8(d, low), up = (double)f32_of_f8(d, high) - a;
+    return sign | (down < up || (down <= up && low % 2 == 0) ? low : high);
+}
+
+static inline bool dtype_is_f8(idist_dtype d) { return d == IDIST_F8E4M3 || d == IDIST_F8E5M2; }
+
 static inline bool dtype_is_float(idist_dtype d) {
-    return d == IDIST_F16 || d == IDIST_BF16 || d == IDIST_F32 || d == IDIST_F64;
+    return d == IDIST_F16 || d == IDIST_BF16 || d == IDIST_F32 || d == IDIST_F64 || dtype_is_f8(d);
 }
 
 static inline bool dtype_is_signed(idist_dtype d) {
@@ -187,6 +216,8 @@ static inline void store_double(void *at, idist_dtype dtype, double value) {
     switch (dtype) {
     case IDIST_F64: memcpy(at, &value, 8); break;
     case IDIST_F32: memcpy(at, &f, 4); break;
+    case IDIST_F8E4M3:
+    case IDIST_F8E5M2: *(uint8_t *)at = f8_of_f32(dtype, f); break;
     case IDIST_F16:
         h = f16_of_f32(f);
         memcpy(at, &h, 2);
@@ -205,6 +236,8 @@ static inline double load_double(const void *at, idist_dtype dtype) {
     switch (dtype) {
     case IDIST_F64: memcpy(&value, at, 8); return value;
     case IDIST_F32: memcpy(&f, at, 4); return (double)f;
+    case IDIST_F8E4M3:
+    case IDIST_F8E5M2: return (double)f32_of_f8(dtype, *(const uint8_t *)at);
     case IDIST_F16: memcpy(&h, at, 2); return (double)f32_of_f16(h);
     default: memcpy(&h, at, 2); return (double)f32_of_bf16(h);
     }
@@ -214,10 +247,16 @@ static inline double load_double(const void *at, idist_dtype dtype) {
 // values for reductions, and the serial reference
 //------------------------------------------------------------------------------
 
-// What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole.
-static inline double red_float(idist_op op, int n, int rank, size_t index, uint64_t salt) {
+// What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole. NCCL rounds at every
+// step: there no step may need it.
+static inline double red_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index, uint64_t salt) {
     static const double powers[4] = {1.0, -1.0, 2.0, 0.5};
+    static int on_nccl = -1; // the same for all threads
     uint64_t h = pat_bits(rank, index, salt) >> 8;
+    if (__atomic_load_n(&on_nccl, __ATOMIC_RELAXED) < 0)
+        __atomic_store_n(&on_nccl, getenv("IDIST_TEST_NCCL") != NULL, __ATOMIC_RELAXED);
+    if (dtype_is_f8(dtype) && __atomic_load_n(&on_nccl, __ATOMIC_RELAXED) && (op == IDIST_SUM || op == IDIST_AVG))
+        return (double)(((int)(h % 3) - 1) * (op == IDIST_AVG ? n : 1));
     if (op == IDIST_PROD) return powers[h & 3];
     if (op == IDIST_MIN || op == IDIST_MAX) return (double)(int)(h % 401) - 200;
     if (op == IDIST_AVG) return (double)(((int)(h % 5) - 2) * n);
@@ -266,7 +305,7 @@ static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, si
     size_t esize = idist_dtype_size(dtype);
     for (size_t i = 0; i < pat__least(count); i++) {
         if (dtype_is_float(dtype)) {
-            store_double(p + i * esize, dtype, red_float(op, n, rank, first + i, salt));
+            store_double(p + i * esize, dtype, red_float(dtype, op, n, rank, first + i, salt));
         } else {
             uint64_t v = red_integer(dtype, op, rank, first + i, salt);
             memcpy(p + i * esize, &v, esize); // little endian: the low bytes
@@ -279,8 +318,8 @@ static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, si
 static inline void red_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo, int hi, size_t index,
                                 uint64_t salt) {
     if (dtype_is_float(dtype)) {
-        double acc = red_float(op, n, lo, index, salt);
-        for (int k = lo + 1; k < hi; k++) acc = red_combine_float(op, acc, red_float(op, n, k, index, salt));
+        double acc = red_float(dtype, op, n, lo, index, salt);
+        for (int k = lo + 1; k < hi; k++) acc = red_combine_float(op, acc, red_float(dtype, op, n, k, index, salt));
         store_double(out, dtype, op == IDIST_AVG ? acc / n : acc);
         return;
     }
@@ -344,6 +383,7 @@ typedef struct grid_plan {
     unsigned flags;
     char where[120];
     bool large;
+    unsigned thin; // IDIST_TEST_THIN: one case in so many, the same ones on all ranks
 } grid_plan;
 
 static const char *const grid_memory_names[3] = {"", " shared", " partly shared"};
@@ -431,6 +471,7 @@ static inline void grid_check_send_pat(const grid_case *c, const gbuf *b, size_t
 static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *number, size_t count, int dtype, bool in_place) {
     uint64_t h = tap_mix(0x5EED + *number);
     (*number)++;
+    if (plan->thin > 1 && tap_mix(h) % plan->thin) return;
     if (c->broken || (in_place && (plan->flags & GRID_NO_IN_PLACE))) return;
     c->count = count;
     c->dtype = (idist_dtype)dtype;
@@ -519,6 +560,7 @@ static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int
     plan.fn = fn;
     plan.flags = flags;
     plan.large = large && !test_quick();
+    plan.thin = (unsigned)(getenv("IDIST_TEST_THIN") ? atoi(getenv("IDIST_TEST_THIN")) : 1);
     snprintf(plan.where, sizeof plan.where, "%s n=%d algorithm=%s transport=%s", name, n, algorithm, transport);
     ranks_case(n, &desc, grid__rank, &plan, "%s", plan.where);
 }

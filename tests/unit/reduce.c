@@ -13,19 +13,23 @@
 static const char *const isa_names[IDIST__ISA_COUNT] = {"base", "AVX2", "AVX-512"};
 
 //------------------------------------------------------------------------------
-// the reference: one element at a time, as bits of the dtype (of F32 for the 16-bit floats)
+// the reference: one element at a time, as bits of the dtype (of F32 for floats of 16 and 8 bits)
 //------------------------------------------------------------------------------
 
-static bool is_half(idist_dtype d) { return d == IDIST_F16 || d == IDIST_BF16; }
+static bool is_narrow(idist_dtype d) { return dtype_is_float(d) && d != IDIST_F32 && d != IDIST_F64; }
 
 static uint32_t ref_widen(idist_dtype d, uint16_t h) {
-    if (d == IDIST_F16 && (h & 0x7fff) > 0x7c00)
-        return (uint32_t)(h & 0x8000) << 16 | 0x7fc00000 | (uint32_t)(h & 0x3ff) << 13;
+    uint32_t sign = (uint32_t)h << (dtype_is_f8(d) ? 24 : 16) & 0x80000000;
+    if (d == IDIST_F16 && (h & 0x7fff) > 0x7c00) return sign | 0x7fc00000 | (uint32_t)(h & 0x3ff) << 13;
+    if (d == IDIST_F8E5M2 && (h & 0x7f) > 0x7c) return sign | 0x7fc00000 | (uint32_t)(h & 3) << 21;
+    if (d == IDIST_F8E4M3 && (h & 0x7f) == 0x7f) return sign | 0x7ff00000;
+    if (dtype_is_f8(d)) return f32_bits(f32_of_f8(d, (uint8_t)h));
     return f32_bits(d == IDIST_F16 ? f32_of_f16(h) : f32_of_bf16(h));
 }
 
 static uint16_t ref_narrow(idist_dtype d, uint32_t u) {
     if (d == IDIST_F16 && (u & 0x7fffffff) > 0x7f800000) return (uint16_t)((u >> 16 & 0x8000) | 0x7e00 | (u >> 13 & 0x3ff));
+    if (dtype_is_f8(d)) return f8_of_f32(d, f32_of_bits(u));
     return d == IDIST_F16 ? f16_of_f32(f32_of_bits(u)) : bf16_of_f32(f32_of_bits(u));
 }
 
@@ -34,12 +38,12 @@ static uint64_t load(idist_dtype d, const unsigned char *p) {
     size_t size = idist_dtype_size(d);
     memcpy(&bits, p, size); // little endian
     if (dtype_is_signed(d) && bits >> (8 * size - 1)) bits |= ~(uint64_t)0 << (8 * size - 1);
-    return is_half(d) ? ref_widen(d, (uint16_t)bits) : bits;
+    return is_narrow(d) ? ref_widen(d, (uint16_t)bits) : bits;
 }
 
 static void store(idist_dtype d, unsigned char *p, uint64_t bits) {
     uint16_t h;
-    if (is_half(d)) h = ref_narrow(d, (uint32_t)bits), memcpy(p, &h, sizeof h);
+    if (is_narrow(d)) h = ref_narrow(d, (uint32_t)bits), memcpy(p, &h, idist_dtype_size(d)); // little endian
     else memcpy(p, &bits, idist_dtype_size(d));
 }
 
@@ -123,7 +127,7 @@ static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_
 // Every other element is random bits, the others are near what is special: 0, 1, infinity, the NaNs, the largest, each with
 // both signs. As integers these are small and extreme values.
 static uint64_t draw(idist_dtype d, uint64_t *state) {
-    static const int exponent_bits[4] = {5, 8, 8, 11};
+    static const int exponent_bits[IDIST_DTYPE_COUNT - IDIST_F16] = {5, 8, 8, 11, 4, 5};
     size_t bits = 8 * idist_dtype_size(d);
     uint64_t r = tap_rand(state), sign = (r >> 8 & 1) << (bits - 1), infinity = 0, one = 1;
     if (r & 1) return tap_rand(state);
@@ -210,64 +214,69 @@ static void test_hundreds(idist__isa isa) {
 }
 
 //------------------------------------------------------------------------------
-// conversions of 16-bit floats
+// conversions of floats of 16 and 8 bits
 //------------------------------------------------------------------------------
 
 static int narrow_wrong(idist_dtype d, const float *src, size_t count) {
-    static uint16_t got[65536];
+    static unsigned char got[65536 * 2];
+    size_t size = idist_dtype_size(d);
     int wrong = 0;
     idist__type_narrow(got, src, count, d);
     for (size_t i = 0; i < count; i++) {
-        uint16_t want = ref_narrow(d, f32_bits(src[i]));
-        if (got[i] != want && wrong++ < 3)
-            tap_diag("%08x: got %04x expected %04x", (unsigned)f32_bits(src[i]), (unsigned)got[i], (unsigned)want);
+        uint16_t h = 0, want = ref_narrow(d, f32_bits(src[i]));
+        memcpy(&h, got + i * size, size);
+        if (h != want && wrong++ < 3)
+            tap_diag("%08x: got %04x expected %04x", (unsigned)f32_bits(src[i]), (unsigned)h, (unsigned)want);
     }
     return wrong;
 }
 
 static void test_conversions(idist__isa isa, idist_dtype d) {
-    static uint16_t all[65536];
+    static unsigned char all[65536 * 2];
     static float wide[65536], near[65536];
+    const char *name = idist_dtype_name(d);
+    size_t size = idist_dtype_size(d), n = (size_t)1 << 8 * size;
     uint64_t state = tap_seed();
     int wrong = 0;
-    for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
-    idist__type_widen(wide, all, 65536, d);
-    for (int i = 0; i < 65536; i++) {
-        if (f32_bits(wide[i]) != ref_widen(d, all[i]) && wrong++ < 3)
+    for (size_t i = 0; i < n; i++) memcpy(all + i * size, &i, size); // little endian
+    idist__type_widen(wide, all, n, d);
+    for (size_t i = 0; i < n; i++) {
+        if (f32_bits(wide[i]) != ref_widen(d, (uint16_t)i) && wrong++ < 3)
             tap_diag("%04x: got %08x expected %08x", (unsigned)i, (unsigned)f32_bits(wide[i]),
-                     (unsigned)ref_widen(d, all[i]));
+                     (unsigned)ref_widen(d, (uint16_t)i));
     }
-    tap_is(wrong, 0, "%s: every %s widens", isa_names[isa], idist_dtype_name(d));
+    tap_is(wrong, 0, "%s: every %s widens", isa_names[isa], name);
 
-    // The floats next to every half and to every middle of two. Half a unit of a half is 2^12 units of a float, for BF16
-    // 2^15, and up to 2^23 where a half is subnormal.
+    // The floats next to every narrow one and to every middle of two. Half a unit of F16 is 2^12 units of a float, of BF16
+    // 2^15, of the others 2^19 and 2^20, and up to 2^23 where a number is subnormal.
     wrong = 0;
     for (int shift = 12; shift <= 23; shift++) {
         for (int by = -1; by <= 1; by++) {
-            for (int i = 0; i < 65536; i++) near[i] = f32_of_bits(f32_bits(wide[i]) + (1u << shift) + (uint32_t)by);
-            wrong += narrow_wrong(d, near, 65536);
+            for (size_t i = 0; i < n; i++) near[i] = f32_of_bits(f32_bits(wide[i]) + (1u << shift) + (uint32_t)by);
+            wrong += narrow_wrong(d, near, n);
         }
     }
-    wrong += narrow_wrong(d, wide, 65536);
-    tap_is(wrong, 0, "%s: floats around every %s and every middle narrow", isa_names[isa], idist_dtype_name(d));
+    wrong += narrow_wrong(d, wide, n);
+    tap_is(wrong, 0, "%s: floats around every %s and every middle narrow", isa_names[isa], name);
     wrong = 0;
     for (int round = 0; round < 16; round++) {
         for (int i = 0; i < 65536; i++) near[i] = f32_of_bits((uint32_t)tap_rand(&state));
         wrong += narrow_wrong(d, near, 65536);
     }
-    tap_is(wrong, 0, "%s: random floats narrow to %s", isa_names[isa], idist_dtype_name(d));
+    tap_is(wrong, 0, "%s: random floats narrow to %s", isa_names[isa], name);
     wrong = 0;
     for (size_t count = 0; count <= 40; count++) {
-        uint16_t narrow[42];
+        unsigned char narrow[84];
+        size_t some = n / 4; // numbers
         memset(narrow, 0xA5, sizeof narrow);
         memset(near, 0xA5, 42 * sizeof *near);
-        idist__type_widen(near, (const char *)all + 1, count, d);
-        idist__type_narrow((char *)narrow + 1, wide + 15000, count, d);
-        wrong += f32_bits(near[count]) != 0xA5A5A5A5 || ((unsigned char *)narrow)[2 * count + 1] != 0xA5;
-        wrong += count && f32_bits(near[count - 1]) != ref_widen(d, (uint16_t)(count << 8));
-        wrong += memcmp((char *)narrow + 1, all + 15000, 2 * count) != 0;
+        idist__type_widen(near, all + 1, count, d);
+        idist__type_narrow(narrow + 1, wide + some, count, d);
+        wrong += f32_bits(near[count]) != 0xA5A5A5A5 || narrow[size * count + 1] != 0xA5;
+        wrong += count && f32_bits(near[count - 1]) != ref_widen(d, (uint16_t)(size == 2 ? count << 8 : count));
+        wrong += memcmp(narrow + 1, all + some * size, size * count) != 0;
     }
-    tap_is(wrong, 0, "%s: %s of 0 to 40 elements at odd addresses", isa_names[isa], idist_dtype_name(d));
+    tap_is(wrong, 0, "%s: %s of 0 to 40 elements at odd addresses", isa_names[isa], name);
 }
 
 int main(void) {
@@ -289,8 +298,8 @@ int main(void) {
         for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
             for (int op = 0; op < IDIST_OP_COUNT; op++) test_many((idist__isa)isa, (idist_dtype)d, (idist_op)op);
         test_hundreds((idist__isa)isa);
-        test_conversions((idist__isa)isa, IDIST_F16);
-        test_conversions((idist__isa)isa, IDIST_BF16);
+        for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
+            if (is_narrow((idist_dtype)d)) test_conversions((idist__isa)isa, (idist_dtype)d);
     }
     for (int k = 0; k <= MAX_N; k++) free(memory[k]), free(before[k]);
     return tap_done();

@@ -1,15 +1,14 @@
 // types.c - element types, operations and statuses: names, sizes, and idist_reduce_local against a plain reference
 //
-// The reference knows nothing of the library's kernels: integers are 64-bit words cut to the width of the type, halves are
-// found by a search among all halves for the nearest one.
-#define IDIST_IMPLEMENTATION
+// The reference knows nothing of the library's kernels: integers are 64-bit words cut to the width of the type, floats of 16
+// and 8 bits are found by a search among all of them for the nearest one.
 #include "idist.h"
 
 #include "tap.h"
 
 #include <math.h> // NAN, INFINITY: no libm
 
-#define N_VALUES 24 // interesting values per dtype; all pairs are tried
+#define N_VALUES 26 // interesting values per dtype; all pairs are tried
 
 static bool is_float(int dtype) { return dtype >= IDIST_F16; }
 
@@ -18,8 +17,19 @@ static bool is_signed(int dtype) {
 }
 
 //------------------------------------------------------------------------------
-// halves
+// floats of 16 and 8 bits
 //------------------------------------------------------------------------------
+
+static const struct narrow_format {
+    int bits, mantissa_bits, bias;
+    int special;    // the first code that is no finite number
+    bool saturates; // what is too large becomes the largest finite number
+} formats[IDIST_DTYPE_COUNT] = {[IDIST_F16] = {16, 10, 15, 0x7c00, false},
+                                [IDIST_BF16] = {16, 7, 127, 0x7f80, false},
+                                [IDIST_F8E4M3] = {8, 3, 7, 0x7f, true},
+                                [IDIST_F8E5M2] = {8, 2, 15, 0x7c, true}};
+
+static bool is_narrow(int dtype) { return formats[dtype].bits != 0; }
 
 static double power_of_two(int e) {
     double x = 1;
@@ -28,44 +38,42 @@ static double power_of_two(int e) {
     return x;
 }
 
-// F16: 10 bits of mantissa, bias 15. BF16: 7 bits, bias 127.
-static double half_decode(int dtype, int bits) {
-    int mantissa_bits = dtype == IDIST_F16 ? 10 : 7;
-    int bias = dtype == IDIST_F16 ? 15 : 127;
-    int mantissa = bits & ((1 << mantissa_bits) - 1);
-    int exponent = (bits & 0x7fff) >> mantissa_bits;
-    double sign = bits & 0x8000 ? -1 : 1;
-    if (exponent == 2 * bias + 1) return mantissa ? (double)NAN : sign * (double)INFINITY;
-    if (exponent == 0) return sign * mantissa * power_of_two(1 - bias - mantissa_bits);
-    return sign * (mantissa + (1 << mantissa_bits)) * power_of_two(exponent - bias - mantissa_bits);
+static double narrow_decode(int dtype, int code) {
+    const struct narrow_format *f = &formats[dtype];
+    int top = 1 << (f->bits - 1), mantissa = code & ((1 << f->mantissa_bits) - 1),
+        exponent = (code % top) >> f->mantissa_bits;
+    double sign = code & top ? -1 : 1;
+    if (code % top >= f->special) return mantissa ? (double)NAN : sign * (double)INFINITY;
+    if (exponent == 0) return sign * mantissa * power_of_two(1 - f->bias - f->mantissa_bits);
+    return sign * (mantissa + (1 << f->mantissa_bits)) * power_of_two(exponent - f->bias - f->mantissa_bits);
 }
 
-static double half_values[2][65536];
+static double narrow_values[IDIST_DTYPE_COUNT][65536];
 
-static void half_fill_table(void) {
-    for (int i = 0; i < 65536; i++) {
-        half_values[0][i] = half_decode(IDIST_F16, i);
-        half_values[1][i] = half_decode(IDIST_BF16, i);
-    }
+static void narrow_fill_table(void) {
+    for (int dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++)
+        for (int i = 0; is_narrow(dtype) && i < 1 << formats[dtype].bits; i++)
+            narrow_values[dtype][i] = narrow_decode(dtype, i);
 }
 
-static double half_value(int dtype, uint16_t bits) { return half_values[dtype == IDIST_BF16][bits]; }
+static double narrow_value(int dtype, int code) { return narrow_values[dtype][code]; }
 
-// The half nearest to x, ties to the even one. Positive halves are ordered as their bits are.
-static uint16_t half_nearest(int dtype, double x) {
-    uint16_t infinity = dtype == IDIST_F16 ? 0x7c00 : 0x7f80;
-    uint16_t sign = x < 0 || (x == 0 && 1 / x < 0) ? 0x8000 : 0;
+// The code nearest to x, ties to the even one. Positive numbers are ordered as their codes are.
+static uint16_t narrow_nearest(int dtype, double x) {
+    const struct narrow_format *f = &formats[dtype];
+    int sign = x < 0 || (x == 0 && 1 / x < 0) ? 1 << (f->bits - 1) : 0;
+    int below = 0, above = f->saturates ? f->special - 1 : f->special;
     double a = sign ? -x : x;
-    uint16_t below = 0, above = infinity;
-    if (x != x) return (uint16_t)(infinity | 1);
+    if (x != x) return (uint16_t)(f->special | 1);
+    if (f->saturates && a >= narrow_value(dtype, above)) return (uint16_t)(sign | above);
     while (above - below > 1) {
-        uint16_t middle = (uint16_t)((above + below) / 2);
-        if (half_value(dtype, middle) <= a) below = middle;
+        int middle = (above + below) / 2;
+        if (narrow_value(dtype, middle) <= a) below = middle;
         else above = middle;
     }
-    // What would come after the largest finite half stands for infinity when rounding.
-    double low = half_value(dtype, below);
-    double high = above == infinity ? 2 * low - half_value(dtype, (uint16_t)(below - 1)) : half_value(dtype, above);
+    // What would come after the largest finite number stands for infinity when rounding.
+    double low = narrow_value(dtype, below);
+    double high = above == f->special ? 2 * low - narrow_value(dtype, below - 1) : narrow_value(dtype, above);
     if (a - low > high - a || (a - low >= high - a && (below & 1))) below = above;
     return (uint16_t)(sign | below);
 }
@@ -90,7 +98,7 @@ static double load_float(const void *p, int dtype) {
     double d;
     if (dtype == IDIST_F32) return (void)memcpy(&f, p, sizeof f), (double)f;
     if (dtype == IDIST_F64) return (void)memcpy(&d, p, sizeof d), d;
-    return half_value(dtype, (uint16_t)load_bits(p, dtype));
+    return narrow_value(dtype, (int)load_bits(p, dtype));
 }
 
 static void store_float(void *p, int dtype, double x) {
@@ -101,8 +109,8 @@ static void store_float(void *p, int dtype, double x) {
     } else if (dtype == IDIST_F64) {
         memcpy(p, &x, sizeof x);
     } else {
-        h = half_nearest(dtype, x);
-        memcpy(p, &h, sizeof h);
+        h = narrow_nearest(dtype, x);
+        memcpy(p, &h, (size_t)formats[dtype].bits / 8); // little endian
     }
 }
 
@@ -154,11 +162,11 @@ static bool same_value(int op, int dtype, const void *got, const void *expected)
 
 // clang-format off
 static const double interesting_floats[N_VALUES] = {
-    0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, 65504.0, 65520.0, -7.0, 1e-7, 6e-8,
+    0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, 65504.0, 65520.0, -7.0, 1e-7, 6e-8, 464.0, -1e-3,
     1e30, 3.4e38, -3.4e38, 1e-40, 1.0009765625, 2049, 0.1, -0.333333, 257.0, 1e-20, (double)INFINITY, (double)NAN};
 static const uint64_t interesting_words[N_VALUES] = {
     0, 1, 2, 3, 7, 10, 15, 16, 100, 127, 128, 200, 255, 0x7fff, 0x8000, 0x8001, 0x7fffffff, 0x80000000, 0x8000000000000000,
-    0x7fffffffffffffff, 0xffffffffffffffff, 0xfffffffffffffffe, 0x5555555555555555, 0x0123456789abcdef};
+    0x7fffffffffffffff, 0xffffffffffffffff, 0xfffffffffffffffe, 0x5555555555555555, 0x0123456789abcdef, 0xaa, 0x40};
 // clang-format on
 
 static void fill_interesting(int dtype, unsigned char *values) {
@@ -216,39 +224,44 @@ static void test_pair(int op, int dtype) {
     tap_is(wrong, 0, "%s %s agrees with the reference", type, name);
 }
 
-static void test_half_keeps_values(int dtype) {
-    static uint16_t zero[65536], all[65536];
+// All but infinities where there is a largest number instead.
+static void test_keeps_values(int dtype) {
+    static unsigned char zero[65536 * 2], all[65536 * 2];
+    size_t size = idist_dtype_size((idist_dtype)dtype), n = (size_t)1 << 8 * size;
     int wrong = 0;
-    for (int i = 0; i < 65536; i++) {
-        zero[i] = 0;
-        all[i] = (uint16_t)i;
-    }
-    tap_is(idist_reduce_local(zero, all, 65536, (idist_dtype)dtype, IDIST_SUM), IDIST_OK, "x + 0 for every %s",
+    for (size_t i = 0; i < n; i++) memcpy(all + i * size, &i, size); // little endian
+    tap_is(idist_reduce_local(zero, all, n, (idist_dtype)dtype, IDIST_SUM), IDIST_OK, "x + 0 for every %s",
            idist_dtype_name((idist_dtype)dtype));
-    for (int i = 0; i < 65536; i++) {
-        double before = half_value(dtype, (uint16_t)i), after = half_value(dtype, all[i]);
+    for (size_t i = 0; i < n; i++) {
+        double before = narrow_value(dtype, (int)i), after = load_float(all + i * size, dtype);
+        if (formats[dtype].saturates && before - before != 0) before = narrow_value(dtype, narrow_nearest(dtype, before));
         bool same = before != before ? after != after : before <= after && before >= after;
-        if (!same && wrong++ < 3) tap_diag("%04x became %04x", (unsigned)i, (unsigned)all[i]);
+        if (!same && wrong++ < 3) tap_diag("%04x became %04x", (unsigned)i, (unsigned)load_bits(all + i * size, dtype));
     }
     tap_is(wrong, 0, "every %s keeps its value", idist_dtype_name((idist_dtype)dtype));
 }
 
 // Random pairs: rounding and ties far from the hand-picked values.
-static void test_half_random(int dtype, int op) {
+static void test_narrow_random(int dtype, int op) {
     enum { COUNT = 100000 };
     static uint16_t in[COUNT], inout[COUNT], before[COUNT];
+    size_t size = idist_dtype_size((idist_dtype)dtype), n = sizeof in / size;
     uint64_t state = tap_seed();
     int wrong = 0;
     for (int i = 0; i < COUNT; i++) {
         in[i] = (uint16_t)tap_rand(&state);
         before[i] = inout[i] = (uint16_t)tap_rand(&state);
     }
-    idist_status status = idist_reduce_local(in, inout, COUNT, (idist_dtype)dtype, (idist_op)op);
-    for (int i = 0; i < COUNT; i++) {
-        uint16_t want;
-        reduce_reference(op, dtype, &in[i], &before[i], &want);
-        if (same_value(op, dtype, &inout[i], &want)) continue;
-        if (wrong++ < 3) tap_diag("%04x %04x: got %04x expected %04x", in[i], before[i], inout[i], want);
+    idist_status status = idist_reduce_local(in, inout, n, (idist_dtype)dtype, (idist_op)op);
+    for (size_t i = 0; i < n; i++) {
+        const char *a = (const char *)in + i * size, *b = (const char *)before + i * size,
+                   *got = (const char *)inout + i * size;
+        uint16_t want = 0;
+        reduce_reference(op, dtype, a, b, &want);
+        if (same_value(op, dtype, got, &want)) continue;
+        if (wrong++ < 3)
+            tap_diag("%04x %04x: got %04x expected %04x", (unsigned)load_bits(a, dtype), (unsigned)load_bits(b, dtype),
+                     (unsigned)load_bits(got, dtype), want);
     }
     tap_ok(status == IDIST_OK && wrong == 0, "%s %s of random pairs (%d wrong)", idist_dtype_name((idist_dtype)dtype),
            idist_op_name((idist_op)op), wrong);
@@ -260,9 +273,10 @@ static void test_dtypes(void) {
         size_t size;
         const char *name;
     } table[IDIST_DTYPE_COUNT] = {
-        {IDIST_I8, 1, "I8"},   {IDIST_U8, 1, "U8"},     {IDIST_I16, 2, "I16"}, {IDIST_U16, 2, "U16"},
-        {IDIST_I32, 4, "I32"}, {IDIST_U32, 4, "U32"},   {IDIST_I64, 8, "I64"}, {IDIST_U64, 8, "U64"},
-        {IDIST_F16, 2, "F16"}, {IDIST_BF16, 2, "BF16"}, {IDIST_F32, 4, "F32"}, {IDIST_F64, 8, "F64"},
+        {IDIST_I8, 1, "I8"},         {IDIST_U8, 1, "U8"},         {IDIST_I16, 2, "I16"}, {IDIST_U16, 2, "U16"},
+        {IDIST_I32, 4, "I32"},       {IDIST_U32, 4, "U32"},       {IDIST_I64, 8, "I64"}, {IDIST_U64, 8, "U64"},
+        {IDIST_F16, 2, "F16"},       {IDIST_BF16, 2, "BF16"},     {IDIST_F32, 4, "F32"}, {IDIST_F64, 8, "F64"},
+        {IDIST_F8E4M3, 1, "F8E4M3"}, {IDIST_F8E5M2, 1, "F8E5M2"},
     };
     for (int i = 0; i < IDIST_DTYPE_COUNT; i++) {
         tap_is(table[i].dtype, i, "%s has the value %d", table[i].name, i);
@@ -334,7 +348,7 @@ static void test_inference(void) {
 
 int main(void) {
     tap_deadline(60);
-    half_fill_table();
+    narrow_fill_table();
     tap_ok(strcmp(idist_last_error(), "") == 0, "idist_last_error is empty before anything failed");
     test_dtypes();
     test_ops();
@@ -343,9 +357,10 @@ int main(void) {
     test_misuse();
     for (int dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++)
         for (int op = 0; op < IDIST_OP_COUNT; op++) test_pair(op, dtype);
-    for (int dtype = IDIST_F16; dtype <= IDIST_BF16; dtype++) {
-        test_half_keeps_values(dtype);
-        for (int op = IDIST_SUM; op <= IDIST_MAX; op++) test_half_random(dtype, op);
+    for (int dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++) {
+        if (!is_narrow(dtype)) continue;
+        test_keeps_values(dtype);
+        for (int op = IDIST_SUM; op <= IDIST_MAX; op++) test_narrow_random(dtype, op);
     }
     return tap_done();
 }
