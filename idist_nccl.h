@@ -1,44 +1,92 @@
-/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory - MIT licence
+/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory, over NCCL - MIT licence
 
 DO THIS
 
-    Include it where idist.h is included, or on the command line, and link the CUDA runtime:
+    Include it where idist.h is included, or on the command line; lay idist_ipc.h beside it; link the CUDA runtime:
 
         cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c -L$CUDA_HOME/lib64 -lcudart -o app
 
+        // app.c: every rank has 1, and all get the number of ranks
+        #include <cuda_runtime_api.h>
+        #include <stdio.h>
+        int main(void) {
+            float one = 1, *x = NULL;
+            bool ok = idist_initialize(NULL) == IDIST_OK && cudaMalloc((void **)&x, sizeof *x) == cudaSuccess;
+            if (ok) cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice);
+            if (!ok || idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK)
+                return printf("no GPU, or %s\n", idist_last_error()), 1;
+            cudaMemcpy(&one, x, sizeof one, cudaMemcpyDeviceToHost);
+            printf("rank %d on %s: %g\n", idist_get_rank(), idist_device(), one);
+            return idist_finalize() != IDIST_OK;
+        }
+
     idist_initialize picks a device for each rank (local rank modulo devices; desc.device or IDIST_DEVICE) and makes it the
     current one of the calling thread. From then on every communication call takes device pointers as well as host pointers;
-    the runtime knows which are which. Managed memory counts as host memory.
+    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, or the
+    file in IDIST_NCCL_LIB; 2.14 or later), unless the program is linked with it; no header of it is needed.
 
-WHAT IT IS
+HOW DEVICE MEMORY TRAVELS
 
-    Device buffers are staged: copied into pinned host memory, handed to the backend of the world (ring or mpi), and copied
-    back. That works with any number of ranks on a GPU, between GPUs that cannot reach each other, and between hosts.
+    idist_device_backend() says which; desc.device_backend or IDIST_DEVICE_BACKEND asks for one, the same on all ranks.
 
-    A blocking call begins after what the legacy default stream holds, and its result is there on return; work on other
-    streams is yours to synchronise. With opts.stream it begins after what that stream holds, blocks while the host's part
-    runs, and later work of that stream sees the result. It cannot be captured into a graph. With opts.request it goes on
-    beside the program until idist_wait or idist_test.
+        nccl     where each rank has a GPU of its own. Several ranks on one GPU NCCL takes from 2.30.3 on, if you ask for it
+                 here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
+        ipc      ranks of one host that share a GPU: they read each other's memory (idist_ipc.h)
+        staged   everywhere: through pinned memory and the backend of the host, a chunk at a time
 
-    Any buffer of any rank may be device memory or not, also of one call. User ops get host memory. A receive buffer goes
-    back as a whole where a call fills only parts of it (v-forms, receives): leave all of it alone meanwhile. As much memory
-    as the largest calls need stays pinned until the end of the world.
+    What the one in use does not have is staged: scan, exscan, ops of your own, the bitwise and logical ones, messages
+    without a stream, reductions of I16 and U16, and those of 8-bit floats; but these NCCL has from 2.24 on, where all ranks
+    have GPUs of compute capability 9.0 or more. NCCL rounds floats of 16 and 8 bits at every step, multiplies by 1/n before
+    it adds up an AVG, and leaves open what MIN and MAX of a NaN are; the others give the bits of the host. MPI always gets
+    host memory, also one that is built for CUDA.
+
+CALLS
+
+    blocking          begins after what the legacy default stream holds; the result is there on return. Work on other streams
+                      is yours to synchronise.
+    opts.stream       begins after what that stream holds; what comes to the stream later sees the result. What NCCL serves
+                      is enqueued and returns, and may be captured into a graph (the first call of a group may not);
+                      what it does not serve blocks while the host's part runs. Keep the buffers until the stream is
+                      through; what goes wrong then is an error of a later call.
+    opts.request      goes on beside the program until idist_wait or idist_test, or until idist_wait_stream has told a stream
+                      to wait for it. With a stream as well: begins after what the stream holds now.
+    idist_group_begin / _end   hand NCCL all calls between them at once.
+
+    In one collective all ranks give device memory, or none does, else it is IDIST_ERR_MISMATCH. A rank that has nothing to
+    give or get (a v-form) says by any device pointer, or by its stream, that the others have theirs on devices. A message
+    may go from a device to the host of another rank. Over NCCL a message on a stream (without a request) needs a receive on
+    a stream, of the same count; it holds up its stream until then, so that ranks which send to each other do it between
+    group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
+
+    The first call of a group on device memory waits for the other members; for the world that is done in idist_initialize.
+    All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL: different calls, ranks
+    that do not come in time and lost ones give the errors that they give on the host, the communicator is aborted, and
+    streams that waited for it go on, with garbage in the buffers. A progress thread sees to that while you wait for a
+    stream. (Over an MPI without MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
+
+    desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
+    fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
 
 WHEN THERE IS NO DEVICE
 
     No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"), the CPU path works as
     ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1") on any
-    rank, it is an error of idist_initialize on all. All ranks include this header, or none does.
+    rank, it is an error of idist_initialize on all; so is NCCL that was asked for and is not there. For a program that
+    starts without libcudart.so, link libcudart_static.a. All ranks include this header, or none does.
 
 CONTENTS
 
       [nccl:api]     the backend's entry in IDIST_BACKENDS
+      [nccl:load]    NCCL's functions, found at run time
       [nccl:types]   worlds, groups, tasks
       [nccl:cuda]    errors, pinned memory
+      [nccl:agree]   what the members of a group tell each other
+      [nccl:comm]    calls that NCCL serves
+      [nccl:stage]   calls that go through pinned memory
+      [nccl:setup]   how a group moves device memory
       [nccl:route]   which calls are for the device
-      [nccl:stage]   a call from the first copy to the last
-      [nccl:engine]  the part of a backend that concerns device memory, over the one that moves host memory
-      [nccl:join]    which device, agreed by all ranks
+      [nccl:engine]  the part of a backend that concerns device memory
+      [nccl:join]    which device and which way, agreed by all ranks
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -57,6 +105,13 @@ extern "C" {
 // Device memory, beside the backend that the world has for host memory.
 IDIST_API const idist_backend_api *idist_nccl_backend(void);
 
+// The communicator of a group (NULL: the world), an ncclComm_t, for calls of your own; NULL, and idist_last_error, where the
+// group does not use NCCL. It stays idist's. The first time collective, as is a group's first call on device memory.
+IDIST_API void *idist_nccl_comm(idist_group *group);
+
+// Pinned host memory, for the batches of a loader (idist_train.h) say: copies to and from a device go on by themselves.
+IDIST_API idist_allocator idist_pinned_allocator(void);
+
 #undef IDIST__ENTRY_NCCL
 #define IDIST__ENTRY_NCCL idist_nccl_backend()
 
@@ -72,18 +127,177 @@ IDIST_API const idist_backend_api *idist_nccl_backend(void);
 #define IDIST_NCCL_IMPLEMENTATION_DONE
 
 #include <cuda_runtime_api.h>
-#include <limits.h>
+#include <dlfcn.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 //------------------------------------------------------------------------------
-// [nccl:types]  worlds, groups, tasks
-// used by cuda route stage engine join
+// [nccl:load]  NCCL's functions, found at run time, so that the program also runs where there is none
+// uses - . used by types setup comm
 //------------------------------------------------------------------------------
 
-#define IDIST__GPU_LOOK_NS ((int64_t)20000) // how long who waits for a copy sleeps at most
+typedef struct idist__nccl_id { // ncclUniqueId
+    char bytes[128];
+} idist__nccl_id;
+
+// NCCL's enums are ints, and ncclComm_t is a pointer.
+enum { IDIST__NCCL_OK = 0, IDIST__NCCL_CUDA_ERROR = 1, IDIST__NCCL_INTERNAL_ERROR = 3, IDIST__NCCL_IN_PROGRESS = 7 };
+enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2 };
+enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NCCL_MIN = 3, IDIST__NCCL_AVG = 4 };
+
+// clang-format off
+#define IDIST__NCCL_FUNCTIONS(X)                                                                                     \
+    X(int, GetVersion, (int *version))                                                                               \
+    X(int, GetUniqueId, (idist__nccl_id *id))                                                                        \
+    X(const char *, GetErrorString, (int result))                                                                    \
+    X(const char *, GetLastError, (void *comm))                                                                      \
+    X(int, CommInitRankConfig, (void **comm, int size, idist__nccl_id id, int rank, void *config))                   \
+    X(int, CommFinalize, (void *comm))                                                                               \
+    X(int, CommDestroy, (void *comm))                                                                                \
+    X(int, CommAbort, (void *comm))                                                                                  \
+    X(int, CommGetAsyncError, (void *comm, int *result))                                                             \
+    X(int, CommCount, (void *comm, int *size))                                                                       \
+    X(int, CommUserRank, (void *comm, int *rank))                                                                    \
+    X(int, CommCuDevice, (void *comm, int *device))                                                                  \
+    X(int, RedOpCreatePreMulSum, (int *op, void *factor, int type, int on_host, void *comm))                         \
+    X(int, RedOpDestroy, (int op, void *comm))                                                                       \
+    X(int, GroupStart, (void))                                                                                       \
+    X(int, GroupEnd, (void))                                                                                         \
+    X(int, AllReduce, (const void *send, void *recv, size_t count, int type, int op, void *comm, cudaStream_t))      \
+    X(int, Reduce, (const void *send, void *recv, size_t count, int type, int op, int root, void *comm, cudaStream_t)) \
+    X(int, Broadcast, (const void *send, void *recv, size_t count, int type, int root, void *comm, cudaStream_t))    \
+    X(int, AllGather, (const void *send, void *recv, size_t count, int type, void *comm, cudaStream_t))              \
+    X(int, ReduceScatter, (const void *send, void *recv, size_t count, int type, int op, void *comm, cudaStream_t))  \
+    X(int, Send, (const void *send, size_t count, int type, int to, void *comm, cudaStream_t))                       \
+    X(int, Recv, (void *recv, size_t count, int type, int from, void *comm, cudaStream_t))
+// clang-format on
+
+typedef struct idist__nccl {
+    int version; // 22809: 2.28.9; 0: there is none
+#define IDIST__X(result, name, args) result(*name) args;
+    IDIST__NCCL_FUNCTIONS(IDIST__X)
+#undef IDIST__X
+} idist__nccl;
+
+// Fills the table, or says why not: from what the program is linked with, else from the library, which stays loaded because
+// it has threads.
+static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
+    const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
+    void *library = file ? NULL : dlopen(NULL, RTLD_NOW), *at; // the program and what it is linked with
+    if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
+    if (!library) library = dlopen(file ? file : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *text = dlerror();
+        snprintf(why, cap, "NCCL could not be loaded: %s", text ? text : "no reason given");
+        return;
+    }
+#define IDIST__X(result, name, args)                                  \
+    if ((at = dlsym(library, "nccl" #name)) == NULL) missing = #name; \
+    memcpy(&nccl->name, &at, sizeof at); // C knows no other way from an object to a function
+    IDIST__NCCL_FUNCTIONS(IDIST__X)
+#undef IDIST__X
+    if (missing) snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
+    else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK) snprintf(why, cap, "ncclGetVersion failed");
+}
+
+typedef enum idist__nccl_what { IDIST__NCCL_INIT, IDIST__NCCL_ABORT, IDIST__NCCL_END } idist__nccl_what;
+
+// What may take NCCL for ever, in a thread of its own.
+typedef struct idist__nccl_job {
+    idist__nccl nccl; // a copy: a job that does not end outlives the world
+    idist__nccl_what what;
+    void *comm;
+    idist__nccl_id id;
+    void *config;
+    int device, rank, size;
+    int result;
+    int done; // atomic
+    pthread_t thread;
+    struct idist__nccl_job *next; // of those that end
+} idist__nccl_job;
+
+static int idist__nccl_settled(const idist__nccl *nccl, void *comm, int result) {
+    while (result == IDIST__NCCL_IN_PROGRESS) { // of a communicator that the user wants not to block
+        idist__os_pause_ms(1);
+        if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
+    }
+    return result;
+}
+
+static void *idist__nccl_work(void *arg) {
+    idist__nccl_job *job = (idist__nccl_job *)arg;
+    const idist__nccl *nccl = &job->nccl;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaSetDevice(job->device);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (job->what == IDIST__NCCL_INIT) {
+        job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
+        if (job->comm) job->result = idist__nccl_settled(nccl, job->comm, job->result);
+    } else if (job->what == IDIST__NCCL_ABORT) {
+        job->result = nccl->CommAbort(job->comm);
+    } else {
+        job->result = idist__nccl_settled(nccl, job->comm, nccl->CommFinalize(job->comm));
+        if (job->result == IDIST__NCCL_OK) job->result = nccl->CommDestroy(job->comm);
+    }
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_what what, int device, void *comm) {
+    idist__nccl_job *job = (idist__nccl_job *)calloc(1, sizeof *job);
+    if (!job) return NULL;
+    job->nccl = *nccl;
+    job->what = what;
+    job->device = device;
+    job->comm = comm;
+    return job;
+}
+
+// Or frees it.
+static bool idist__nccl_job_start(idist__nccl_job *job) {
+    if (job && idist__os_thread(&job->thread, idist__nccl_work, job) == 0) return true;
+    free(job);
+    return false;
+}
+
+static bool idist__nccl_job_done(const idist__nccl_job *job) { return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0; }
+
+// Waits for it until the deadline. False: it has not come to an end, and is left to itself.
+static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
+    while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline_ns) {
+        struct timespec nap = {0, 100000};
+        nanosleep(&nap, NULL);
+    }
+    if (!idist__nccl_job_done(job)) {
+        pthread_detach(job->thread);
+        return false;
+    }
+    pthread_join(job->thread, NULL);
+    free(job);
+    return true;
+}
+
+//------------------------------------------------------------------------------
+// [nccl:types]  worlds, groups, tasks
+// uses - . used by all that follow
+//------------------------------------------------------------------------------
+
+#define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long who waits for the device sleeps at first, ...
+#define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and later
+#define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
+#define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
+#define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
+#define IDIST__GPU_LET_MS 200                      // how long an abort waits for a thread that is inside NCCL
+#define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
+#define IDIST__IPC_CHUNK ((size_t)32 << 20)        // bytes of a contribution that others read at a time
+#define IDIST__IPC_SMALL 65536                     // up to here each rank adds up everything itself
+#define IDIST__IPC_RANKS 16
+#define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
+
+// How device memory gets to the other ranks. The numbers are those of cfg.device_backend. HOST: it is host memory.
+typedef enum idist__gpu_path { IDIST__BY_HOST_MEMORY, IDIST__BY_NCCL, IDIST__BY_IPC, IDIST__BY_STAGING } idist__gpu_path;
 
 // Pinned memory, kept for the next call: to make it takes as long as many copies.
 typedef struct idist__pinned {
@@ -92,45 +306,126 @@ typedef struct idist__pinned {
     size_t nbytes;
 } idist__pinned;
 
+// Two halves of IDIST__IPC_CHUNK bytes on a device, which other ranks map. Nobody frees one that is mapped: those of a group
+// that is gone wait for the next group, and all are closed before the last barrier of a world and freed after it.
+typedef struct idist__ipc_arena {
+    struct idist__ipc_arena *next;
+    char *at;
+    int rank;        // of the world, whose it is
+    uint32_t serial; // of those of that rank
+} idist__ipc_arena;
+
+// What a rank tells the others when the world begins.
+typedef struct idist__gpu_card {
+    int32_t has, named; // LACKS: it was asked for by name
+    int32_t wanted;     // cfg.device_backend
+    int32_t nccl;       // its version; 0: none
+    int32_t major;      // of the compute capability
+    int32_t adopts;     // cfg.nccl_comm is there
+    int32_t forced;     // several ranks on a GPU: the user says that NCCL takes it
+    uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host ids that the user gave
+    char bus[32], why[160], why_no_nccl[160];
+} idist__gpu_card;
+
 typedef struct idist__gpu {         // of a world
     idist_backend_api api;          // what the world's backend is now, ...
     const idist_backend_api *under; // ... and what it was, which moves the host's memory
+    idist__nccl nccl;
+    bool nccl_f8; // it reduces floats of 8 bits
     int device;
-    cudaStream_t stream; // all copies
+    idist__gpu_card *cards; // of all ranks
     idist__pinned *spare;
-    int ncopying;                // calls that wait for copies
-    idist__task *behind, **last; // those of them that the backend has not got yet, in their order
+    int nwaiting;                       // calls that wait for the device
+    int64_t nap_ns;                     // of who waits for it
+    bool stirred;                       // a call left the queue of its group: the next one may go on
+    int64_t looked_ns;                  // when NCCL was asked for errors
+    idist__nccl_job *ending;            // communicators
+    int *word;                          // barriers on streams work on it
+    idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
+    uint32_t narenas;
+    cudaLibrary_t library;
+    cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
+    idist__task *held;       // by idist_group_begin, in their order
 } idist__gpu;
 
-typedef enum idist__gpu_state { IDIST__GPU_WAIT, IDIST__GPU_OUT, IDIST__GPU_HOST, IDIST__GPU_IN } idist__gpu_state;
+// The device's part of a group, made by its first call on device memory.
+typedef struct idist__gpu_group {
+    idist__gpu_path path;
+    bool making, ready;         // what the members have together
+    cudaStream_t stream[3];     // out, or all of IPC; in; NCCL
+    idist__task *queue, **last; // calls that still want something of the backend, in their order
+    void *comm;                 // NULL also: it was aborted
+    bool adopted;               // it is the user's
+    bool launching;             // a thread is inside NCCL, without the lock
+    int64_t abort_ns;           // when the abort begins in any case; 0: there is none
+    idist__nccl_job *job;       // the abort
+    idist__ipc_arena *own;
+    char *arena[IDIST__IPC_RANKS]; // of each member
+    uint32_t turn;                 // chunks so far: they use the halves in turn
+} idist__gpu_group;
 
-// A call on device memory: waits for what the caller's stream holds; out to pinned memory; through the backend of the world;
-// in to the device.
+typedef struct idist__gpu_slot { // a chunk that is staged
+    idist__pinned *memory;
+    cudaEvent_t out, in;
+} idist__gpu_slot;
+
+typedef enum idist__gpu_state {
+    IDIST__GPU_WAIT, // for what the caller's stream holds
+    IDIST__GPU_MOVE, // its chunks go their way
+    IDIST__GPU_END   // nothing is left to do but to wait for op->event
+} idist__gpu_state;
+
+// A call on device memory.
 typedef struct idist__gpu_op {
+    idist__gpu_path path;
     idist__gpu_state state;
-    cudaEvent_t event; // what it waits for
-    cudaError_t error; // of a copy, to be told when nobody is in the middle of something
-    idist__pinned *send, *recv;
-    size_t nsend, nrecv; // bytes on the device
-    const void *device_send;
-    void *device_recv;
-    idist__user_op user; // a copy: the program may free the op meanwhile
-    idist__task *after;  // the next of those that are behind
+    idist__call call;            // as the program made it; the backend gets parts of it
+    idist__print print;          // what the ranks compare
+    idist__user_op user;         // a copy: the program may free the op meanwhile
+    bool waiting;                // counted in gpu->nwaiting
+    bool running;                // the backend has a part of it
+    bool launched;               // NCCL has it
+    bool landed;                 // and all ranks have come
+    idist_status doomed;         // the host's part of a send or receive on a stream failed
+    int step;                    // of a chunk that goes by IPC
+    size_t size;                 // bytes per element
+    size_t chunk;                // elements of each part of the buffers that move at a time
+    size_t nchunks, nout, nhost; // all of them; sent to the host; given to the backend
+    cudaError_t error;           // of a copy, to be told when nobody is in the middle of something
+    idist_recv_info info;
+    uint64_t slip[2];   // before a send on a stream: how many bytes
+    void *comm;         // NULL: it was aborted
+    const void *holder; // the thread whose idist_group_begin holds it back
+    idist__task *held;  // the next of those
+    idist__task *after; // the next in the group's queue
+    cudaEvent_t event;  // not cleared from here on
+    idist__gpu_slot slots[IDIST__GPU_SLOTS];
 } idist__gpu_op;
 
 static idist__gpu *idist__gpu_of(const idist__world *w) { return (idist__gpu *)w->device; }
+static idist__gpu_group *idist__gpu_group_of(const idist_group *g) { return (idist__gpu_group *)g->device; }
 static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gpu_op *)t->device; }
 
 //------------------------------------------------------------------------------
 // [nccl:cuda]  errors, pinned memory
-// uses types . used by route stage engine join
+// uses types . used by all that follow
 //------------------------------------------------------------------------------
 
 static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
     cudaGetLastError(); // it is told here; the next to ask shall not hear it again
     if (error == cudaErrorMemoryAllocation)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
-    return idist__fail(IDIST_ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+    return idist__fail(IDIST_ERR_DEVICE, "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
+                       error == cudaErrorInvalidResourceHandle
+                           ? "; is the stream one of idist_device()? Each thread chooses by cudaSetDevice"
+                           : "");
+}
+
+// The group fails because of this rank; idist_last_error has the reason.
+static void idist__gpu_fail_group(idist_group *g, idist_status status) {
+    char cause[300];
+    snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
+    idist__group_fail(g, status, cause);
 }
 
 // Our own device and no capture of another thread in the way, for as long as this thread is in here.
@@ -154,32 +449,32 @@ static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
     if (guard.device != gpu->device) cudaSetDevice(guard.device);
 }
 
-// Plain memory that is pinned afterwards, so that another rank can read it through the kernel. If it cannot be pinned it
-// serves all the same, slower.
-static bool idist__pinned_grow(idist__pinned *p, size_t nbytes) {
-    if (p->at) cudaHostUnregister(p->at);
-    free(p->at);
-    p->nbytes = nbytes < 65536 ? 65536 : (nbytes + 4095) & ~(size_t)4095;
-    if (posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
+// Memory that the ranks of a host share if the backend has such, else plain memory; pinned afterwards. If it cannot be
+// pinned it serves all the same, slower.
+static bool idist__pinned_make(const idist__world *w, idist__pinned *p, size_t nbytes) {
+    const idist_backend_api *under = idist__gpu_of(w)->under;
+    for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;) p->nbytes *= 2; // none is ever given back
+    p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
+    if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
     if (!p->at) p->nbytes = 0;
     if (p->at) cudaHostRegister(p->at, p->nbytes, cudaHostRegisterPortable);
     cudaGetLastError();
     return p->at != NULL;
 }
 
-static idist__pinned *idist__pinned_take(idist__gpu *gpu, const idist_allocator *mem, size_t nbytes) {
+static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes) {
+    idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
     for (at = &gpu->spare; *at; at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
-    if (!best && gpu->spare) best = &gpu->spare; // too small: it grows
     if (best) {
         p = *best;
         *best = p->next;
-    } else if ((p = (idist__pinned *)idist__mem_alloc(mem, sizeof *p)) == NULL) {
-        return NULL;
+        return p;
     }
-    if (p->nbytes >= nbytes || idist__pinned_grow(p, nbytes)) return p;
-    idist__mem_free(mem, p);
+    if ((p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p)) == NULL) return NULL;
+    if (idist__pinned_make(w, p, nbytes)) return p;
+    idist__mem_free(&w->cfg.mem, p);
     return NULL;
 }
 
@@ -190,123 +485,27 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-//------------------------------------------------------------------------------
-// [nccl:route]  which calls are for the device
-// uses cuda . used by engine join
-//------------------------------------------------------------------------------
-
-static bool idist__gpu_holds(const void *p) {
-    struct cudaPointerAttributes a;
-    if (!p) return false;
-    if (cudaPointerGetAttributes(&a, p) == cudaSuccess) return a.type == cudaMemoryTypeDevice;
-    cudaGetLastError();
-    return false;
-}
-
-static idist_status idist__gpu_route(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device) {
-    const char *name = idist__kind_names[c->label];
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    idist__extent e;
-    *on_device = false;
-    if (idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
-    *on_device = (e.send && idist__gpu_holds(c->send)) || (e.recv && idist__gpu_holds(c->recv));
-    if (!o->stream) return IDIST_OK;
-    if ((e.send || e.recv) && !*on_device) // without buffers (a barrier, a rank with nothing to give) it is as good as any
-        return idist__fail(IDIST_ERR_ARG, "%s: a stream is for device memory, and these buffers are not", name);
-    if (o->request) return idist__fail(IDIST_ERR_ARG, "%s: give a stream or a request, not both", name);
-    if (o->stream == (void *)cudaStreamPerThread)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
-    if (cudaStreamIsCapturing((cudaStream_t)o->stream, &capture) == cudaSuccess && capture != cudaStreamCaptureStatusNone)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a staged call cannot be captured into a graph", name);
-    *on_device = true;
-    return IDIST_OK;
-}
-
-//------------------------------------------------------------------------------
-// [nccl:stage]  a call from the first copy to the last
-// uses route . used by engine
-//
-// The backend gets a call as it was, with pinned memory for its buffers, so that host and device memory may meet in one
-// call, and all it promises holds. It gets calls in their order: one on host memory, too, waits for the copies of those
-// before it.
-//------------------------------------------------------------------------------
-
-static void idist__gpu_fail_task(idist__task *t, const char *what, cudaError_t error) {
-    idist_group *g = t->group;
-    char cause[300];
-    idist_status s = idist__gpu_fail(what, error);
-    snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
-    idist__group_fail(g, s, cause);
-}
-
-// Where the backend finds the buffers. In place stays in place.
-static bool idist__gpu_layout(idist__task *t) {
+static void idist__gpu_waits(idist__task *t, bool waits) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__call *c = &t->call;
-    const idist_allocator *mem = &t->group->w->cfg.mem;
-    size_t size = idist_dtype_size(c->dtype), nbytes;
-    idist__extent e;
-    bool in_place;
-    idist__extent_of(t->group, c, &e);
-    op->nsend = idist__gpu_holds(c->send) ? e.send * size : 0;
-    op->nrecv = idist__gpu_holds(c->recv) ? e.recv * size : 0;
-    op->device_send = c->send;
-    op->device_recv = c->recv;
-    in_place = op->nsend && op->nrecv && idist__extent_in_place(&e, c);
-    if (in_place && (char *)c->recv == (const char *)c->send + e.send_at * size && !e.recv_at) {
-        nbytes = e.send_at * size + op->nrecv;
-        if ((op->send = idist__pinned_take(gpu, mem, nbytes > op->nsend ? nbytes : op->nsend)) == NULL) return false;
-        c->send = op->send->at;
-        c->recv = (char *)op->send->at + e.send_at * size;
-    } else if (in_place) {
-        nbytes = e.recv_at * size + op->nsend;
-        if ((op->recv = idist__pinned_take(gpu, mem, nbytes > op->nrecv ? nbytes : op->nrecv)) == NULL) return false;
-        c->recv = op->recv->at;
-        c->send = (char *)op->recv->at + e.recv_at * size;
-    } else {
-        if (op->nsend && (op->send = idist__pinned_take(gpu, mem, op->nsend)) == NULL) return false;
-        if (op->nrecv && (op->recv = idist__pinned_take(gpu, mem, op->nrecv)) == NULL) return false;
-        if (op->send) c->send = op->send->at;
-        if (op->recv) c->recv = op->recv->at;
+    if (op->waiting == waits) return;
+    op->waiting = waits;
+    gpu->nwaiting += waits ? 1 : -1;
+    if (waits) gpu->nap_ns = IDIST__GPU_LOOK_NS;
+    if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
+        gpu->under->wake(t->group->w); // who sleeps there looks at it too
+}
+
+// Whether an event has come that a call waits for. When it cannot be told, the call has failed and is gone.
+static bool idist__gpu_arrived(idist__task *t, cudaEvent_t event) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
+    if (op->error == cudaSuccess) {
+        idist__gpu_of(t->group->w)->nap_ns = IDIST__GPU_LOOK_NS;
+        return true;
     }
-    return true;
-}
-
-// What a call leaves alone in its receive buffer (the gaps between parts, the end of a short message) comes along, since
-// the buffer goes back as a whole.
-static cudaError_t idist__gpu_copy_out(idist__task *t) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &t->call;
-    bool keeps = idist__kind_is_v(c->kind) || c->kind == IDIST__RECV || c->kind == IDIST__EXSCAN ||
-                 (c->kind == IDIST__BROADCAST && c->root == t->group->rank);
-    cudaError_t error = cudaSuccess;
-    if (op->nrecv && keeps)
-        error = cudaMemcpyAsync(c->recv, op->device_recv, op->nrecv, cudaMemcpyDeviceToHost, gpu->stream);
-    if (error == cudaSuccess && op->nsend)
-        error = cudaMemcpyAsync((void *)(uintptr_t)c->send, op->device_send, op->nsend, cudaMemcpyDeviceToHost, gpu->stream);
-    return error == cudaSuccess ? cudaEventRecord(op->event, gpu->stream) : error;
-}
-
-// False: there is nothing to wait for.
-static bool idist__gpu_copy_in(idist__task *t) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    if (!op->nrecv || (t->call.kind == IDIST__BROADCAST && t->call.root == t->group->rank)) return false;
-    op->error = cudaMemcpyAsync(op->device_recv, t->call.recv, op->nrecv, cudaMemcpyHostToDevice, gpu->stream);
-    if (op->error == cudaSuccess) op->error = cudaEventRecord(op->event, gpu->stream);
-    if (op->error == cudaSuccess && t->stream) op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
-    return !t->stream || op->error != cudaSuccess;
-}
-
-// Whether what a call waits for is there. When it cannot be told, the call has failed and is gone.
-static bool idist__gpu_arrived(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    if (op->error == cudaSuccess) op->error = cudaEventQuery(op->event);
-    if (op->error == cudaSuccess) return true;
     if (op->error != cudaErrorNotReady) {
-        idist__gpu_fail_task(t, "copying between host and device", op->error);
+        idist__gpu_fail_group(t->group, idist__gpu_fail("the device", op->error));
         return false;
     }
     op->error = cudaSuccess;
@@ -314,160 +513,1196 @@ static bool idist__gpu_arrived(idist__task *t) {
     return false;
 }
 
-// The backend is through with a call. Its result goes back to the device, and the call ends when it is there; with a stream
-// at once, since the stream waits for it. Whoever is in the middle of the backend goes on as if it had ended.
-static bool idist__gpu_landed(idist__task *t, idist_status status) {
-    idist__world *w = t->group->w;
-    idist__gpu *gpu = idist__gpu_of(w);
+// Gives the backend a part of a call. The first one carries what the ranks compare; the part may be through at once.
+static void idist__gpu_part(idist__task *t, const idist__call *part) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__gpu_guard guard = idist__gpu_enter(gpu);
-    bool waits = status == IDIST_OK && op->state == IDIST__GPU_HOST && idist__gpu_copy_in(t);
-    idist__gpu_leave(gpu, guard);
-    if (waits) {
-        op->state = IDIST__GPU_IN;
-        t->away = true;
-        gpu->ncopying++;
-        if (w->driver != IDIST__DRIVER_NONE) gpu->under->wake(w); // who sleeps there looks at copies from now on
-        return false;
+    t->call = *part;
+    t->call.label = op->call.label;
+    t->away = t->announced = false;
+    op->running = true;
+    idist__gpu_waits(t, false);
+    if (!idist__kind_is_p2p(part->kind)) {
+        t->seq = ++t->group->seq;
+        if (!t->whole.kind) {
+            t->whole = op->print;
+            t->whole.seq = t->seq;
+        }
     }
-    idist__pinned_give(gpu, &op->send); // the next to use them comes after these copies in our stream
-    idist__pinned_give(gpu, &op->recv);
+    memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
+    gpu->under->start(t);
+}
+
+// A part that moves nothing: all ranks come, and compare.
+static void idist__gpu_meet(idist__task *t) {
+    idist__call part;
+    idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    idist__gpu_part(t, &part);
+}
+
+// The part of each rank within the buffers at send and recv: elements, and how many such parts there are.
+typedef struct idist__gpu_shape {
+    size_t send, recv;   // parts that this rank has; 0: no such buffer
+    size_t most;         // any rank's
+    size_t contribution; // parts that others read, of whoever gives most
+} idist__gpu_shape;
+
+static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__call *c) {
+    size_t n = (size_t)g->size;
+    bool root = c->root == g->rank;
+    idist__gpu_shape s;
+    s.send = s.recv = s.most = s.contribution = 1;
+    switch (c->kind) {
+    case IDIST__REDUCE: s.recv = root; break;
+    case IDIST__BROADCAST: s.send = 0; break;
+    case IDIST__ALL_GATHER: s.recv = s.most = n; break;
+    case IDIST__GATHER:
+        s.recv = root ? n : 0;
+        s.most = n;
+        break;
+    case IDIST__SCATTER:
+        s.send = root ? n : 0;
+        s.most = s.contribution = n;
+        break;
+    case IDIST__REDUCE_SCATTER: s.send = s.most = s.contribution = n; break;
+    case IDIST__ALL_TO_ALL: s.send = s.recv = s.most = s.contribution = n; break;
+    case IDIST__BARRIER: s.send = s.recv = 0; break;
+    default: break;
+    }
+    return s;
+}
+
+// Copies k elements of each of `parts` parts that lie to_count and from_count elements apart.
+static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, size_t from_count, size_t k, size_t parts,
+                                   size_t size, cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    size_t i;
+    for (i = 0; i < parts && k && to != from && error == cudaSuccess; i++)
+        error = cudaMemcpyAsync((char *)to + i * to_count * size, (const char *)from + i * from_count * size, k * size,
+                                cudaMemcpyDefault, stream);
+    return error;
+}
+
+//------------------------------------------------------------------------------
+// [nccl:agree]  what the members of a group tell each other
+// uses types . used by ipc setup join
+//------------------------------------------------------------------------------
+
+// Each member's nbytes, to all. The lock is held, and given up while waiting.
+static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all, size_t nbytes) {
+    idist__call c;
+    idist_opts o;
+    idist_status s;
+    int depth = idist__me.group_depth; // the caller may be between group_begin and group_end
+    memset(&o, 0, sizeof o);
+    o.group = g;
+    idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
+    c.label = IDIST__FIRST_DEVICE_CALL;
+    idist__me.group_depth = 0;
+    s = idist__call_locked(g, &c, &o);
+    idist__me.group_depth = depth;
+    return s;
+}
+
+typedef struct idist__gpu_outcome { // of one member
+    int32_t failed;
+    char why[200];
+} idist__gpu_outcome;
+
+// Whether all of them could do it. If not, *why is the reason of the first that could not.
+static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why, size_t cap, bool *all) {
+    idist__gpu_outcome mine, *theirs = (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
+    idist_status s;
+    int i;
+    *all = false;
+    if (!theirs) return IDIST_ERR_NO_MEMORY;
+    memset(&mine, 0, sizeof mine);
+    mine.failed = failed;
+    idist__copy_text(mine.why, sizeof mine.why, why);
+    s = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
+    for (i = 0; s == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
+    *all = s == IDIST_OK && i == g->size;
+    if (s == IDIST_OK && !*all) snprintf(why, cap, "rank %d: %.200s", g->ranks[i], theirs[i].why);
+    idist__mem_free(&g->w->cfg.mem, theirs);
+    return s;
+}
+
+//------------------------------------------------------------------------------
+// [nccl:comm]  calls that NCCL serves
+// uses cuda load . used by setup route engine
+//
+// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by the backend of the host
+// (idist__gpu_meet), so that calls that differ, late ranks and lost ones are found as they are on the host: NCCL itself
+// would wait for ever. When a group fails its communicator is aborted, which ends what runs on the device.
+//------------------------------------------------------------------------------
+
+static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text, size_t cap) {
+    const char *last = result == IDIST__NCCL_OK ? NULL : nccl->GetLastError(NULL);
+    snprintf(text, cap, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "", last ? last : "");
+    return text;
+}
+
+// NCCL's number for a dtype; -1: it has none.
+static int idist__nccl_type(idist_dtype dtype) {
+    static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3, 4, 5, 6, 9, 7, 8, 10, 11};
+    return types[dtype];
+}
+
+static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) {
+    return (int)c->op >= IDIST_OP_USER && !idist__call_user_op(g, c)->fn;
+}
+
+// Whether NCCL has such a call; the same on all ranks. Between two ranks only on a stream: it knows no tags, and matches by
+// order alone.
+static bool idist__nccl_takes(const idist_group *g, const idist__call *c, const void *stream) {
+    if (idist__kind_is_p2p(c->kind)) return stream != NULL;
+    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
+    if (!idist__kind_reduces(c->kind)) return true;
+    if (c->dtype >= IDIST_F8E4M3 && !idist__gpu_of(g->w)->nccl_f8) return false;
+    return idist__nccl_type(c->dtype) >= 0 && (c->op <= IDIST_AVG || idist__gpu_op_is_premul(g, c));
+}
+
+static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
+                              cudaStream_t stream) {
+    static const int ops[] = {IDIST__NCCL_SUM, IDIST__NCCL_PROD, IDIST__NCCL_MIN, IDIST__NCCL_MAX, IDIST__NCCL_AVG};
+    int type = idist__nccl_type(c->dtype);
+    bool premul = idist__gpu_op_is_premul(g, c);
+    int op = premul ? IDIST__NCCL_SUM : ops[c->op];
+    int result = IDIST__NCCL_OK;
+    double factor = premul ? idist__call_user_op(g, c)->factor : 1;
+    float narrow = (float)factor;
+    void *scalar = c->dtype == IDIST_F64 ? (void *)&factor : &narrow;
+    if (idist__type_is_narrow(c->dtype)) idist__type_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
+    if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
+    if (result != IDIST__NCCL_OK) return result;
+    if (c->kind == IDIST__ALL_REDUCE) result = nccl->AllReduce(c->send, c->recv, c->count, type, op, comm, stream);
+    else if (c->kind == IDIST__REDUCE) result = nccl->Reduce(c->send, c->recv, c->count, type, op, c->root, comm, stream);
+    else result = nccl->ReduceScatter(c->send, c->recv, c->count, type, op, comm, stream);
+    if (premul) nccl->RedOpDestroy(op, comm);
+    return result;
+}
+
+// What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
+static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c, const void *send,
+                                void *comm, cudaStream_t stream) {
+    size_t size = idist_dtype_size(c->dtype), count;
+    int result = nccl->GroupStart(), end;
+    int i, me = g->rank;
+    for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
+        const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &count);
+        if (i == me) {
+            size_t there;
+            char *to = idist__call_part(c, (char *)c->recv, me, me, false, &there);
+            if (count && from != to && cudaMemcpyAsync(to, from, count * size, cudaMemcpyDefault, stream) != cudaSuccess)
+                result = IDIST__NCCL_CUDA_ERROR;
+            continue;
+        }
+        if (count) result = nccl->Send(from, count * size, IDIST__NCCL_U8, i, comm, stream);
+        if (result == IDIST__NCCL_OK) {
+            char *to = idist__call_part(c, (char *)c->recv, i, me, false, &count);
+            if (count) result = nccl->Recv(to, count * size, IDIST__NCCL_U8, i, comm, stream);
+        }
+    }
+    end = nccl->GroupEnd();
+    return result == IDIST__NCCL_OK ? end : result;
+}
+
+// An all_to_all in place: what is sent must be out of the way first.
+static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
+                                cudaStream_t stream) {
+    size_t nbytes = (size_t)g->size * c->count * idist_dtype_size(c->dtype);
+    void *away = NULL;
+    int result = IDIST__NCCL_CUDA_ERROR;
+    if (!nbytes) return IDIST__NCCL_OK;
+    if (cudaMallocAsync(&away, nbytes, stream) != cudaSuccess) return result;
+    if (cudaMemcpyAsync(away, c->send, nbytes, cudaMemcpyDefault, stream) == cudaSuccess)
+        result = idist__nccl_exchange(nccl, g, c, away, comm, stream);
+    cudaFreeAsync(away, stream);
+    return result;
+}
+
+static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
+                                   cudaStream_t stream) {
+    size_t size = idist_dtype_size(c->dtype);
+    int result = nccl->GroupStart(), end;
+    int i;
+    for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
+        char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
+        if (c->recvcounts[i])
+            result =
+                nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size, IDIST__NCCL_U8, i, comm, stream);
+    }
+    end = nccl->GroupEnd();
+    return result == IDIST__NCCL_OK ? end : result;
+}
+
+static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, const idist__call *c, void *comm,
+                             cudaStream_t stream) {
+    const idist__nccl *nccl = &gpu->nccl;
+    size_t nbytes = c->count * idist_dtype_size(c->dtype);
+    if (!comm) return IDIST__NCCL_OK; // the group has failed
+    if (c->kind == IDIST__BARRIER)
+        return nccl->AllReduce(gpu->word, gpu->word, 1, IDIST__NCCL_I32, IDIST__NCCL_MAX, comm, stream);
+    if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
+    if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv) return idist__nccl_in_place(nccl, g, c, comm, stream);
+    if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER || c->kind == IDIST__SCATTER)
+        return idist__nccl_exchange(nccl, g, c, c->send, comm, stream);
+    if (!nbytes) return IDIST__NCCL_OK;
+    if (c->kind == IDIST__BROADCAST) return nccl->Broadcast(c->recv, c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    if (c->kind == IDIST__ALL_GATHER) return nccl->AllGather(c->send, c->recv, nbytes, IDIST__NCCL_U8, comm, stream);
+    if (c->kind == IDIST__SEND) return nccl->Send(c->send, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    if (c->kind == IDIST__RECV) return nccl->Recv(c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    return idist__nccl_reduce(nccl, g, c, comm, stream);
+}
+
+// Ends what runs of the group on the device. It takes its time, in a thread of its own. A thread that is inside NCCL is let
+// out first; if it does not come, the abort gets it out.
+static void idist__nccl_abort(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    if (!gg || !gg->comm) return;
+    if (!gg->abort_ns) gg->abort_ns = idist__os_deadline(IDIST__GPU_LET_MS);
+    if (gg->launching && idist__os_now_ns() < gg->abort_ns) return; // that thread does it when it is back
+    gg->job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
+    gg->comm = NULL;
+    if (idist__nccl_job_start(gg->job)) return;
+    gg->job = NULL;
+    idist__log_print(&g->w->log, IDIST_LOG_ERROR, "no thread to abort NCCL: the device may stay busy");
+}
+
+static void idist__nccl_abort_wait(idist_group *g) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__nccl_job *job;
+    idist__nccl_abort(g);
+    if (!gg || (job = gg->job) == NULL) return;
+    gg->job = NULL;
+    if (!idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_ABORT_MS)))
+        idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
+}
+
+// NCCL found something wrong by itself.
+static void idist__nccl_look(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    int state = IDIST__NCCL_OK;
+    char text[256];
+    if (!gg || !gg->comm || g->status != IDIST_OK) return;
+    if (gpu->nccl.CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
+        (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
+        return;
+    idist__gpu_fail_group(g,
+                          idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", idist__nccl_text(&gpu->nccl, state, text, sizeof text)));
+}
+
+// The stream that a call goes to.
+static cudaStream_t idist__nccl_stream(const idist__task *t) {
+    return t->detached ? (cudaStream_t)t->stream : idist__gpu_group_of(t->group)->stream[2];
+}
+
+static bool idist__nccl_free(void *arg) { // whether no other thread is inside NCCL with one of these groups
+    const idist__task *t;
+    for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->held)
+        if (idist__gpu_group_of(t->group)->launching) return false;
     return true;
 }
 
-// Gives the backend what has come that far, in the order of the calls.
-static void idist__gpu_release(idist__world *w) {
-    idist__gpu *gpu = idist__gpu_of(w);
-    while (gpu->behind) {
-        idist__task *t = gpu->behind;
-        idist__gpu_op *op = idist__gpu_op_of(t);
-        if (t->on_device && !idist__gpu_arrived(t)) {
-            if (gpu->behind == t) return;
-            continue; // it failed, and is gone
-        }
-        if (t->on_device && op->state == IDIST__GPU_WAIT) {
-            op->state = IDIST__GPU_OUT;
-            op->error = idist__gpu_copy_out(t);
-            continue;
-        }
-        if ((gpu->behind = op->after) == NULL) gpu->last = &gpu->behind;
-        gpu->ncopying--;
-        t->away = false;
-        op->state = IDIST__GPU_HOST;
-        gpu->under->start(t);
+// Where only pairs of ranks know how much goes from one to the other: what this rank sends, room for what the others say
+// that they send, and what it expects of them. The caller's counts may be gone when they have come.
+static bool idist__nccl_note_counts(idist__task *t) {
+    const idist__call *c = &idist__gpu_op_of(t)->call;
+    idist__pinned **memory = &idist__gpu_op_of(t)->slots[0].memory;
+    int i, n = t->group->size;
+    if (!idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_GATHERV) return true; // those are in the print
+    if ((*memory = idist__pinned_take(t->group->w, 3 * sizeof(uint64_t) * (size_t)n)) == NULL) {
+        idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return false;
     }
+    for (i = 0; i < n; i++) {
+        ((uint64_t *)(*memory)->at)[i] = idist__call_count(t->group, c, i, true);
+        ((uint64_t *)(*memory)->at)[2 * n + i] = idist__call_count(t->group, c, i, false);
+    }
+    return true;
+}
+
+// The other ranks, or the other side of a message, have to come too: the backend of the host finds out.
+static void idist__nccl_meet(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    idist__call part;
+    if (op->slots[0].memory) {
+        uint64_t *counts = (uint64_t *)op->slots[0].memory->at;
+        idist__call_init(&part, IDIST__ALL_TO_ALL, counts, counts + t->group->size, 1, IDIST_U64);
+        idist__gpu_part(t, &part);
+        return;
+    }
+    if (!idist__kind_is_p2p(c->kind)) {
+        idist__gpu_meet(t);
+        return;
+    }
+    idist__call_init(&part, c->kind, op->slip, op->slip, 1, IDIST_U64);
+    part.root = c->root;
+    part.tag = c->tag;
+    op->slip[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
+    idist__gpu_part(t, &part);
+}
+
+// The host's part is through. Where only pairs of ranks know how much goes from one to the other they have told each other,
+// since NCCL does not look. False: they do not agree, as the text says.
+static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
+    const idist_group *g = t->group;
+    const idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__pinned *memory = op->slots[0].memory;
+    int i;
+    if (op->call.kind == IDIST__RECV && op->slip[0] != op->call.count * op->size) {
+        idist__counts_text(g->ranks[op->call.root], op->slip[0], g->ranks[g->rank], op->call.count * op->size, "bytes", t,
+                           text, cap);
+        return false;
+    }
+    for (i = 0; memory && i < g->size; i++) {
+        const uint64_t *sent = (const uint64_t *)memory->at + g->size, *expected = sent + g->size;
+        if (sent[i] == expected[i]) continue;
+        idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t, text, cap);
+        return false;
+    }
+    return true;
+}
+
+// What comes of a part that failed alone, or in which the ranks did not agree: the device would wait for ever.
+static void idist__nccl_compare(idist__task *t, idist_status status) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    char text[300];
+    if (status != IDIST_OK) op->doomed = status; // a message
+    else if (!idist__nccl_agrees(t, text, sizeof text)) op->doomed = IDIST_ERR_MISMATCH;
+}
+
+// All ranks have begun it, and NCCL has it. Whether that is all there is to wait for.
+static bool idist__nccl_landed(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    op->state = IDIST__GPU_END;
+    if (!t->detached || op->doomed) idist__gpu_waits(t, true);
+    return !op->waiting;
+}
+
+// Without the lock, because NCCL may wait for other ranks in here.
+static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
+    idist__world *w = first->group->w;
+    idist__gpu *gpu = idist__gpu_of(w);
+    bool several = idist__gpu_op_of(first)->held != NULL;
+    int result = IDIST__NCCL_OK, end = IDIST__NCCL_OK;
+    idist__task *t;
+    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
+        if (t->detached) continue;
+        *error = cudaEventRecord(idist__gpu_op_of(t)->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
+        if (*error == cudaSuccess) *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
+    }
+    if (several) gpu->nccl.GroupStart();
+    for (t = first; t && *error == cudaSuccess && result == IDIST__NCCL_OK; t = idist__gpu_op_of(t)->held)
+        result =
+            idist__nccl_issue(gpu, t->group, &idist__gpu_op_of(t)->call, idist__gpu_op_of(t)->comm, idist__nccl_stream(t));
+    if (several) end = gpu->nccl.GroupEnd();
+    if (result == IDIST__NCCL_OK) result = end;
+    for (t = first; t && result == IDIST__NCCL_IN_PROGRESS;) { // the user's communicators may be such that do not block
+        void *comm;
+        idist__os_pause_ms(1);
+        idist__world_lock(w);
+        comm = idist__gpu_group_of(t->group)->comm; // none: it was aborted
+        if (comm && gpu->nccl.CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+        pthread_mutex_unlock(&w->lock);
+        if (!comm) break;
+        if (result == IDIST__NCCL_OK && (t = idist__gpu_op_of(t)->held) != NULL) result = IDIST__NCCL_IN_PROGRESS;
+    }
+    for (t = first; t && *error == cudaSuccess && result == IDIST__NCCL_OK; t = idist__gpu_op_of(t)->held)
+        if (!t->detached) *error = cudaEventRecord(idist__gpu_op_of(t)->event, idist__nccl_stream(t));
+    return result;
+}
+
+// Hands calls of this thread to NCCL; the group takes no other call meanwhile. A call of which all ranks have come in that
+// time is ended here.
+static void idist__nccl_launch(idist__task *first) {
+    idist__world *w = first->group->w;
+    idist__gpu *gpu = idist__gpu_of(w);
+    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to the device
+    int result;
+    cudaError_t error = cudaSuccess;
+    idist__task *t, *next;
+    idist__gpu_guard guard;
+    char text[256];
+    idist__world_wait(w, idist__nccl_free, first);
+    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+        idist__gpu_group_of(t->group)->launching = true;
+        idist__gpu_op_of(t)->comm = idist__gpu_group_of(t->group)->comm; // which stays while we are inside
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (!alone) guard = idist__gpu_enter(gpu);
+    result = idist__nccl_hand(first, &error);
+    if (!alone) idist__gpu_leave(gpu, guard);
+    pthread_mutex_lock(&w->lock);
+    for (t = first; t; t = next) {
+        idist__gpu_op *op = idist__gpu_op_of(t);
+        next = op->held;
+        op->held = NULL;
+        op->launched = true;
+        t->followed = !t->detached;
+        idist__gpu_group_of(t->group)->launching = false;
+        if (t->group->status != IDIST_OK) idist__nccl_abort(t->group);
+        if (t->group->status == IDIST_OK && error != cudaSuccess)
+            idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
+        else if (t->group->status == IDIST_OK && result != IDIST__NCCL_OK)
+            idist__gpu_fail_group(t->group, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s",
+                                                        idist__nccl_text(&gpu->nccl, result, text, sizeof text)));
+        if (op->landed && !t->done && idist__nccl_landed(t)) idist__complete(t, IDIST_OK, "");
+        t->pinned = false;
+        t->group->ndetached--;
+        if (t->freed) idist__task_free(t);
+    }
+    if (w->nblocked) pthread_cond_broadcast(&w->changed); // who waits for launching
+}
+
+//------------------------------------------------------------------------------
+// [nccl:stage]  calls that go through pinned memory, a chunk at a time
+// uses cuda . used by ipc engine
+//
+// The backend of the host gets each chunk as a call of its own, with pinned memory for its buffers. While it has one, the
+// next is on its way out of the device and the one before on its way in:
+//
+//     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
+//     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
+//     in          0  1  2  3
+//
+// Calls whose parts differ in size (v-forms, send and receive) go as a whole.
+//------------------------------------------------------------------------------
+
+static void idist__gpu_dequeue(idist__task *t) {
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    idist__task **at;
+    for (at = &gg->queue; *at; at = &idist__gpu_op_of(*at)->after) {
+        if (*at != t) continue;
+        if ((*at = idist__gpu_op_of(t)->after) == NULL) gg->last = at;
+        idist__gpu_of(t->group->w)->stirred = true;
+        return;
+    }
+}
+
+static void idist__gpu_release(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    int i;
+    idist__gpu_waits(t, false);
+    idist__gpu_dequeue(t);
+    for (i = 0; i < IDIST__GPU_SLOTS; i++) // the next to use them comes after these copies
+        idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
+}
+
+static void idist__gpu_over(idist__task *t) {
+    idist__gpu_op_of(t)->state = IDIST__GPU_END;
+    t->away = false;
+    idist__complete(t, IDIST_OK, "");
+}
+
+static bool idist__gpu_goes_whole(const idist__call *c) { return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind); }
+
+static void idist__gpu_plan(idist__task *t, size_t nbytes, size_t parts) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    op->nout = op->nhost = 0;
+    op->step = 0;
+    op->nchunks = 1;
+    op->chunk = c->count;
+    if (idist__gpu_goes_whole(c) || c->kind == IDIST__BARRIER) return;
+    op->chunk = nbytes / parts / op->size;
+    if (op->chunk > 1024) op->chunk &= ~(size_t)1023;
+    if (!op->chunk) op->chunk = 1;
+    if (op->chunk > c->count) op->chunk = c->count;
+    if (op->chunk) op->nchunks = (c->count + op->chunk - 1) / op->chunk;
+}
+
+// Where chunk `nth` lies in pinned memory: in place where the call may be.
+static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
+    idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
+    size_t at = nth * op->chunk, nsend, nrecv, recv_at = 0;
+    idist__extent e;
+    *part = op->call;
+    if (!idist__gpu_goes_whole(part)) part->count = part->count - at < op->chunk ? part->count - at : op->chunk;
+    if (part->kind == IDIST__RECV) part->info = &op->info;
+    if (op->user.used) part->user = &op->user;
+    if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // it was looked at before
+    nsend = e.send * op->size;
+    nrecv = e.recv * op->size;
+    if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
+    else if (e.send) recv_at = e.send_at * op->size;
+    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64)) == NULL) return false;
+    part->recv = (char *)slot->memory->at + recv_at;
+    part->send = (char *)slot->memory->at + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
+    if (!e.send) part->send = NULL;
+    if (!e.recv) part->recv = NULL;
+    return true;
+}
+
+// What goes from rank to rank starts at the device and ends there: the next chunk out, ...
+static bool idist__stage_out(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    idist__gpu_slot *slot = &op->slots[op->nout % IDIST__GPU_SLOTS];
+    size_t at = op->nout * op->chunk * op->size;
+    cudaError_t error = cudaSuccess;
+    idist__call part;
+    idist__extent e;
+    if (!idist__stage_slot(t, op->nout, &part)) {
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no memory to stage a device buffer in");
+        return false;
+    }
+    if (op->nout >= IDIST__GPU_SLOTS) error = cudaStreamWaitEvent(gg->stream[0], slot->in, 0);
+    if (error == cudaSuccess && idist__gpu_goes_whole(c) && part.send && idist__extent_of(g, &part, &e) == IDIST_OK)
+        error = idist__gpu_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1, op->size, gg->stream[0]);
+    else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
+        error = idist__gpu_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size, gg->stream[0]);
+    else if (error == cudaSuccess && !idist__gpu_goes_whole(c) && part.send)
+        error = idist__gpu_copy((void *)(uintptr_t)part.send, part.count, (const char *)c->send + at, c->count, part.count,
+                                idist__gpu_shape_of(g, c).send, op->size, gg->stream[0]);
+    if (op->error == cudaSuccess) op->error = error; // the first one stays
+    if (op->error == cudaSuccess) op->error = cudaEventRecord(slot->out, gg->stream[0]);
+    op->nout++;
+    return true;
+}
+
+// A v-form puts back the parts that it filled, a receive what it got.
+static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part, cudaStream_t stream) {
+    const idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    cudaError_t error = cudaSuccess;
+    size_t count;
+    int i;
+    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV) {
+        count = c->kind == IDIST__RECV ? op->info.count : c->count;
+        return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
+    }
+    for (i = 0; i < g->size && error == cudaSuccess; i++) {
+        char *to = idist__call_part(c, (char *)c->recv, i, g->rank, false, &count);
+        error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1, op->size, stream);
+    }
+    return error;
+}
+
+// ... and the one that the backend is through with, in.
+static cudaError_t idist__stage_in(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    size_t nth = op->nhost - 1, at = nth * op->chunk * op->size;
+    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
+    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) || (c->kind == IDIST__EXSCAN && g->rank == 0);
+    cudaError_t error = cudaSuccess;
+    idist__call part;
+    if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
+    if (idist__gpu_goes_whole(c) && part.recv) error = idist__stage_in_whole(t, &part, gg->stream[1]);
+    else if (part.recv && !keeps)
+        error = idist__gpu_copy((char *)c->recv + at, c->count, part.recv, part.count, part.count,
+                                idist__gpu_shape_of(g, c).recv, op->size, gg->stream[1]);
+    if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[1]);
+    return error;
+}
+
+// One step of the call at the head of its group's queue. False: it waits, or is gone.
+static bool idist__stage_step(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__call part;
+    if (op->running) return false;
+    idist__gpu_waits(t, true);
+    if (op->state == IDIST__GPU_WAIT) {
+        if (!idist__gpu_arrived(t, op->event)) return false;
+        op->state = IDIST__GPU_MOVE;
+    }
+    while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS && op->error == cudaSuccess)
+        if (!idist__stage_out(t)) return false;
+    if (!idist__gpu_arrived(t, op->slots[op->nhost % IDIST__GPU_SLOTS].out)) return false;
+    idist__stage_slot(t, op->nhost++, &part);
+    if (op->nhost == op->nchunks) idist__gpu_dequeue(t); // the calls behind it may have the backend now
+    idist__gpu_part(t, &part);
+    return true;
+}
+
+// The backend is through with a chunk. True: the call is over.
+static bool idist__stage_landed(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    cudaError_t error = idist__stage_in(t);
+    if (op->call.info) *op->call.info = op->info;
+    if (op->error == cudaSuccess) op->error = error;
+    if (op->nhost < op->nchunks) return false;
+    op->state = IDIST__GPU_END;
+    if (op->error == cudaSuccess && !idist__gpu_shape_of(t->group, &op->call).recv) return true;
+    if (op->error == cudaSuccess) op->error = cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[1]);
+    if (op->error == cudaSuccess && t->stream && !t->async)
+        op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
+    t->followed = op->error == cudaSuccess;
+    return false;
+}
+
+#include "idist_ipc.h" // uses cuda agree comm stage . used by setup engine
+
+//------------------------------------------------------------------------------
+// [nccl:setup]  how a group moves device memory: chosen alike by all members, made at its first call
+// uses cuda agree comm . used by route join
+//------------------------------------------------------------------------------
+
+static bool idist__gpu_same(const idist_group *g, int a, int b) { // one GPU
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    const idist__gpu_card *x = &gpu->cards[g->ranks[a]], *y = &gpu->cards[g->ranks[b]];
+    return x->machine == y->machine && !strcmp(x->bus, y->bus);
+}
+
+// Two members that share a GPU.
+static bool idist__gpu_shared(const idist_group *g, int *a, int *b) {
+    for (*a = 1; *a < g->size; ++*a)
+        for (*b = 0; *b < *a; ++*b)
+            if (idist__gpu_same(g, *a, *b)) return true;
+    return false;
+}
+
+static bool idist__gpu_one_host(const idist_group *g) {
+    int i;
+    for (i = 1; i < g->size && g->w->nodes[g->ranks[i]].host == g->w->nodes[g->ranks[0]].host; i++) continue;
+    return i >= g->size;
+}
+
+// NCCL with a GPU for each rank; IPC on one host; else staged. What was asked for, if it was.
+static idist__gpu_path idist__gpu_choose(const idist_group *g) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    const idist__gpu_card *first = &gpu->cards[0];
+    int a, b;
+    if (first->wanted) return (idist__gpu_path)first->wanted;
+    if (gpu->nccl.version && !idist__gpu_shared(g, &a, &b)) return IDIST__BY_NCCL;
+    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g) ? IDIST__BY_IPC : IDIST__BY_STAGING;
+}
+
+// Waits for ncclCommInitRank, with a deadline, while the backend looks after the others.
+static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
+    idist__world *w = g->w;
+    int64_t deadline = w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
+    char text[200];
+    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && idist__os_now_ns() < deadline) {
+        pthread_mutex_unlock(&w->lock);
+        idist__os_pause_ms(1);
+        idist__world_lock(w);
+        if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    }
+    if (!idist__nccl_job_done(job)) {
+        snprintf(why, cap, "ncclCommInitRank has not come back after %d ms", w->cfg.init_timeout_ms);
+        pthread_detach(job->thread);
+        return false;
+    }
+    pthread_join(job->thread, NULL);
+    if (job->result == IDIST__NCCL_OK) idist__gpu_group_of(g)->comm = job->comm;
+    else snprintf(why, cap, "ncclCommInitRank: %s", idist__nccl_text(&job->nccl, job->result, text, sizeof text));
+    if (job->result != IDIST__NCCL_OK && job->comm) job->nccl.CommAbort(job->comm);
+    free(job);
+    return idist__gpu_group_of(g)->comm != NULL;
+}
+
+// The user's own communicator, for the world.
+static bool idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    void *comm = *(void *const *)g->w->cfg.nccl_comm;
+    int n = 0, rank = -1, device = -1;
+    if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK || gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
+        gpu->nccl.CommCuDevice(comm, &device) != IDIST__NCCL_OK)
+        snprintf(why, cap, "desc.nccl_comm is no communicator");
+    else if (n != g->size || rank != g->rank || device != gpu->device)
+        snprintf(why, cap, "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d", rank, n,
+                 device, g->rank, g->size, gpu->device);
+    else {
+        idist__gpu_group_of(g)->comm = comm;
+        idist__gpu_group_of(g)->adopted = true;
+        return true;
+    }
+    return false;
+}
+
+static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, char *why, size_t cap) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    if (job) {
+        job->id = *id;
+        job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
+        job->rank = g->rank;
+        job->size = g->size;
+    }
+    if (!idist__nccl_job_start(job)) {
+        snprintf(why, cap, "no thread or no memory to start NCCL");
+        return false;
+    }
+    return idist__nccl_init_wait(g, job, why, cap);
+}
+
+typedef struct idist__nccl_card {
+    int32_t failed;
+    idist__nccl_id id;
+} idist__nccl_card;
+
+// Makes the communicator of a group; one outcome for all members.
+static idist_status idist__nccl_prepare(idist_group *g) {
+    idist__world *w = g->w;
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__nccl_card mine, *ids = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    char why[256] = "ncclGetUniqueId failed";
+    bool adopt = g == &w->group && w->cfg.nccl_comm, ok = false, all = false;
+    bool thread = idist__world_need_thread(w) == IDIST_OK;
+    int nthreads = idist__os_nthreads();
+    idist_status s = ids ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    memset(&mine, 0, sizeof mine);
+    if (g->rank == 0 && !adopt) mine.failed = gpu->nccl.GetUniqueId(&mine.id) != IDIST__NCCL_OK;
+    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, ids, sizeof mine);
+    if (s == IDIST_OK && adopt) ok = idist__nccl_adopt(g, why, sizeof why);
+    else if (s == IDIST_OK && !ids[0].failed) ok = idist__nccl_init(g, &ids[0].id, why, sizeof why);
+    if (ok && !gpu->word && cudaMalloc((void **)&gpu->word, sizeof *gpu->word) != cudaSuccess) {
+        ok = false;
+        snprintf(why, sizeof why, "cudaMalloc: %s", cudaGetErrorString(cudaGetLastError()));
+    }
+    if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
+    if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
+    if (s == IDIST_OK && !all) s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
+    if (s != IDIST_OK) idist__nccl_abort_wait(g);
+    idist__mem_free(&w->cfg.mem, ids);
+    if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads) w->nforeign += idist__os_nthreads() - nthreads;
+    if (s == IDIST_OK) w->watched = true;
+    pthread_cond_signal(&w->work); // the thread sleeps without a limit until it knows
+    return s;
+}
+
+static void idist__gpu_group_free(idist_group *g) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    int i;
+    if (!gg) return;
+    if (gg->path == IDIST__BY_IPC) idist__ipc_free(g);
+    for (i = 0; i < 3; i++)
+        if (gg->stream[i]) cudaStreamDestroy(gg->stream[i]);
+    cudaGetLastError();
+    g->device = NULL;
+    idist__mem_free(&g->w->cfg.mem, gg);
+}
+
+// Streams of our own: this rank's part alone.
+static idist_status idist__gpu_group_make(idist_group *g) {
+    idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
+    idist__gpu_guard guard = idist__gpu_enter(idist__gpu_of(g->w));
+    cudaError_t error = cudaSuccess;
+    int i;
+    for (i = 0; i < 3 && gg && error == cudaSuccess; i++)
+        error = cudaStreamCreateWithFlags(&gg->stream[i], cudaStreamNonBlocking);
+    if (gg) {
+        gg->last = &gg->queue;
+        g->device = gg;
+        gg->path = idist__gpu_choose(g);
+    }
+    if (error != cudaSuccess) idist__gpu_group_free(g);
+    idist__gpu_leave(idist__gpu_of(g->w), guard);
+    if (gg && error == cudaSuccess) return IDIST_OK;
+    idist__gpu_fail_group(g, gg ? idist__gpu_fail("cudaStreamCreate", error) : IDIST_ERR_NO_MEMORY);
+    return g->status;
+}
+
+static bool idist__gpu_prepared(void *arg) { return !idist__gpu_group_of((const idist_group *)arg)->making; }
+
+// Makes what all members of a group have together, which make their first call on it as well.
+static idist_status idist__gpu_prepare(idist_group *g) {
+    idist__world *w = g->w;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_guard guard;
+    idist_status s = IDIST_OK;
+    idist__world_wait(w, idist__gpu_prepared, g);
+    if (gg->ready) return IDIST_OK;
+    gg->making = true;
+    guard = idist__gpu_enter(idist__gpu_of(w));
+    if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
+    if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
+    idist__gpu_leave(idist__gpu_of(w), guard);
+    if (s == IDIST_ERR_NO_MEMORY) idist__group_fail(g, s, "a rank is out of memory"); // it has left the others alone
+    gg->making = false;
+    gg->ready = s == IDIST_OK;
+    if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
+    return s;
+}
+
+//------------------------------------------------------------------------------
+// [nccl:route]  which calls are for the device
+// uses setup . used by engine join
+//------------------------------------------------------------------------------
+
+static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
+    struct cudaPointerAttributes a;
+    cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
+    *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
+    if (error == cudaSuccess || !p) return cudaSuccess;
+    cudaGetLastError();
+    return error == cudaErrorInvalidValue ? cudaSuccess : error; // old runtimes call plain memory invalid
+}
+
+// A rank without elements says by its pointers, or by its stream, where the others have theirs.
+static idist_status idist__gpu_where(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device) {
+    const char *name = idist__kind_names[c->label];
+    bool send, recv, host;
+    cudaError_t error = idist__gpu_holds(c->send, &send);
+    idist__extent e;
+    recv = send;
+    if (error == cudaSuccess && c->recv != c->send) error = idist__gpu_holds(c->recv, &recv);
+    if (error != cudaSuccess) return idist__gpu_fail(name, error);
+    *on_device = send || recv || o->stream;
+    if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
+    host = (e.send && !send) || (e.recv && !recv);
+    if (host && (send || recv))
+        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other one is not", name);
+    if (host) return idist__fail(IDIST_ERR_ARG, "%s: a stream is for device memory, and these buffers are not", name);
+    return IDIST_OK;
+}
+
+static bool idist__gpu_may_run_ahead(void *arg) {
+    const idist_group *g = (const idist_group *)arg;
+    return g->ndetached < IDIST__GPU_AHEAD || g->status != IDIST_OK;
+}
+
+static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c, const void *stream) {
+    idist__gpu_path path = idist__gpu_group_of(g)->path;
+    if (path == IDIST__BY_NCCL && idist__nccl_takes(g, c, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_takes(g, c) ? path : IDIST__BY_STAGING;
+}
+
+// A capture cannot take a call in which the host has something to do.
+static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o, const char *what) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (!o->stream) return IDIST_OK;
+    if (cudaStreamIsCapturing((cudaStream_t)o->stream, &capture) != cudaSuccess) {
+        cudaGetLastError();
+        return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
+    }
+    if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
+    return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
+}
+
+static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
+                                     bool *detached) {
+    const char *name = idist__kind_names[c->label];
+    bool p2p = idist__kind_is_p2p(c->kind), nccl;
+    void *stream; // to which it is enqueued
+    idist_status s = idist__gpu_where(g, c, o, on_device);
+    if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
+    if (o->stream == (void *)cudaStreamPerThread)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
+    if (!g->device && (s = idist__gpu_group_make(g)) != IDIST_OK) return s;
+    stream = o->request ? NULL : o->stream;
+    nccl = idist__gpu_path_of(g, c, stream) == IDIST__BY_NCCL;
+    if (!nccl) s = idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
+    else if (o->request) s = idist__gpu_check_capture(name, o, "a call with a request");
+    if (s == IDIST_OK && !idist__gpu_group_of(g)->ready && idist__gpu_path_of(g, c, stream) != IDIST__BY_STAGING) {
+        if (p2p)
+            return idist__fail(IDIST_ERR_STATE, "%s: NCCL is not there yet: make a collective call on the group first",
+                               name);
+        s = idist__gpu_check_capture(name, o, "the first call on a device of a group");
+        if (s == IDIST_OK) s = idist__gpu_prepare(g);
+    }
+    if (s != IDIST_OK || g->status != IDIST_OK) return s;
+    if (nccl && p2p && (c->root < 0 || c->tag < 0))
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
+                           name);
+    if (nccl && idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: device memory of two worlds between group_begin and group_end", name);
+    *detached = nccl && o->stream && !o->request;
+    if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the part of a backend that concerns device memory, over the one that moves host memory
-// uses stage . used by join
+// uses stage comm setup route . used by join
+//
+// A group gives the backend its calls, and the parts of them, in the order in which the program made them, so that all
+// ranks number them alike: a call whose next part is not ready holds up those behind it, also those on host memory.
 //------------------------------------------------------------------------------
 
+// A call on host memory that had to wait for those before it.
+static void idist__gpu_host_part(idist__task *t) {
+    t->away = false;
+    if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
+    idist__gpu_of(t->group->w)->under->start(t);
+}
+
+// Gives the backend what has come that far.
+static void idist__gpu_run(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__task *t;
+    bool moved = true;
+    while (moved && (t = gg->queue) != NULL) {
+        idist__gpu_path path = idist__gpu_op_of(t)->path;
+        idist__gpu_guard guard;
+        if (path == IDIST__BY_IPC || path == IDIST__BY_STAGING) {
+            guard = idist__gpu_enter(gpu);
+            moved = (path == IDIST__BY_IPC ? idist__ipc_step(t) : idist__stage_step(t)) || gg->queue != t;
+            idist__gpu_leave(gpu, guard);
+            continue;
+        }
+        idist__gpu_dequeue(t); // its only part can begin
+        if (t->on_device) idist__nccl_meet(t);
+        else idist__gpu_host_part(t);
+    }
+}
+
+// The backend is through with a part of a call. False: the call is not over. Whoever is in the middle of the backend goes on
+// as if it were.
+static bool idist__gpu_landed(idist__task *t, idist_status status) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    bool nccl = op->path == IDIST__BY_NCCL, over;
+    idist__gpu_guard guard;
+    op->running = false;
+    t->away = true;
+    if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
+        idist__nccl_compare(t, status);
+        op->landed = true;
+        over = op->launched && idist__nccl_landed(t);
+    } else if (op->state == IDIST__GPU_END || status != IDIST_OK) {
+        over = true;
+    } else {
+        guard = idist__gpu_enter(gpu);
+        over = op->path == IDIST__BY_STAGING && idist__stage_landed(t);
+        idist__gpu_leave(gpu, guard);
+        if (!over) idist__gpu_waits(t, true);
+    }
+    if (over) idist__gpu_release(t);
+    return over;
+}
+
+static void idist__gpu_op_free(idist__task *t) {
+    idist__gpu_op *op = (idist__gpu_op *)t->device;
+    int i;
+    if (!op) return;
+    if (op->event) cudaEventDestroy(op->event);
+    for (i = 0; i < IDIST__GPU_SLOTS; i++) {
+        if (op->slots[i].out) cudaEventDestroy(op->slots[i].out);
+        if (op->slots[i].in) cudaEventDestroy(op->slots[i].in);
+    }
+    idist__mem_free(&t->group->w->cfg.mem, op);
+    t->device = NULL;
+}
+
 static bool idist__gpu_op_make(idist__task *t) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
     const idist_allocator *mem = &t->group->w->cfg.mem;
     idist__gpu_op *op = (idist__gpu_op *)t->device;
+    idist__gpu_guard guard;
     cudaError_t error;
+    int i;
     if (op) return true;
     if ((op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op)) == NULL) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
-    if ((error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming)) != cudaSuccess) {
-        idist__mem_free(mem, op);
-        idist__gpu_fail_task(t, "cudaEventCreate", error);
-        return false;
+    t->device = op; // what it has is freed with the world
+    guard = idist__gpu_enter(gpu);
+    error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming);
+    for (i = 0; i < IDIST__GPU_SLOTS && error == cudaSuccess; i++) {
+        error = cudaEventCreateWithFlags(&op->slots[i].out, cudaEventDisableTiming);
+        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&op->slots[i].in, cudaEventDisableTiming);
     }
-    t->device = op;
-    return true;
+    idist__gpu_leave(gpu, guard);
+    if (error == cudaSuccess) return true;
+    idist__gpu_op_free(t);
+    idist__gpu_fail_group(t->group, idist__gpu_fail("cudaEventCreate", error));
+    return false;
+}
+
+static void idist__gpu_queue(idist__task *t) {
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    *gg->last = t;
+    gg->last = &idist__gpu_op_of(t)->after;
+}
+
+// NCCL gets it now, or with all others at idist_group_end.
+static void idist__gpu_start_nccl(idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__task **last = &idist__gpu_of(w)->held;
+    if (!idist__nccl_note_counts(t)) return;
+    t->pinned = true; // until it is launched
+    t->group->ndetached++;
+    idist__gpu_queue(t);
+    idist__gpu_run(t->group);
+    if (!idist__me.group_depth) {
+        idist__nccl_launch(t);
+        return;
+    }
+    op->holder = &idist__me;
+    while (*last) last = &idist__gpu_op_of(*last)->held;
+    *last = t;
+    idist__me.held_world = w;
 }
 
 // A part of a call that is under way, and a call on host memory with nothing before it, is the backend's at once.
 static void idist__gpu_start(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
     bool on_device = t->on_device;
     idist__gpu_guard guard;
     idist__gpu_op *op;
-    if (!on_device && (!gpu->behind || t->whole.kind)) {
+    if (!on_device && (!gg || !gg->queue)) {
+        if (t->call.label == IDIST__FINALIZE) idist__ipc_close(gpu);
         gpu->under->start(t);
         return;
     }
     t->on_device = false; // as long as there is nothing to take back
     t->away = true;
+    if (t->seq) g->seq--; // it is numbered when the backend gets it
+    t->seq = 0;
     memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
-    guard = idist__gpu_enter(gpu);
-    if (idist__gpu_op_make(t)) {
-        op = idist__gpu_op_of(t);
-        op->state = IDIST__GPU_WAIT;
-        op->error = cudaSuccess;
-        op->after = NULL;
-        t->on_device = on_device;
-        if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
-            op->user = *idist__call_user_op(g, &t->call);
-            t->call.user = &op->user;
-        }
-        *gpu->last = t;
-        gpu->last = &op->after;
-        gpu->ncopying++;
-        if (on_device && !idist__gpu_layout(t))
-            idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no memory to stage a device buffer in");
-        else if (on_device) op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
-        idist__gpu_release(g->w);
+    if (!idist__gpu_op_make(t)) return;
+    op = idist__gpu_op_of(t);
+    memset(op, 0, offsetof(idist__gpu_op, event));
+    op->call = t->call;
+    op->size = idist_dtype_size(t->call.dtype);
+    t->on_device = on_device;
+    if (!on_device) { // those before it will give it on
+        idist__gpu_queue(t);
+        return;
     }
+    op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
+    op->print = idist__call_print(&t->call, 0);
+    op->print.algorithm = IDIST__ON_DEVICE;
+    if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+        op->user = *idist__call_user_op(g, &t->call);
+        op->call.user = &op->user;
+    }
+    if (op->path == IDIST__BY_NCCL) {
+        if (t->call.info) idist__recv_tell(&t->call, t->call.root, t->call.tag, t->call.count);
+        idist__gpu_start_nccl(t);
+        return;
+    }
+    idist__gpu_queue(t);
+    guard = idist__gpu_enter(gpu);
+    op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
+    if (op->path == IDIST__BY_IPC) idist__gpu_plan(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
+    else idist__gpu_plan(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
     idist__gpu_leave(gpu, guard);
+    idist__gpu_run(g);
+}
+
+// What is held back by the group_begin of this thread.
+static void idist__gpu_launch(idist__world *w) {
+    idist__task **at = &idist__gpu_of(w)->held, *first = NULL, **last = &first, *t;
+    idist__me.held_world = NULL;
+    while ((t = *at) != NULL) {
+        idist__gpu_op *op = idist__gpu_op_of(t);
+        if (op->holder != &idist__me) {
+            at = &op->held;
+            continue;
+        }
+        *at = op->held;
+        op->held = NULL;
+        *last = t;
+        last = &op->held;
+    }
+    if (first) idist__nccl_launch(first);
+}
+
+// The stream waits for what `followed` says is on its way.
+static idist_status idist__gpu_follow(idist__task *t, void *stream) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
+    idist__gpu_leave(gpu, guard);
+    idist__task_detach(t);
+    return error == cudaSuccess ? IDIST_OK : idist__gpu_fail("wait_stream", error);
+}
+
+static void idist__nccl_doom(idist__task *t) {
+    char text[400] = "a send or receive on a stream met one that is not on a stream, or of another size";
+    if (idist__gpu_op_of(t)->doomed == IDIST_ERR_MISMATCH) idist__nccl_agrees(t, text, sizeof text);
+    idist__group_fail(t->group, idist__gpu_op_of(t)->doomed, text);
+}
+
+// Ends the calls for which nothing but an event of the device was missing.
+static void idist__gpu_end(idist__world *w) {
+    idist__task *t, *next;
+    for (t = w->tasks; t; t = next) {
+        const idist__gpu_op *op = t->on_device ? idist__gpu_op_of(t) : NULL;
+        uint32_t ended = w->nended;
+        next = t->next;
+        if (op && op->waiting && op->state == IDIST__GPU_END) {
+            if (op->doomed) idist__nccl_doom(t);
+            else if (idist__gpu_arrived(t, op->event)) idist__gpu_over(t);
+        }
+        if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
+    }
 }
 
 static void idist__gpu_progress(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_guard guard;
-    idist__task *t, *next;
+    idist_group *g;
+    int64_t now;
     gpu->under->progress(w);
-    if (!gpu->ncopying) return;
-    guard = idist__gpu_enter(gpu);
-    idist__gpu_release(w);
-    for (t = w->tasks; t; t = next) {
-        uint32_t ended = w->nended;
-        next = t->next;
-        if (t->on_device && t->away && idist__gpu_op_of(t)->state == IDIST__GPU_IN && idist__gpu_arrived(t)) {
-            gpu->ncopying--;
-            t->away = false;
-            idist__complete(t, IDIST_OK, "");
-        }
-        if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
+    if (gpu->nwaiting || gpu->stirred) {
+        gpu->stirred = false;
+        guard = idist__gpu_enter(gpu);
+        for (g = &w->group; g; g = g->next)
+            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_run(g);
+        idist__gpu_end(w);
+        idist__gpu_leave(gpu, guard);
     }
-    idist__gpu_leave(gpu, guard);
+    if (!w->watched || (now = idist__os_now_ns()) < gpu->looked_ns + IDIST__GPU_LOOK_LONG_NS) return;
+    gpu->looked_ns = now;
+    for (g = &w->group; g; g = g->next) {
+        idist__nccl_look(g);
+        if (g->status != IDIST_OK) idist__nccl_abort(g);
+    }
 }
 
 static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
-    int64_t soon = idist__os_now_ns() + IDIST__GPU_LOOK_NS;
-    if (idist__gpu_of(w)->ncopying && soon < until_ns) until_ns = soon;
-    idist__gpu_of(w)->under->sleep(w, until_ns);
+    idist__gpu *gpu = idist__gpu_of(w);
+    int64_t soon = idist__os_now_ns() + gpu->nap_ns;
+    if (gpu->nwaiting && soon < until_ns) {
+        until_ns = soon;
+        if (gpu->nap_ns < IDIST__GPU_LOOK_LONG_NS) gpu->nap_ns += gpu->nap_ns / 4;
+    }
+    gpu->under->sleep(w, until_ns);
 }
 
 static bool idist__gpu_cancel(idist__task *t) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist_group *g = t->group;
+    idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__gpu_guard guard;
-    idist__task **at;
     bool done = true;
-    if (!t->away) done = gpu->under->cancel(t);
-    else if (t->on_device && op->state == IDIST__GPU_IN) gpu->ncopying--;
-    for (at = &gpu->behind; t->away && *at; at = &idist__gpu_op_of(*at)->after) {
-        if (*at != t) continue;
-        if ((*at = op->after) == NULL) gpu->last = at;
-        gpu->ncopying--;
-        break;
+    if (!t->on_device) {
+        if (!t->away) return gpu->under->cancel(t);
+        if (op) idist__gpu_dequeue(t);
+        t->away = false;
+        return true;
     }
-    if (!t->on_device || (!done && t->group->status == IDIST_OK)) return done; // it goes on
-    t->away = false;
-    op->state = IDIST__GPU_IN; // whatever comes, there is nothing to copy any more
+    if (op->running) done = gpu->under->cancel(t);
+    // Others are involved, or NCCL has it. When the world ends nobody asks.
+    if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL)) return false;
+    op->running = t->away = false;
+    op->state = IDIST__GPU_END; // whatever comes, there is nothing to move any more
     guard = idist__gpu_enter(gpu);
-    cudaStreamSynchronize(gpu->stream); // copies under way; it holds nothing else
+    if (op->path == IDIST__BY_NCCL) {
+        idist__nccl_abort_wait(g);
+    } else if (g->device) { // copies under way; the streams hold nothing that waits for another rank
+        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[0]);
+        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[1]);
+    }
     cudaGetLastError();
     idist__gpu_leave(gpu, guard);
-    idist__pinned_give(gpu, &op->send);
-    idist__pinned_give(gpu, &op->recv);
+    idist__gpu_release(t);
     return done;
+}
+
+static void idist__gpu_tell(idist_group *g) {
+    idist__gpu_of(g->w)->under->tell(g);
+    idist__nccl_abort(g);
 }
 
 static void idist__gpu_announce(idist__task *t) {
@@ -476,33 +1711,75 @@ static void idist__gpu_announce(idist__task *t) {
 
 static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
     if (!t->away) return idist__gpu_of(t->group->w)->under->missing(t, text, cap);
-    idist__append(text, cap, "this rank itself, whose stream or copies are not done");
+    if (idist__gpu_op_of(t)->holder && !idist__gpu_op_of(t)->launched)
+        idist__append(text, cap, "this rank itself: idist_group_end");
+    else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
+        idist__append(text, cap, "the device: what comes first on a stream, of this rank itself or of another one");
+    else idist__append(text, cap, "this rank itself, whose device is not done");
     return 1;
+}
+
+// Takes back the threads that have ended a communicator; with a deadline, all. False: one has not come to its end.
+static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
+    idist__nccl_job **at = &gpu->ending, *job;
+    bool all = true;
+    while ((job = *at) != NULL) {
+        if (!deadline_ns && !idist__nccl_job_done(job)) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        all = idist__nccl_job_join(job, deadline_ns) && all;
+    }
+    return all;
+}
+
+// NCCL ends a communicator when all its ranks do, and tells nobody who waits for whom: that goes on beside the program.
+static void idist__gpu_group_close(idist_group *g) {
+    idist__world *w = g->w;
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_guard guard;
+    if (gg) {
+        guard = idist__gpu_enter(gpu);
+        if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_wait(g);
+        idist__nccl_reap(gpu, 0);
+        if (gg->comm && !gg->adopted) {
+            idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
+            if (idist__nccl_job_start(job)) {
+                job->next = gpu->ending;
+                gpu->ending = job;
+            }
+        }
+        idist__gpu_group_free(g);
+        idist__gpu_leave(gpu, guard);
+    }
+    gpu->under->group_close(g);
 }
 
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
-    for (t = w->all_tasks; t; t = t->older) {
-        if (!t->device) continue;
-        cudaEventDestroy(idist__gpu_op_of(t)->event);
-        idist__mem_free(mem, t->device);
-        t->device = NULL;
-    }
-    if (gpu->stream) cudaStreamSynchronize(gpu->stream);
+    if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
+        idist__log_print(&w->log, IDIST_LOG_WARN, "ncclCommDestroy has not come back: another rank has not got there");
+    for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
+    idist__ipc_end(w);
+    if (gpu->word) cudaFree(gpu->word);
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;
         cudaHostUnregister(p->at);
-        free(p->at);
+        idist_free(p->at);
         idist__mem_free(mem, p);
     }
-    if (gpu->stream) cudaStreamDestroy(gpu->stream);
     cudaGetLastError();
     if (gpu->under) w->backend = gpu->under;
     w->device = NULL;
     w->route = NULL;
+    w->launch = NULL;
+    if (idist__me.held_world == w) idist__me.held_world = NULL;
+    idist__mem_free(mem, gpu->cards);
     idist__mem_free(mem, gpu);
 }
 
@@ -511,35 +1788,47 @@ static void idist__gpu_close(idist__world *w, bool clean) {
     w->backend->close(w, clean);
 }
 
+void *idist_nccl_comm(idist_group *group) {
+    idist_group *g = NULL;
+    void *comm = NULL;
+    if (idist__call_enter("nccl_comm", group, &g) != IDIST_OK) return NULL;
+    if (!g->w->device) idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
+    else if (g->rank < 0) idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
+    else if (g->status != IDIST_OK) idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
+    else if ((g->device || idist__gpu_group_make(g) == IDIST_OK) && idist__gpu_prepare(g) == IDIST_OK &&
+             (comm = idist__gpu_group_of(g)->comm) == NULL)
+        idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
+    pthread_mutex_unlock(&g->w->lock);
+    return comm;
+}
+
 //------------------------------------------------------------------------------
-// [nccl:join]  which device, agreed by all ranks
+// [nccl:join]  which device and which way, agreed by all ranks
 // uses engine . used by -
 //------------------------------------------------------------------------------
 
 typedef enum idist__gpu_has { IDIST__GPU_HAS, IDIST__GPU_HAS_NONE, IDIST__GPU_LACKS, IDIST__GPU_BAD_NAME } idist__gpu_has;
 
-// What a rank tells the others.
-typedef struct idist__gpu_card {
-    int32_t has, named; // LACKS: it was asked for by name
-    char bus[32];
-    char why[160];
-} idist__gpu_card;
-
-static void idist__gpu_has_none(idist__gpu_card *card, const char *what, cudaError_t error) {
-    card->has = IDIST__GPU_HAS_NONE;
-    snprintf(card->why, sizeof card->why, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
-    cudaGetLastError();
+// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on by this variable; for tests by host ids.
+static bool idist__nccl_is_forced(int version) {
+    const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
+    return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
-// Finds the device of this rank and makes everything that can fail.
+// Finds the device of this rank, and NCCL.
 static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *card) {
-    const char *asked = w->cfg.device;
+    const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
     int n = 0, number = w->nodes[w->group.rank].local_rank;
     bool named = strncmp(asked, "cuda", 4) == 0;
+    idist__config real = w->cfg;
     cudaError_t error;
     int64_t value;
     memset(card, 0, sizeof *card);
     card->named = named;
+    card->wanted = w->cfg.device_backend;
+    card->adopts = w->cfg.nccl_comm != NULL;
+    memset(real.host_id, 0, sizeof real.host_id);
+    card->machine = idist__host_key(&real);
     if (strcmp(asked, "cpu") == 0) {
         card->has = IDIST__GPU_HAS_NONE;
         snprintf(card->why, sizeof card->why, "the device asked for is \"cpu\"");
@@ -556,78 +1845,135 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
     error = cudaGetDeviceCount(&n);
     if (error == cudaSuccess && n == 0) error = cudaErrorNoDevice;
     if (error == cudaSuccess && asked[0] && asked[4] == ':' && number >= n) error = cudaErrorInvalidDevice;
-    if (error != cudaSuccess) idist__gpu_has_none(card, "cudaGetDeviceCount", error);
-    else if ((error = cudaSetDevice(gpu->device = number % n)) != cudaSuccess)
-        idist__gpu_has_none(card, "cudaSetDevice", error);
-    else if ((error = cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking)) != cudaSuccess)
-        idist__gpu_has_none(card, "cudaStreamCreate", error);
-    else if ((error = cudaDeviceGetPCIBusId(card->bus, (int)sizeof card->bus, gpu->device)) != cudaSuccess)
-        idist__gpu_has_none(card, "cudaDeviceGetPCIBusId", error);
-    if (card->has == IDIST__GPU_HAS_NONE && named) card->has = IDIST__GPU_LACKS;
+    if (error == cudaSuccess) error = cudaSetDevice(gpu->device = number % n), what = "cudaSetDevice";
+    if (error == cudaSuccess)
+        error = cudaDeviceGetPCIBusId(card->bus, (int)sizeof card->bus, gpu->device), what = "cudaDeviceGetPCIBusId";
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&card->major, cudaDevAttrComputeCapabilityMajor, gpu->device),
+        what = "cudaDeviceGetAttribute";
+    if (error != cudaSuccess) {
+        card->has = named ? IDIST__GPU_LACKS : IDIST__GPU_HAS_NONE;
+        snprintf(card->why, sizeof card->why, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+        cudaGetLastError();
+    }
+    if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
+        idist__nccl_load(&gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
+        card->nccl = gpu->nccl.version;
+        card->forced = idist__nccl_is_forced(card->nccl);
+    } else {
+        snprintf(card->why_no_nccl, sizeof card->why_no_nccl, "not asked for");
+    }
+}
+
+// One way for all: NCCL of one version or none, and only where it can be.
+static idist_status idist__gpu_agree_way(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    const idist__gpu_card *cards = gpu->cards;
+    const idist_group *g = &w->group;
+    int i, a, b, without = -1, other = -1;
+    for (i = 0; i < g->size; i++) {
+        if (cards[i].wanted != cards[0].wanted || cards[i].adopts != cards[0].adopts)
+            return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
+                               cards[i].adopts != cards[0].adopts ? "desc.nccl_comm" : "IDIST_DEVICE_BACKEND");
+        if (!cards[i].nccl && without < 0) without = i;
+        if (cards[i].nccl != cards[0].nccl && other < 0) other = i;
+        gpu->nccl_f8 = (i == 0 || gpu->nccl_f8) && cards[i].nccl >= 22400 && cards[i].major >= 9;
+    }
+    if (without >= 0 || other >= 0) gpu->nccl.version = 0;
+    if (cards[0].wanted == IDIST__BY_NCCL && without >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without, cards[without].why_no_nccl);
+    if (cards[0].wanted == IDIST__BY_NCCL && other >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", cards[0].nccl, other,
+                           cards[other].nccl);
+    if (cards[0].wanted == IDIST__BY_NCCL && idist__gpu_shared(g, &a, &b) && !(cards[a].forced && cards[b].forced))
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; from 2.30.3 on it takes "
+            "them with NCCL_MULTI_RANK_GPU_ENABLE=1",
+            b, a, cards[a].bus, cards[a].nccl);
+    if (cards[0].wanted == IDIST__BY_IPC && (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
+                           IDIST__IPC_RANKS);
+    if (!cards[0].wanted && other >= 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
+                         other, cards[other].nccl);
+    else if (!cards[0].wanted && without >= 0)
+        idist__log_print(&w->log, IDIST_LOG_INFO, "no NCCL: %s", cards[without].why_no_nccl);
+    if (idist__gpu_shared(g, &a, &b))
+        idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a, cards[a].bus);
+    return IDIST_OK;
 }
 
 // One outcome for all: a device each, none for anybody, or the same error.
-static idist_status idist__gpu_agree(idist__world *w, const idist__gpu_card *cards, bool *all) {
-    int i, k, n = w->group.size, worst = 0, shared = 0, named = 0;
+static idist_status idist__gpu_agree(idist__world *w, bool *all) {
+    const idist__gpu_card *cards = idist__gpu_of(w)->cards;
+    int i, n = w->group.size, worst = 0, named = 0;
     for (i = 0; i < n; i++) {
         if (cards[i].has > cards[worst].has) worst = i;
         named |= cards[i].named;
     }
     *all = cards[worst].has == IDIST__GPU_HAS;
+    if (*all) return idist__gpu_agree_way(w);
     if (cards[worst].has == IDIST__GPU_BAD_NAME)
         return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
-    if (named && !*all)
-        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst, cards[worst].why);
-    for (i = 0; *all && i < n; i++)
-        for (k = 0; k < i; k++) shared += w->nodes[i].host == w->nodes[k].host && !strcmp(cards[i].bus, cards[k].bus);
-    if (!*all) snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
-    if (!*all) idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
-    if (shared) idist__log_print(&w->log, IDIST_LOG_INFO, "ranks share a GPU");
+    if (named) return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst, cards[worst].why);
+    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
+    idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
     return IDIST_OK;
 }
 
-static idist_status idist__gpu_wrap(idist__world *w) {
-    int n = w->group.size;
-    idist__gpu *gpu = (idist__gpu *)idist__mem_alloc(&w->cfg.mem, sizeof *gpu);
-    idist__gpu_card mine, *cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem, sizeof *cards * (size_t)n);
-    idist_opts o;
-    idist_status s = gpu && cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-    bool all = false;
-    int depth = idist__me.group_depth, nthreads = idist__os_nthreads();
-    memset(&o, 0, sizeof o);
-    o.group = &w->group;
-    if (s == IDIST_OK) {
-        w->device = gpu;
-        idist__gpu_probe(w, gpu, &mine);
-        if (w->nforeign < INT_MAX / 4) w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
-        idist__me.group_depth = 0; // the caller may be between group_begin and group_end
-        s = idist_all_gather(&mine, cards, sizeof mine, IDIST_U8, &o);
-        idist__me.group_depth = depth;
-    }
-    if (s == IDIST_OK) s = idist__gpu_agree(w, cards, &all);
-    idist__mem_free(&w->cfg.mem, cards);
-    if (s != IDIST_OK || !all) {
-        if (w->device) idist__gpu_free(w);
-        else idist__mem_free(&w->cfg.mem, gpu);
-        return s;
-    }
+static void idist__gpu_install(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
     gpu->under = w->backend;
-    gpu->last = &gpu->behind;
+    gpu->nap_ns = IDIST__GPU_LOOK_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_start;
     gpu->api.progress = idist__gpu_progress;
     gpu->api.sleep = idist__gpu_sleep;
     gpu->api.cancel = idist__gpu_cancel;
+    gpu->api.tell = idist__gpu_tell;
     gpu->api.announce = idist__gpu_announce;
     gpu->api.missing = idist__gpu_missing;
+    gpu->api.group_close = idist__gpu_group_close;
     gpu->api.close = idist__gpu_close;
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
-    idist__world_lock(w);
     w->backend = &gpu->api;
     w->route = idist__gpu_route;
     w->landed = idist__gpu_landed;
+    w->launch = idist__gpu_launch;
+    w->follow = idist__gpu_follow;
+}
+
+static idist_status idist__gpu_wrap(idist__world *w) {
+    static const char *const names[] = {"none", "nccl", "ipc", "staged"};
+    int n = w->group.size, nthreads = idist__os_nthreads();
+    idist__gpu *gpu = (idist__gpu *)idist__mem_alloc(&w->cfg.mem, sizeof *gpu);
+    idist__gpu_card mine;
+    idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    bool all = false;
+    w->device = gpu;
+    if (gpu && (gpu->cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)n)) == NULL)
+        s = IDIST_ERR_NO_MEMORY;
+    idist__world_lock(w);
+    if (s == IDIST_OK) {
+        idist__gpu_probe(w, gpu, &mine);
+        if (w->nforeign < INT32_MAX / 4) w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
+        s = idist__gpu_exchange(&w->group, &mine, gpu->cards, sizeof mine);
+    }
+    if (s == IDIST_OK) s = idist__gpu_agree(w, &all);
+    if (s == IDIST_OK && all) {
+        idist__gpu_install(w);
+        if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
+        w->device_backend = names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
+    }
+    // Ranks that were through before us have failed already in a call: so will this one.
+    if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH) s = IDIST_OK;
+    if (!all && !w->no_device[0]) snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
     pthread_mutex_unlock(&w->lock);
-    return IDIST_OK;
+    if (s == IDIST_OK && all)
+        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name, w->device_backend);
+    else if (gpu && !gpu->under) idist__gpu_free(w); // else the world is closed next
+    return s;
 }
 
 static idist_status idist__gpu_claim(idist__config *config, const char **why) {

@@ -19,19 +19,28 @@ sources=(tests/fake/test_fake.c tests/fake/cuda.c tests/fake/nccl.c)
 unset CUDA_VISIBLE_DEVICES
 export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:halt_on_error=1:exitcode=99:atexit_sleep_ms=0
 
-build_and_run() { # NAME COMPILER FLAGS...
-    local name=$1 cc=$2
+build() { # ID COMPILER FLAGS...: starts it
+    local id=$1 cc=$2
     shift 2
-    ok_run 0 "$name: compiles" 100 "$cc" "${flags[@]}" "$@" "${sources[@]}" -o "$WORK/test_fake" -pthread || return
-    ok_run 0 "$name: passes" 200 "$WORK/test_fake"
+    later "$id" 100 "$cc" "${flags[@]}" "$@" "${sources[@]}" -o "$WORK/test_$id" -pthread
+}
+passes() { # ID NAME
+    ok_later "$1" "$2: compiles" && ok_run 0 "$2: passes" 200 "$WORK/test_$1"
+}
+sanitizes() { # SANITIZERS: can cc?
+    echo 'int main(void) { return 0; }' | cc -fsanitize="$1" -x c - -o "$WORK/try" 2>/dev/null && "$WORK/try"
 }
 
+for sanitizer in address,undefined thread; do
+    sanitizes $sanitizer && build ${sanitizer%%,*} cc -fsanitize=$sanitizer -fno-sanitize-recover=all
+done
+for compiler in gcc clang; do command -v $compiler >/dev/null && build $compiler $compiler; done
 for compiler in gcc clang; do
-    if command -v $compiler >/dev/null; then build_and_run $compiler $compiler; else skip "$compiler" "no $compiler"; fi
+    if command -v $compiler >/dev/null; then passes $compiler $compiler; else skip "$compiler" "no $compiler"; fi
 done
 for sanitizer in address,undefined thread; do
-    if echo 'int main(void) { return 0; }' | cc -fsanitize=$sanitizer -x c - -o "$WORK/try" 2>/dev/null && "$WORK/try"; then
-        IDIST_TEST_SLOW=4 build_and_run "-fsanitize=$sanitizer" cc -fsanitize=$sanitizer -fno-sanitize-recover=all
+    if sanitizes $sanitizer; then
+        IDIST_TEST_SLOW=4 passes ${sanitizer%%,*} "-fsanitize=$sanitizer"
     else
         skip "-fsanitize=$sanitizer" "cc cannot do that here"
     fi

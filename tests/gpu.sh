@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# gpu.sh - idist_nccl.h without a GPU: every compiler; the real library without a driver; and, on the stand-in for the CUDA
-# runtime (tests/fake), its own test and the distributed tests with all their buffers on the device.
+# gpu.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its own tests on the
+# stand-ins for CUDA and NCCL (tests/fake).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/lib/tap.sh"
 
@@ -14,17 +14,25 @@ cuda=${CUDA_HOME:-}
 export IDIST_LOG=error IDIST_TEST_QUICK=1
 strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -DIDIST_IMPLEMENTATION -isystem "$cuda/include" -I.)
 
-for with in "gcc -std=c99 -x c" "clang -std=c99 -x c" "g++ -std=c++11 -x c++" "clang++ -std=c++17 -x c++"; do
+# Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc needs half the time for it.
+# shellcheck source=tests/lib/on_fake.sh
+. tests/lib/on_fake.sh
+build_ahead sanitizer-address -fsanitize=address,undefined -O0
+build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
+build_ahead plain
+compilers=("gcc -std=c99 -x c" "clang -std=c99 -x c" "g++ -std=c++11 -x c++" "clang++ -std=c++17 -x c++")
+for with in "${compilers[@]}"; do
     # shellcheck disable=SC2086 # a list
-    if command -v "${with%% *}" >/dev/null; then
-        ok_run 0 "$with" 60 $with "${strict[@]}" -include idist_nccl.h -c idist.h -o "$WORK/idist.o"
-    else
-        skip "$with" "no ${with%% *}"
-    fi
+    command -v "${with%% *}" >/dev/null &&
+        later "${with%% *}" 100 $with "${strict[@]}" -include idist_nccl.h -c idist.h -o "$WORK/${with%% *}.o"
 done
 echo '#include "idist_nccl.h"' >"$WORK/all.cu"
+command -v nvcc >/dev/null && later nvcc 150 nvcc -DIDIST_IMPLEMENTATION -I. -c "$WORK/all.cu" -o "$WORK/nvcc.o"
+for with in "${compilers[@]}"; do
+    if command -v "${with%% *}" >/dev/null; then ok_later "${with%% *}" "$with"; else skip "$with" "no ${with%% *}"; fi
+done
 if command -v nvcc >/dev/null; then
-    ok_run 0 "nvcc" 120 nvcc -DIDIST_IMPLEMENTATION -I. -c "$WORK/all.cu" -o "$WORK/idist.o"
+    ok_later nvcc "nvcc"
 else
     skip "nvcc" "no nvcc"
 fi
@@ -67,31 +75,30 @@ else
     ok $? "is an error that says why" || diag <"$WORK/log"
 fi
 
-# On the stand-in. Everything runs in processes and threads of this machine, and takes the time that operations are given.
-flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda/include" -I. -Itests/lib -Itests/fake)
-on_fake() { # NAME SOURCE FLAGS...
-    local name=$1 source=$2
-    shift 2
-    cc "${flags[@]}" "$@" -c tests/fake/on_device.c -o "$WORK/on_device.o" 2>"$WORK/log" &&
-        cc "${flags[@]}" "$@" -c tests/fake/cuda.c -o "$WORK/cuda.o" 2>>"$WORK/log"
-    ok $? "$name: builds" || diag <"$WORK/log"
-    cc "${flags[@]}" "$@" "$source" "$WORK/on_device.o" "$WORK/cuda.o" -o "$WORK/test" -lpthread 2>"$WORK/log"
-    ok_run 0 "$name" 150 env FAKE_CUDA_DELAY_US=300 "$WORK/test"
-}
-export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:exitcode=99
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
 for sanitizer in address,undefined thread; do
-    IDIST_TEST_SLOW=4 on_fake "device, -fsanitize=$sanitizer" tests/fake/test_device.c -fsanitize=$sanitizer -Wno-tsan
+    with=("-fsanitize=$sanitizer" -Wno-tsan -O0)
+    parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
+    program tests/fake/test_nccl.c "${with[@]}"
+    on_fake "NCCL, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=100
+    program tests/fake/test_device.c "${with[@]}"
+    [ $sanitizer = thread ] || on_fake "device memory, ipc, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 "${ipc[@]}"
+    on_fake "device memory, staged, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 "${staged[@]}"
 done
-on_fake "device" tests/fake/test_device.c
-for test in all_reduce broadcast all_gather gather scatter reduce_scatter all_to_all scan v_forms p2p \
-    mismatch; do
-    source=tests/dist/$test.c
-    [ -e "$source" ] || source=tests/fault/$test.c
-    cc "${flags[@]}" -include tests/fake/on_device.h -c "$source" -o "$WORK/$test.o" 2>"$WORK/log" &&
-        cc "$WORK/$test.o" "$WORK/on_device.o" "$WORK/cuda.o" -o "$WORK/$test" -lpthread 2>>"$WORK/log"
-    ok $? "$test on device memory: builds" || diag <"$WORK/log"
-    ok_run 0 "$test on device memory" 150 "$WORK/$test"
-    grep -Eq '^# [1-9][0-9]+ calls on the device' "$WORK/log"
-    ok $? "$test: it was on device memory" || tail -n 3 "$WORK/log" | diag
-done
+parts plain "plain"
+awk '/^        \/\/ app.c/ { inside = 1 } inside; inside && /^        }$/ { exit }' idist_nccl.h >"$WORK/doc.c"
+cc "${flags[@]}" -include idist_nccl.h "$WORK/doc.c" "$PARTS"/{on_device,cuda,nccl}.o -rdynamic -o "$WORK/doc" -lpthread \
+    -ldl -lm >"$WORK/log" 2>&1
+ok $? "the program in the header builds" || diag <"$WORK/log"
+ok_run 0 "it runs" 20 "$WORK/doc"
+grep -q '^rank 0 on cuda:0: 1$' "$WORK/log"
+ok $? "and prints what it should" || diag <"$WORK/log"
+program tests/fake/test_device.c
+on_fake "device memory, nccl" FAKE_CUDA_DELAY_US=300 "${nccl[@]}"
+if [ "${IDIST_TEST_FULL:-0}" = 1 ]; then # what the sanitizers have seen, as it is
+    on_fake "device memory, ipc" FAKE_CUDA_DELAY_US=300 "${ipc[@]}"
+    on_fake "device memory, staged" FAKE_CUDA_DELAY_US=300 "${staged[@]}"
+    program tests/fake/test_nccl.c
+    on_fake "NCCL" FAKE_CUDA_DELAY_US=100
+fi
 done_testing

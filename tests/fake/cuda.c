@@ -1,5 +1,5 @@
-// cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it launches no kernels, and is
-// linked into tests only, instead of the real library and compiled against its headers (CUDA 12 or newer).
+// cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it knows seven kernels by name, and
+// is linked into tests only, instead of the real library and compiled against its headers (CUDA 12.8 or newer).
 //
 // Like the real one
 //   - A stream is a thread with a queue. Calls return before their work is done; who does not synchronise sees old data.
@@ -12,23 +12,30 @@
 //   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for ever.
 //   - Capture: what is called is recorded in call order, also over streams that an event forked and joined, and replayed.
 //     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global, thread-local, relaxed.
-//   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it.
+//   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it. A handle
+//     is that of a whole allocation, whichever pointer into it was given.
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
-//   - No kernels, managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child graphs, graph
+//   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name them: here they are that
+//     file, compiled for the host. A kernel is found on every device and has a grid of one dimension.
+//   - No managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child graphs, graph
 //     nodes made by hand. What is not here does not link.
 //   - A graph runs its operations one after the other. Unjoined streams are found only where no other stream waited.
-//   - Errors are never sticky. Priorities are kept and ignored. All memory is one machine's.
+//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is one machine's.
 //
 // Environment, read once at the first call
 //   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35)
+//   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9); the last is for the rest
 //   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include "fake.h"
+
+#include "../gpu/pack.cu"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -129,13 +136,14 @@ static struct CUstream_st null_streams[MAX_DEVICES];
 static cudaStream_t streams;
 static block *blocks;
 static uint64_t sequence, n_captures;
+static atomic_int broken; // what a kernel failed with
 
 static struct {
-    int n_devices, bus[MAX_DEVICES];
+    int n_devices, bus[MAX_DEVICES], major[MAX_DEVICES];
     unsigned delay_us;
     char fail_function[64];
     int fail_nth, fail_code;
-    pid_t owner;
+    bool forked; // since then
 } config;
 
 static _Thread_local cudaError_t last_error;
@@ -149,24 +157,32 @@ static _Thread_local enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureM
 
 static void read_devices(void) {
     const char *count = getenv("FAKE_CUDA_DEVICES"), *visible = getenv("CUDA_VISIBLE_DEVICES");
-    int n = count && *count ? atoi(count) : 1;
+    const char *capability = getenv("FAKE_CUDA_CAPABILITY");
+    int n = count && *count ? atoi(count) : 1, major[MAX_DEVICES];
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        major[i] = capability && *capability ? atoi(capability) : i ? major[i - 1] : 9;
+        if (capability && (capability = strchr(capability, ',')) != NULL) capability++;
+    }
     config.n_devices = n > MAX_DEVICES ? MAX_DEVICES : n;
-    for (int i = 0; i < config.n_devices; i++) config.bus[i] = 0x10 + i;
+    for (int i = 0; i < config.n_devices; i++) config.bus[i] = 0x10 + i, config.major[i] = major[i];
     if (!visible || n <= 0) return;
     config.n_devices = 0;
     while (*visible && config.n_devices < MAX_DEVICES) {
         char *end;
         long index = strtol(visible, &end, 10);
         if (end == visible || index < 0 || index >= n) return;
+        config.major[config.n_devices] = major[index];
         config.bus[config.n_devices++] = 0x10 + (int)index;
         visible = *end == ',' ? end + 1 : end;
     }
 }
 
+static void is_forked(void) { config.forked = true; }
+
 static void read_environment(void) {
     const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL");
     read_devices();
-    config.owner = getpid();
+    pthread_atfork(NULL, NULL, is_forked);
     config.delay_us = delay ? (unsigned)atoi(delay) : 0;
     if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth, &config.fail_code) != 3) {
         fprintf(stderr, "FAKE_CUDA_FAIL is function:nth:code, not \"%s\"\n", failing);
@@ -180,8 +196,9 @@ cudaError_t fake_enter(const char *function) {
     pthread_once(&once, read_environment);
     if (config.n_devices < 0) return cudaErrorInsufficientDriver;
     if (config.n_devices == 0) return cudaErrorNoDevice;
-    if (config.owner != getpid()) return cudaErrorInitializationError;
+    if (config.forked) return cudaErrorInitializationError;
     if (in_host_function) return cudaErrorNotPermitted;
+    if (atomic_load(&broken)) return (cudaError_t)atomic_load(&broken);
     if (config.fail_code && strcmp(function, config.fail_function) == 0) {
         int call = atomic_fetch_add(&n_calls, 1) + 1;
         if (config.fail_nth == 0 || config.fail_nth == call) return (cudaError_t)config.fail_code;
@@ -195,6 +212,8 @@ static cudaError_t result(cudaError_t error) {
 }
 
 static cudaError_t unlock(cudaError_t error) {
+    // A kernel may have failed meanwhile; not one that this call has queued, as that needs the lock to begin.
+    if (!error) error = (cudaError_t)atomic_load(&broken);
     pthread_mutex_unlock(&lock);
     return result(error);
 }
@@ -225,16 +244,22 @@ cudaError_t cudaGetLastError(void) {
     X(cudaErrorInvalidValue, "invalid argument")                                                                      \
     X(cudaErrorMemoryAllocation, "out of memory")                                                                     \
     X(cudaErrorInitializationError, "initialization error")                                                           \
+    X(cudaErrorInvalidConfiguration, "invalid configuration argument")                                                \
     X(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")                                           \
     X(cudaErrorStubLibrary, "CUDA driver is a stub library")                                                          \
     X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")                    \
+    X(cudaErrorInvalidDeviceFunction, "invalid device function")                                                      \
     X(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")                               \
     X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                        \
     X(cudaErrorInvalidDevice, "invalid device ordinal")                                                               \
+    X(cudaErrorInvalidKernelImage, "device kernel image is invalid")                                                  \
     X(cudaErrorDeviceUninitialized, "invalid device context")                                                         \
     X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                      \
+    X(cudaErrorSymbolNotFound, "named symbol not found")                                                              \
     X(cudaErrorNotReady, "device not ready")                                                                          \
     X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                            \
+    X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                       \
+    X(cudaErrorMisalignedAddress, "misaligned address")                                                               \
     X(cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped")            \
     X(cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region")                  \
     X(cudaErrorLaunchFailure, "unspecified launch failure")                                                           \
@@ -786,7 +811,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     REQUIRE(value, cudaErrorInvalidValue);
     switch ((int)attribute) {
     case cudaDevAttrPciBusId: *value = config.bus[device]; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = config.major[device]; break;
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
     case cudaDevAttrIpcEventSupport:
     case cudaDevAttrUnifiedAddressing:
@@ -805,7 +830,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     snprintf(properties->name, sizeof properties->name, "fake GPU %d", config.bus[device] - 0x10);
     properties->uuid.bytes[15] = (char)config.bus[device];
     properties->pciBusID = config.bus[device];
-    properties->major = 9;
+    properties->major = config.major[device];
     properties->multiProcessorCount = 4;
     properties->unifiedAddressing = 1;
     properties->totalGlobalMem = (size_t)1 << 40;
@@ -817,6 +842,12 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     REQUIRE(can, cudaErrorInvalidValue);
     REQUIRE(device >= 0 && device < config.n_devices && peer >= 0 && peer < config.n_devices, cudaErrorInvalidDevice);
     *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { // everybody reaches everything here
+    ENTER();
+    REQUIRE(peer >= 0 && peer < config.n_devices && peer != current_device && flags == 0, cudaErrorInvalidDevice);
     return cudaSuccess;
 }
 
@@ -933,6 +964,28 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     if (!call) abort();
     *call = (host_call){function, data};
     return fake_enqueue(stream, (fake_work){run_host_call, NULL, free, call, false});
+}
+
+// Memory in the order of a stream: here it is there at once, and goes when the stream gets to it.
+cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
+    ENTER();
+    (void)stream;
+    return allocate(pointer, size, BLOCK_DEVICE);
+}
+
+static void run_free(void *arg, uint64_t ticket) {
+    (void)ticket;
+    pthread_mutex_lock(&lock);
+    block *b = find_block(arg);
+    if (b) free_block(b);
+    pthread_mutex_unlock(&lock);
+}
+
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
+    ENTER();
+    if (!pointer) return cudaSuccess;
+    REQUIRE(fake_host_view(pointer), cudaErrorInvalidValue);
+    return fake_enqueue(stream, (fake_work){run_free, NULL, NULL, pointer, true});
 }
 
 //------------------------------------------------------------------------------
@@ -1120,6 +1173,174 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 }
 
 //------------------------------------------------------------------------------
+// API: kernels
+//------------------------------------------------------------------------------
+
+enum { N_REDUCE = 4, N_KERNELS = 7, KERNEL_THREADS = 512 }; // the last: of a block, the kernels' launch bounds
+
+struct CUkern_st {
+    bool found;
+};
+struct CUlib_st {
+    struct CUlib_st *next;
+    struct CUkern_st kernels[N_KERNELS];
+};
+static cudaLibrary_t libraries;
+
+static const struct {
+    const char *name;
+    size_t size; // of an element that is reduced
+    void (*reduce)(idist_reduce_args args, idist_reduce_size first, idist_reduce_size step);
+    void (*pack)(idist_pack_args args, idist_reduce_size first, idist_reduce_size step);
+} kernels[N_KERNELS] = {{"idist_reduce_f32", 4, idist_reduce_f32, NULL},
+                        {"idist_reduce_f64", 8, idist_reduce_f64, NULL},
+                        {"idist_reduce_f16", 2, idist_reduce_f16, NULL},
+                        {"idist_reduce_bf16", 2, idist_reduce_bf16, NULL},
+                        {"idist_pack_halves", 0, NULL, idist_pack_halves},
+                        {"idist_pack_bytes", 0, NULL, idist_pack_bytes},
+                        {"idist_unpack_bytes", 0, NULL, idist_unpack_bytes}};
+
+typedef struct launch {
+    int which;
+    uint64_t n_threads;
+    union {
+        idist_reduce_args reduce;
+        idist_pack_args pack;
+    } args;
+} launch;
+
+// Where a stream's thread finds what a kernel gets.
+static cudaError_t reach_operand(const void **pointer, uint64_t count, size_t size, size_t alignment) {
+    if ((uintptr_t)*pointer % alignment) return cudaErrorMisalignedAddress;
+    *pointer = count <= SIZE_MAX / size ? fake_reach(*pointer, (size_t)count * size) : NULL;
+    return *pointer ? cudaSuccess : cudaErrorIllegalAddress;
+}
+
+static cudaError_t run_reduce(const launch *l) {
+    idist_reduce_args a = l->args.reduce;
+    const void *out = a.out;
+    size_t size = kernels[l->which].size;
+    if (a.count == 0) return cudaSuccess;
+    cudaError_t error = a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
+    for (int k = 0; !error && k < a.n; k++) error = reach_operand(&a.in[k], a.count, size, size);
+    if (error) return error;
+    a.out = (void *)(uintptr_t)out;
+    for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].reduce(a, i, l->n_threads);
+    return cudaSuccess;
+}
+
+static cudaError_t run_pack(const launch *l) {
+    idist_pack_args a = l->args.pack;
+    bool bytes = kernels[l->which].pack == idist_pack_bytes, unpacks = kernels[l->which].pack == idist_unpack_bytes;
+    bool halves = !bytes && !unpacks, widens = halves && a.op >= IDIST_UNPACK_F16, adds = bytes && a.op == IDIST_PACK_ADD;
+    uint64_t chunks = bytes ? a.padded / IDIST_PACK_CHUNK : (a.count + IDIST_PACK_CHUNK - 1) / IDIST_PACK_CHUNK;
+    const void *out = a.out, *rest = a.error;
+    cudaError_t error = cudaSuccess;
+    if (!a.count && !adds) error = reach_operand(&out, 1, 1, 1);
+    else if (adds) error = reach_operand(&a.in, chunks * (uint64_t)a.n, IDIST_PACK_NBYTES, 4);
+    else if (unpacks) error = reach_operand(&a.in, chunks, IDIST_PACK_NBYTES, 4);
+    else error = reach_operand(&a.in, a.count, widens ? 2 : 4, widens ? 2 : 4);
+    if (!error && bytes) error = reach_operand(&rest, a.padded, 4, 4);
+    if (!error && bytes) error = reach_operand(&out, chunks, IDIST_PACK_NBYTES, 4);
+    if (!error && !bytes && a.count)
+        error = reach_operand(&out, a.count, halves && !widens ? 2 : 4, halves && !widens ? 2 : 4);
+    if (error) return error;
+    a.out = (void *)(uintptr_t)out;
+    a.error = (float *)(uintptr_t)rest;
+    for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].pack(a, i, l->n_threads);
+    return cudaSuccess;
+}
+
+static void run_kernel(void *arg, uint64_t ticket) {
+    const launch *l = arg;
+    cudaError_t error = l->which < N_REDUCE ? run_reduce(l) : run_pack(l);
+    (void)ticket;
+    if (error) atomic_store(&broken, (int)error);
+}
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit, void **jit_values,
+                                unsigned n_jit, enum cudaLibraryOption *options, void **values, unsigned n_options) {
+    ENTER();
+    char entry[64];
+    REQUIRE(library && code, cudaErrorInvalidValue);
+    REQUIRE((!n_jit || (jit && jit_values)) && (!n_options || (options && values)), cudaErrorInvalidValue);
+    REQUIRE(strncmp(code, ".version ", 9) == 0, cudaErrorInvalidKernelImage);
+    pthread_mutex_lock(&lock);
+    cudaError_t error = check_unsafe();
+    if (error) return unlock(error);
+    cudaLibrary_t made = calloc(1, sizeof *made);
+    if (!made) abort();
+    for (int i = 0; i < N_KERNELS; i++) {
+        snprintf(entry, sizeof entry, ".entry %s(", kernels[i].name);
+        made->kernels[i].found = strstr(code, entry) != NULL;
+    }
+    made->next = libraries;
+    *library = libraries = made;
+    return unlock(cudaSuccess);
+}
+
+static cudaLibrary_t *find_library(cudaLibrary_t library) {
+    cudaLibrary_t *at = &libraries;
+    while (*at && *at != library) at = &(*at)->next;
+    return at;
+}
+
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
+    ENTER();
+    REQUIRE(kernel && name, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaLibrary_t found = *find_library(library);
+    if (!found) return unlock(cudaErrorInvalidResourceHandle);
+    for (int i = 0; i < N_KERNELS; i++) {
+        if (!found->kernels[i].found || strcmp(kernels[i].name, name) != 0) continue;
+        *kernel = &found->kernels[i];
+        return unlock(cudaSuccess);
+    }
+    return unlock(cudaErrorSymbolNotFound);
+}
+
+cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
+    ENTER();
+    pthread_mutex_lock(&lock);
+    cudaLibrary_t *at = find_library(library);
+    if (!*at) return unlock(cudaErrorInvalidResourceHandle);
+    *at = library->next;
+    free(library);
+    return unlock(cudaSuccess);
+}
+
+static int find_kernel(const void *function) {
+    for (cudaLibrary_t l = libraries; l; l = l->next)
+        for (int i = 0; i < N_KERNELS; i++)
+            if (function == &l->kernels[i]) return i;
+    return -1;
+}
+
+cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void **args, size_t shared,
+                             cudaStream_t stream) {
+    ENTER();
+    unsigned limit = 1024;
+    REQUIRE(args && args[0], cudaErrorInvalidValue);
+    REQUIRE(grid.x && grid.y && grid.z && threads.x && threads.y && threads.z, cudaErrorInvalidConfiguration);
+    REQUIRE(grid.x <= INT32_MAX && threads.x <= limit && threads.y <= limit && threads.z <= 64,
+            cudaErrorInvalidConfiguration);
+    REQUIRE(threads.x * threads.y * threads.z <= limit && shared <= 48 << 10, cudaErrorInvalidConfiguration);
+    REQUIRE(threads.x * threads.y * threads.z <= KERNEL_THREADS, cudaErrorLaunchOutOfResources);
+    REQUIRE(grid.y == 1 && grid.z == 1 && threads.y == 1 && threads.z == 1, cudaErrorNotSupported);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    int which = find_kernel(function);
+    if (which < 0) return unlock(cudaErrorInvalidDeviceFunction);
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    launch *l = calloc(1, sizeof *l);
+    if (!l) abort();
+    *l = (launch){.which = which, .n_threads = (uint64_t)grid.x * threads.x};
+    if (which < N_REDUCE) memcpy(&l->args.reduce, args[0], sizeof l->args.reduce);
+    else memcpy(&l->args.pack, args[0], sizeof l->args.pack);
+    return unlock(enqueue(s, (fake_work){run_kernel, NULL, free, l, false}));
+}
+
+//------------------------------------------------------------------------------
 // API: capture and graphs
 //------------------------------------------------------------------------------
 
@@ -1259,7 +1480,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
     REQUIRE(handle, cudaErrorInvalidValue);
     pthread_mutex_lock(&lock);
     block *b = find_block(pointer);
-    if (!b || b->kind != BLOCK_DEVICE || b->base != pointer) return unlock(cudaErrorInvalidValue);
+    if (!b || b->kind != BLOCK_DEVICE) return unlock(cudaErrorInvalidValue);
     ipc_handle h = {IPC_MAGIC, b->inode, b->size, getpid(), b->fd, b->device};
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &h, sizeof h);

@@ -11,6 +11,7 @@
 //   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives progress together. Init and
 //     split may be in a group.
 //   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are divided afterwards.
+//   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute capability 9.0 or more.
 //   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >= 23003,
 //     NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
 //   - Config blocking=0: ncclInProgress from init, and once after each group; who does not ask again gets an error.
@@ -19,7 +20,7 @@
 // Unlike the real one
 //   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at most.
 //   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would fault on the device.
-//   - Reductions of fp8 are refused. A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
+//   - A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
 //   - No CommInitAll, Shrink, Revoke, windows, Scalable, SimulateEnd, device API, debug output. They do not link.
 //
 // Environment
@@ -31,6 +32,7 @@
 #endif
 #include "fake.h"
 
+#include <cuda_fp8.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <nccl.h>
@@ -63,7 +65,7 @@ _Static_assert(sizeof(unique_id) <= sizeof(ncclUniqueId), "an id holds what we n
 
 typedef struct peer {
     atomic_int arrived, finalized;
-    int version;
+    int version, major; // of the compute capability
     long bus;
     uint64_t host;
     atomic_ulong split_begun, split_led, split_ended; // rounds
@@ -230,6 +232,7 @@ static void introduce(ncclComm_t comm, peer *me) {
     me->bus = strtol(digits, NULL, 16);
     me->host = hash_text(host && *host ? host : "this machine");
     me->version = comm->version = version();
+    cudaDeviceGetAttribute(&me->major, cudaDevAttrComputeCapabilityMajor, device);
 }
 
 // All ranks come to the same result.
@@ -449,11 +452,15 @@ static uint16_t float_to_half(float f) {
     return sign | (uint16_t)shift_round((magnitude & 0x7fffffu) | 0x800000u, 126u - exponent);
 }
 
+static bool is_f8(ncclDataType_t type) { return type == ncclFloat8e4m3 || type == ncclFloat8e5m2; }
+static __nv_fp8_interpretation_t f8_of(ncclDataType_t type) { return type == ncclFloat8e4m3 ? __NV_E4M3 : __NV_E5M2; }
+
 static double load_float(ncclDataType_t type, const char *at) {
     uint16_t h;
     uint32_t bits;
     float f;
     double d;
+    if (is_f8(type)) return (double)half_to_float(__nv_cvt_fp8_to_halfraw((unsigned char)*at, f8_of(type)).x);
     switch ((int)type) {
     case ncclFloat64: return memcpy(&d, at, 8), d;
     case ncclFloat32: return memcpy(&f, at, 4), (double)f;
@@ -473,13 +480,15 @@ static void store_float(ncclDataType_t type, char *at, double d) {
     switch ((int)type) {
     case ncclFloat64: memcpy(at, &d, 8); return;
     case ncclFloat32: memcpy(at, &f, 4); return;
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2: *at = (char)__nv_cvt_float_to_fp8(f, __NV_SATFINITE, f8_of(type)); return;
     case ncclFloat16: h = float_to_half(f); break;
     default: h = f != f ? 0x7fff : (uint16_t)shift_round(bits, 16); break;
     }
     memcpy(at, &h, 2);
 }
 
-static bool is_float(ncclDataType_t type) { return type >= ncclFloat16 && type <= ncclBfloat16; }
+static bool is_float(ncclDataType_t type) { return type >= ncclFloat16; }
 static bool is_signed(ncclDataType_t type) { return type == ncclInt8 || type == ncclInt32 || type == ncclInt64; }
 
 static uint64_t load_int(ncclDataType_t type, const char *at) {
@@ -524,8 +533,9 @@ static void divide(ncclDataType_t type, char *data, size_t count, int by) {
 static ncclResult_t resolve_op(call *c) {
     const char *name = kind_names[c->kind];
     reduction *r = &c->reduction;
-    if (c->type >= ncclFloat8e4m3)
-        return fail(ncclInvalidArgument, "FP8 reduction support begins with sm90 capable devices.");
+    for (int i = 0; i < c->comm->n_ranks && is_f8(c->type); i++)
+        if (c->comm->shared->peers[i].major < 9)
+            return fail(ncclInvalidArgument, "FP8 reduction support begins with sm90 capable devices.");
     if (c->op < 0) return fail(ncclInvalidArgument, "%s : invalid reduction operation %d", name, c->op);
     if (c->op >= ncclNumOps) {
         int slot = c->op - ncclNumOps;
@@ -839,11 +849,13 @@ static ncclResult_t check_buffers(call *c) {
     return ncclSuccess;
 }
 
+static ncclDataType_t n_types(ncclComm_t comm) { return comm->version < 22400 ? ncclFloat8e4m3 : ncclNumTypes; }
+
 static ncclResult_t submit(call c) {
     const char *name = kind_names[c.kind];
     ncclResult_t rc = check_ready(c.comm, name);
     if (rc) return rc;
-    if ((int)c.type < 0 || c.type >= ncclNumTypes) return fail(ncclInvalidArgument, "%s : invalid type %d", name, c.type);
+    if ((int)c.type < 0 || c.type >= n_types(c.comm)) return fail(ncclInvalidArgument, "%s : invalid type %d", name, c.type);
     if (c.root < 0 || c.root >= c.comm->n_ranks)
         return fail(ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)", name, c.root,
                     c.comm->n_ranks);
@@ -986,7 +998,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
                                       ncclComm_t comm) {
     ncclResult_t rc = check_ready(comm, "RedOpCreatePreMulSum");
     if (rc) return rc;
-    if (!op || !scalar || (int)type < 0 || type >= ncclFloat8e4m3)
+    if (!op || !scalar || (int)type < 0 || type >= n_types(comm))
         return fail(ncclInvalidArgument, "RedOpCreatePreMulSum : invalid argument");
     for (int i = 0; i < MAX_OPS; i++) {
         reduction *r = &comm->ops[i];

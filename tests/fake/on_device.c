@@ -65,6 +65,12 @@ static bool begin(moved *m, const idist_opts *opts) {
     m->device[0] = m->device[1] = NULL;
     if (!g || g->freed || !g->w->device || (opts && (opts->request || opts->stream)) || idist__me.group_depth) return false;
     if (idist__call_check(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK) return false;
+    if (!e.send && !e.recv) { // says where the others have their elements
+        char *to;
+        m->device[0] = to_device("", 1, &to);
+        if (m->c.send) m->c.send = to;
+        if (m->c.recv) m->c.recv = to;
+    }
     nsend = e.send * size;
     m->nrecv = e.recv * size;
     m->back_to = (char *)m->c.recv;

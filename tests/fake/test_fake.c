@@ -73,10 +73,10 @@ static void set_environment(const char *environment, int which) {
 }
 
 static void clear_environment(void) {
-    static const char *const names[] = {"FAKE_CUDA_DEVICES",   "FAKE_CUDA_DELAY_US", "FAKE_CUDA_FAIL",
-                                        "FAKE_NCCL_FAIL",      "FAKE_NCCL_VERSION",  "FAKE_NCCL_INIT_HANGS",
-                                        "NCCL_HOSTID",         "NCCL_COMM_BLOCKING", "NCCL_MULTI_RANK_GPU_ENABLE",
-                                        "CUDA_VISIBLE_DEVICES"};
+    static const char *const names[] = {"FAKE_CUDA_DEVICES",    "FAKE_CUDA_DELAY_US",  "FAKE_CUDA_FAIL",
+                                        "FAKE_NCCL_FAIL",       "FAKE_NCCL_VERSION",   "FAKE_NCCL_INIT_HANGS",
+                                        "NCCL_HOSTID",          "NCCL_COMM_BLOCKING",  "NCCL_MULTI_RANK_GPU_ENABLE",
+                                        "CUDA_VISIBLE_DEVICES", "FAKE_CUDA_CAPABILITY"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
 
@@ -493,45 +493,254 @@ static void captures_forbid(void) {
     OK(cudaEventDestroy(outside));
 }
 
-static void ipc(void) {
-    void *d;
+typedef struct reduce_args { // as in tests/gpu/reduce.cu
+    const void *in[16];
+    void *out;
+    unsigned long long count;
+    double factor;
+    int n, op;
+} reduce_args;
+
+static const char ptx[] = ".version 6.4 .target sm_60 .visible .entry idist_reduce_f32(.param .b8 a[160]) {} "
+                          ".visible .entry idist_reduce_bf16(.param .b8 a[160]) {}";
+
+static cudaError_t load(cudaLibrary_t *library, const char *code) {
+    return cudaLibraryLoadData(library, code, NULL, NULL, 0, NULL, NULL, 0);
+}
+
+static cudaKernel_t get_kernel(const char *name) {
+    cudaLibrary_t library;
+    cudaKernel_t kernel;
+    OK(load(&library, ptx));
+    OK(cudaLibraryGetKernel(&kernel, library, name));
+    return kernel;
+}
+
+static cudaError_t launch_on(cudaKernel_t kernel, unsigned grid, unsigned threads, reduce_args *args, cudaStream_t stream) {
+    return cudaLaunchKernel((const void *)kernel, (dim3){grid, 1, 1}, (dim3){threads, 1, 1}, (void *[]){args}, 0, stream);
+}
+
+static reduce_args sum_of(const void *x, const void *y, void *out, unsigned long long count) {
+    return (reduce_args){.in = {x, y}, .out = out, .count = count, .n = 2};
+}
+
+static void libraries(void) {
+    cudaLibrary_t l, m;
+    cudaKernel_t k, same;
+    reduce_args args = {.n = 1};
+    CHECK_IS(last(load(&l, NULL)), cudaErrorInvalidValue);
+    CHECK_IS(last(load(NULL, ptx)), cudaErrorInvalidValue);
+    CHECK_IS(last(load(&l, "what is this?")), cudaErrorInvalidKernelImage);
+    CHECK_IS(last(cudaLibraryLoadData(&l, ptx, NULL, NULL, 1, NULL, NULL, 0)), cudaErrorInvalidValue);
+    OK(load(&l, ptx));
+    OK(load(&m, ptx));
+    CHECK(l != m);
+    OK(cudaLibraryGetKernel(&k, l, "idist_reduce_bf16"));
+    OK(cudaLibraryGetKernel(&k, l, "idist_reduce_f32"));
+    OK(cudaLibraryGetKernel(&same, l, "idist_reduce_f32"));
+    CHECK(k == same);
+    CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f64")), cudaErrorSymbolNotFound); // not in the text
+    CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f3")), cudaErrorSymbolNotFound);
+    CHECK_IS(last(cudaLibraryGetKernel(&same, l, NULL)), cudaErrorInvalidValue);
+    OK(launch_on(k, 1, 512, &args, NULL));
+    CHECK_IS(last(launch_on(k, 0, 32, &args, NULL)), cudaErrorInvalidConfiguration);
+    CHECK_IS(last(launch_on(k, 1, 0, &args, NULL)), cudaErrorInvalidConfiguration);
+    CHECK_IS(last(launch_on(k, 1, 1025, &args, NULL)), cudaErrorInvalidConfiguration);
+    CHECK_IS(last(launch_on(k, 1, 513, &args, NULL)), cudaErrorLaunchOutOfResources);
+    CHECK_IS(last(launch_on(k, 1, 32, NULL, NULL)), cudaErrorInvalidValue);
+    CHECK_IS(last(launch_on(k, 1, 32, &args, (cudaStream_t)(void *)&l)), cudaErrorInvalidResourceHandle);
+    CHECK_IS(last(launch_on((cudaKernel_t)(void *)&l, 1, 32, &args, NULL)), cudaErrorInvalidDeviceFunction);
+    OK(cudaDeviceSynchronize());
+    OK(cudaLibraryUnload(l));
+    CHECK_IS(last(cudaLibraryUnload(l)), cudaErrorInvalidResourceHandle);
+    CHECK_IS(last(cudaLibraryGetKernel(&k, l, "idist_reduce_f32")), cudaErrorInvalidResourceHandle);
+    CHECK_IS(last(launch_on(same, 1, 32, &args, NULL)), cudaErrorInvalidDeviceFunction);
+    OK(cudaLibraryUnload(m));
+}
+
+static void floats(float *device, float x, float y, float z) {
+    float v[3] = {x, y, z};
+    OK(cudaMemcpy(device, v, sizeof v, cudaMemcpyHostToDevice));
+    OK(cudaDeviceSynchronize());
+}
+
+static void check_floats(const float *device, float x, float y, float z) {
+    float v[3];
+    OK(cudaMemcpy(v, device, sizeof v, cudaMemcpyDeviceToHost));
+    CHECK(v[0] == x && v[1] == y && v[2] == z);
+}
+
+static void launches(void) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    float *d, *pinned;
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaMalloc((void **)&d, 36));
+    OK(cudaMallocHost((void **)&pinned, 12));
+    floats(d, 1, 2, 3);
+    floats(d + 3, 10, 20, 30);
+    floats(d + 6, 5, 5, 5);
+    reduce_args args = sum_of(d, d + 3, d + 6, 2);
+    int64_t started = tap_now_ms();
+    OK(launch_on(k, 2, 32, &args, s));
+    args.op = 1; // read at the call
+    CHECK_IS(cudaStreamQuery(s), cudaErrorNotReady);
+    CHECK(((float *)fake_host_view(d + 6))[0] == 5);
+    OK(cudaStreamSynchronize(s));
+    CHECK(tap_now_ms() - started >= 50);
+    check_floats(d + 6, 11, 22, 5);
+    OK(launch_on(k, 1, 1, &args, NULL)); // one thread does all
+    check_floats(d + 6, 10, 40, 5);
+    args = sum_of(d, pinned, d, 3); // in place; pinned memory is the device's, too
+    pinned[0] = pinned[1] = pinned[2] = 0.5f;
+    OK(launch_on(k, 1, 32, &args, NULL));
+    check_floats(d, 1.5f, 2.5f, 3.5f);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(launch_on(k, 1, 32, &args, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    check_floats(d, 1.5f, 2.5f, 3.5f);
+    for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(exec, s));
+    OK(cudaStreamSynchronize(s));
+    check_floats(d, 3, 4, 5);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaFree(d));
+    OK(cudaFreeHost(pinned));
+}
+
+// What a kernel does wrong is told later, and for good.
+static void fails_later(reduce_args args, cudaError_t error) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
+    cudaStream_t s;
+    void *p;
+    OK(cudaStreamCreate(&s));
+    OK(launch_on(k, 1, 32, &args, s));
+    CHECK_IS(cudaStreamSynchronize(s), error);
+    CHECK_IS(cudaGetLastError(), error);
+    CHECK_IS(cudaGetLastError(), error);
+    CHECK_IS(cudaMalloc(&p, 8), error);
+}
+static float *three_floats(void) {
+    float *d;
+    OK(cudaMalloc((void **)&d, 12));
+    return d;
+}
+static void reads_too_far(void) {
+    float *d = three_floats();
+    fails_later(sum_of(d + 1, d, d, 3), cudaErrorIllegalAddress);
+}
+static void writes_too_far(void) {
+    float *d = three_floats();
+    fails_later(sum_of(d, d, d + 1, 3), cudaErrorIllegalAddress);
+}
+static void reads_the_host(void) {
+    float *d = three_floats(), local[3] = {0};
+    fails_later(sum_of(d, local, d, 3), cudaErrorIllegalAddress);
+}
+static void reads_freed_memory(void) {
+    float *d = three_floats(), *gone = three_floats();
+    OK(cudaFree(gone));
+    fails_later(sum_of(d, gone, d, 3), cudaErrorIllegalAddress);
+}
+static void is_not_aligned(void) {
+    float *d = three_floats();
+    fails_later(sum_of(d, (char *)d + 2, d, 1), cudaErrorMisalignedAddress);
+}
+static void has_too_many(void) {
+    float *d = three_floats();
+    reduce_args args = sum_of(d, d, d, 1);
+    args.n = 17;
+    fails_later(args, cudaErrorIllegalAddress);
+}
+
+static void injected_launch(void) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
+    reduce_args args = {.n = 1};
+    OK(launch_on(k, 1, 32, &args, NULL));
+    CHECK_IS(last(launch_on(k, 1, 32, &args, NULL)), cudaErrorLaunchFailure);
+    OK(launch_on(k, 1, 32, &args, NULL));
+    OK(cudaDeviceSynchronize());
+}
+static void injected_load(void) {
+    cudaLibrary_t l;
+    CHECK_IS(last(load(&l, ptx)), cudaErrorInvalidKernelImage);
+}
+
+static void export_memory(void) {
+    void *d, *pinned, *opened;
     cudaEvent_t event;
+    cudaStream_t s;
+    cudaIpcMemHandle_t inside;
+    OK(cudaMalloc(&d, 4096 + 7));
+    OK(cudaMallocHost(&pinned, 64));
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+    OK(cudaStreamCreate(&s));
+    OK(cudaIpcGetMemHandle(&board->memory, d));
+    OK(cudaIpcGetMemHandle(&inside, (char *)d + 100)); // of all of it
+    CHECK(memcmp(&inside, &board->memory, sizeof inside) == 0);
+    OK(cudaIpcGetEventHandle(&board->event, event));
+    CHECK_IS(last(cudaIpcGetMemHandle(&inside, pinned)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaIpcGetMemHandle(&inside, &inside)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaIpcOpenMemHandle(&opened, board->memory, cudaIpcMemLazyEnablePeerAccess)),
+             cudaErrorDeviceUninitialized);
+    CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue); // its own
+    OK(cudaMemsetAsync(d, 5, 100, s));                               // 50 ms
+    OK(cudaEventRecord(event, s));
+    reach(0);
+    await(1, 1);
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(peek((char *)fake_host_view(d) + 4102), 6);
+    check_floats((float *)d + 100, 3, 6, 9);
+    OK(cudaEventDestroy(event));
+    OK(cudaFreeHost(pinned));
+    OK(cudaFree(d)); // the importer still has it open
+    reach(2);
+    await(3, 1);
+}
+
+static void ipc(void) {
+    void *d, *again, *own;
+    cudaEvent_t event;
+    cudaIpcMemHandle_t handle;
     if (rank == 0) {
-        cudaStream_t s;
-        OK(cudaMalloc(&d, 4096 + 7));
-        OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
-        OK(cudaStreamCreate(&s));
-        OK(cudaIpcGetMemHandle(&board->memory, d));
-        OK(cudaIpcGetEventHandle(&board->event, event));
-        CHECK_IS(last(cudaIpcGetMemHandle(&(cudaIpcMemHandle_t){{0}}, (char *)d + 1)), cudaErrorInvalidValue);
-        CHECK_IS(last(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess)),
-                 cudaErrorDeviceUninitialized);
-        OK(cudaMemsetAsync(d, 5, 100, s)); // 50 ms
-        OK(cudaEventRecord(event, s));
-        reach(0);
-        await(1, 1);
-        OK(cudaStreamSynchronize(s));
-        CHECK_IS(peek((char *)fake_host_view(d) + 4102), 6);
-        OK(cudaEventDestroy(event));
+        export_memory();
         return;
     }
-    void *again;
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
     await(0, 1);
     OK(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess));
     OK(cudaIpcOpenMemHandle(&again, board->memory, cudaIpcMemLazyEnablePeerAccess));
     CHECK(again == d);
     OK(cudaIpcCloseMemHandle(again));
+    CHECK_IS(last(cudaIpcOpenMemHandle(&again, board->memory, 0)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaIpcGetMemHandle(&handle, d)), cudaErrorInvalidValue); // what is imported cannot be passed on
+    CHECK_IS(last(cudaFree(d)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaIpcCloseMemHandle((char *)d + 1)), cudaErrorInvalidValue);
     OK(cudaIpcOpenEventHandle(&event, board->event));
     CHECK_IS(peek(fake_host_view(d)), 0xA5);
     OK(cudaStreamWaitEvent(NULL, event, 0));
     OK(cudaStreamSynchronize(NULL));
     CHECK_IS(peek(fake_host_view(d)), 5);
     OK(cudaMemset((char *)d + 4102, 6, 1));
+    OK(cudaMalloc(&own, 64)); // copies there and back, and a kernel that reads and writes there
+    floats(own, 1, 2, 3);
+    OK(cudaMemcpyAsync((float *)d + 100, own, 12, cudaMemcpyDeviceToDevice, NULL));
+    OK(cudaMemcpyAsync((float *)own + 3, (float *)d + 100, 12, cudaMemcpyDeviceToDevice, NULL));
+    CHECK_IS(last(cudaMemcpyAsync((char *)d + 4100, own, 12, cudaMemcpyDeviceToDevice, NULL)), cudaErrorInvalidValue);
+    reduce_args args = {.in = {(float *)d + 100, own, (float *)own + 3}, .out = (float *)d + 100, .count = 3, .n = 3};
+    OK(launch_on(k, 1, 32, &args, NULL));
     OK(cudaDeviceSynchronize());
+    reach(1);
+    await(2, 1);
+    check_floats((float *)d + 100, 3, 6, 9);
     OK(cudaEventDestroy(event));
     OK(cudaIpcCloseMemHandle(d));
     CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue);
-    reach(1);
+    CHECK_IS(last(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess)), cudaErrorInvalidResourceHandle);
+    reach(3);
 }
 
 //------------------------------------------------------------------------------
@@ -592,13 +801,18 @@ static void set_number(ncclDataType_t type, void *at, size_t i, double v) {
     case ncclFloat32: ((float *)at)[i] = f; break;
     case ncclFloat64: ((double *)at)[i] = v; break;
     case ncclBfloat16: ((uint16_t *)at)[i] = (uint16_t)(bits >> 16); break;
+    case ncclFloat8e4m3:
+    case ncclFloat8e5m2:
+        bits = type == ncclFloat8e4m3 ? (bits >> 20) - (120u << 3) : (bits >> 21) - (112u << 2);
+        ((uint8_t *)at)[i] = v == 0 ? 0 : (uint8_t)((v < 0 ? 0x80u : 0) | (bits & 0x7f));
+        break;
     default: // f16, normal numbers only
         ((uint16_t *)at)[i] = v == 0 ? 0 : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 13) - (112u << 10)) & 0x7fff));
     }
 }
 
 static size_t width_of(ncclDataType_t type) {
-    static const size_t widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    static const size_t widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     return widths[type];
 }
 
@@ -606,12 +820,13 @@ static void all_types(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
     char *d = device_memory(8 * 100), *r = device_memory(8 * 100), expected[8 * 100];
-    for (int type = 0; type <= ncclBfloat16; type++)
+    for (int type = 0; type <= ncclFloat8e5m2; type++)
         for (int op = ncclSum; op <= ncclAvg; op++) {
             bool sign = type != ncclUint8 && type != ncclUint32 && type != ncclUint64;
             for (int i = 0; i < 100; i++) {
                 double numbers[MAX_RANKS] = {0}, all = 0;
-                for (int k = 0; k < n_ranks; k++) numbers[k] = (i + 3 * k) % 4 - (sign && i % 2 ? 2 : 0);
+                for (int k = 0; k < n_ranks; k++)
+                    numbers[k] = type > ncclBfloat16 ? (i + k) % 3 - 1 : (i + 3 * k) % 4 - (sign && i % 2 ? 2 : 0);
                 for (int k = 0; k < n_ranks; k++) {
                     double v = numbers[k];
                     all = k == 0           ? v
@@ -1019,7 +1234,6 @@ static void bad_arguments(void) {
     CHECK_LIKE(ncclGetLastError(comm), "Broadcast : invalid root 2 (root should be in the 0..2 range)");
     CHECK_IS(ncclSend(d, 4, ncclFloat, -1, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclAllReduce(d, d, 4, (ncclDataType_t)12, ncclSum, comm, s), ncclInvalidArgument);
-    CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat8e4m3, ncclSum, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat, (ncclRedOp_t)5, comm, s), ncclInvalidArgument);
     OK(cudaMallocHost((void **)&pinned, 64)); // pinned memory will do
     OK(ncclAllGather(d, pinned, 4, ncclFloat8e5m2, comm, s));
@@ -1030,6 +1244,28 @@ static void bad_arguments(void) {
     OK(ncclMemAlloc(&handle, 100));
     CHECK(fake_host_view(handle) != NULL);
     OK(ncclMemFree(handle));
+    OK(ncclCommDestroy(comm));
+}
+
+// Reductions of 8-bit floats; nothing else is against them.
+static void old_devices(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    char *d = device_memory(64);
+    CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat8e4m3, ncclSum, comm, s), ncclInvalidArgument);
+    CHECK_LIKE(ncclGetLastError(comm), "FP8 reduction support begins with sm90");
+    OK(ncclAllReduce(d, d, 4, ncclHalf, ncclSum, comm, s));
+    OK(ncclAllGather(d, d + 32, 4, ncclFloat8e5m2, comm, s));
+    OK(cudaStreamSynchronize(s));
+    OK(ncclCommDestroy(comm));
+}
+
+static void old_version(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    char *d = device_memory(64);
+    CHECK_IS(ncclAllGather(d, d + 32, 4, ncclFloat8e5m2, comm, s), ncclInvalidArgument);
+    CHECK_LIKE(ncclGetLastError(comm), "invalid type 11");
     OK(ncclCommDestroy(comm));
 }
 
@@ -1076,6 +1312,16 @@ int main(void) {
     run_one("cuda: a forked child", "", forked);
     run_one("cuda: capture and replay", "", captures);
     run_one("cuda: what capture forbids", "", captures_forbid);
+    run_one("cuda: kernels are loaded by name", "", libraries);
+    run_one("cuda: kernels run later, on their stream", "FAKE_CUDA_DELAY_US=50000", launches);
+    run_one("cuda: a kernel reads beyond the end", "", reads_too_far);
+    run_one("cuda: a kernel writes beyond the end", "FAKE_CUDA_DELAY_US=20000", writes_too_far);
+    run_one("cuda: a kernel reads what only the host has", "", reads_the_host);
+    run_one("cuda: a kernel reads freed memory", "", reads_freed_memory);
+    run_one("cuda: a kernel gets a pointer that is not aligned", "", is_not_aligned);
+    run_one("cuda: a kernel gets too many operands", "", has_too_many);
+    run_one("cuda: the second launch fails", "FAKE_CUDA_FAIL=cudaLaunchKernel:2:719", injected_launch);
+    run_one("cuda: loading fails", "FAKE_CUDA_FAIL=cudaLibraryLoadData:1:200", injected_load);
     run_ranks("cuda: memory and events of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
 
     run_ranks("nccl: all_reduce, 4 ranks, every type and operation", 4, "FAKE_CUDA_DEVICES=4", all_types, 0);
@@ -1101,6 +1347,9 @@ int main(void) {
     run_ranks("nccl: split", 4, "FAKE_CUDA_DEVICES=4", split, 0);
     run_ranks("nccl: capture and replay", 2, "FAKE_CUDA_DEVICES=2", captured_sum, 0);
     run_ranks("nccl: bad arguments", 2, "FAKE_CUDA_DEVICES=2", bad_arguments, 0);
+    run_ranks("nccl: 8-bit floats where a device is of capability 8", 3, "FAKE_CUDA_DEVICES=3 FAKE_CUDA_CAPABILITY=9,8,10",
+              old_devices, 0);
+    run_ranks("nccl: 8-bit floats in 2.23", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_VERSION=22304", old_version, 0);
     run_one("nccl: threads as ranks", "FAKE_CUDA_DEVICES=3", threads);
     return tap_done();
 }

@@ -1,0 +1,514 @@
+// test_nccl: what idist makes of NCCL: which way is chosen, calls that are enqueued and found wrong or late afterwards,
+// calls held back by idist_group_begin, communicators of groups. Runs on the stand-ins for libcudart and libnccl.
+#include "idist_nccl.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include "ranks.h"
+
+#define CUDA(call) rank_check((call) == cudaSuccess, "%s", #call)
+
+static int32_t *device_of(int32_t value, size_t count) {
+    int32_t *p = NULL, *host = (int32_t *)malloc(count * sizeof *host);
+    for (size_t i = 0; i < count; i++) host[i] = value;
+    CUDA(cudaMalloc((void **)&p, count * sizeof *p));
+    CUDA(cudaMemcpy(p, host, count * sizeof *p, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
+    free(host);
+    return p;
+}
+
+static int32_t first_of(const int32_t *device) {
+    int32_t x = -1;
+    CUDA(cudaMemcpy(&x, device, sizeof x, cudaMemcpyDeviceToHost));
+    return x;
+}
+
+static cudaStream_t new_stream(void) {
+    cudaStream_t s = NULL;
+    CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    return s;
+}
+
+static idist_opts on_stream(idist_group *g, cudaStream_t stream) {
+    idist_opts o = opts_of(g);
+    o.stream = stream;
+    return o;
+}
+
+// Rank 0 enqueues while nobody else has begun; what wakes the others comes after that.
+static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 40 };
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 1), word = rank;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    (void)arg;
+    if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
+    for (int k = 0; k < K; k++) rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
+    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    CUDA(cudaStreamSynchronize(s));
+    rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
+    cudaFree(x);
+    cudaStreamDestroy(s);
+}
+
+// On one rank the count differs. Nobody waits in the call; the next ones say it, and the stream comes to its end.
+static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 8);
+    idist_opts o = on_stream(world, s);
+    idist_status status = IDIST_OK;
+    int64_t start = tap_now_ms();
+    (void)n;
+    (void)arg;
+    (void)!idist_all_reduce(x, x, rank == 1 ? 7 : 8, IDIST_I32, IDIST_SUM, &o);
+    while (status == IDIST_OK && tap_now_ms() - start < 3000) {
+        tap_sleep_ms(5);
+        status = idist_all_reduce(x, x, 8, IDIST_I32, IDIST_SUM, &o);
+    }
+    rank_check(status == IDIST_ERR_MISMATCH && strstr(idist_last_error(), "count") != NULL, "rank %d: %s: %s", rank,
+               idist_status_name(status), idist_last_error());
+    CUDA(cudaStreamSynchronize(s));
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+    cudaFree(x);
+    cudaStreamDestroy(s);
+}
+
+// A rank that does not come, while the others only wait for their streams: the time-out frees them.
+static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 8);
+    idist_opts o = on_stream(world, s);
+    int64_t start = tap_now_ms();
+    (void)n;
+    (void)arg;
+    o.timeout_ms = 200;
+    if (rank != 1) {
+        rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_I32, IDIST_SUM, &o));
+        CUDA(cudaStreamSynchronize(s));
+        rank_check(tap_now_ms() - start < 1500 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_TIMEOUT);
+        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank, idist_last_error());
+    } else {
+        int32_t none = 0; // it waits for something else
+        idist_opts host = opts_of(world);
+        rank_is(rank, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, &host), IDIST_ERR_TIMEOUT);
+    }
+    cudaFree(x);
+    cudaStreamDestroy(s);
+}
+
+// Messages on streams: together between group_begin and group_end, whatever their order.
+static void messages(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 100000 };
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(rank, COUNT), *y = device_of(-1, COUNT), *z = device_of(-1, COUNT);
+    idist_opts o = on_stream(world, s);
+    int next = (rank + 1) % n, before = (rank + n - 1) % n;
+    (void)arg;
+    rank_ok(rank, idist_group_begin());
+    rank_ok(rank, idist_send(x, COUNT, IDIST_I32, next, 1, &o));
+    rank_ok(rank, idist_send(x, COUNT, IDIST_I32, before, 2, &o));
+    rank_ok(rank, idist_recv(y, COUNT, IDIST_I32, before, 1, NULL, &o));
+    rank_ok(rank, idist_recv(z, COUNT, IDIST_I32, next, 2, NULL, &o));
+    rank_ok(rank, idist_group_end());
+    CUDA(cudaStreamSynchronize(s));
+    rank_check(first_of(y) == before && first_of(z) == next, "rank %d: got %d and %d", rank, first_of(y), first_of(z));
+    rank_ok(rank, idist_sendrecv(x, COUNT, before, 3, y, COUNT, next, 3, IDIST_I32, NULL, &o));
+    CUDA(cudaStreamSynchronize(s));
+    rank_check(first_of(y) == next, "rank %d: got %d", rank, first_of(y));
+    rank_is(rank, idist_recv(y, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, &o), IDIST_ERR_UNSUPPORTED);
+    cudaFree(x);
+    cudaFree(y);
+    cudaFree(z);
+    cudaStreamDestroy(s);
+}
+
+// A receive of another size, or one that is not on a stream.
+static void other_message(idist_group *world, int rank, int n, void *arg) {
+    bool plain = *(const bool *)arg;
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(rank, 100);
+    idist_opts o = on_stream(world, s), blocking = opts_of(world);
+    idist_status status = IDIST_OK;
+    int64_t start = tap_now_ms();
+    (void)n;
+    if (rank == 0) status = idist_send(x, 100, IDIST_I32, 1, 1, &o);
+    if (rank == 1 && plain) status = idist_recv(x, 100, IDIST_I32, 0, 1, NULL, &blocking);
+    if (rank == 1 && !plain) status = idist_recv(x, 99, IDIST_I32, 0, 1, NULL, &o);
+    if (plain && rank == 1) {
+        rank_check(status == IDIST_ERR_MISMATCH, "got %s", idist_status_name(status));
+        rank_ok(rank, idist_abort(world));
+    }
+    while (status == IDIST_OK && tap_now_ms() - start < 3000) status = idist_barrier(&blocking);
+    rank_check(status == IDIST_ERR_MISMATCH || (plain && status == IDIST_ERR_ABORTED), "rank %d: got %s", rank,
+               idist_status_name(status));
+    CUDA(cudaStreamSynchronize(s));
+    cudaFree(x);
+    cudaStreamDestroy(s);
+}
+
+// Groups have communicators of their own, made when they are first used, and freed one by one.
+static void groups(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 1), *y = device_of(1, 1);
+    (void)arg;
+    for (int turn = 0; turn < 3; turn++) {
+        idist_group *half = NULL, *all = NULL;
+        rank_ok(rank, idist_split(world, rank % 2, rank, &half));
+        rank_ok(rank, idist_split(world, 0, -rank, &all));
+        idist_opts a = on_stream(half, s), b = on_stream(all, s);
+        int size = idist_group_size(half);
+        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &a)); // the first ones cannot be held back together
+        rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_MAX, &b));
+        rank_ok(rank, idist_group_begin());
+        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &a));
+        rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_SUM, &b));
+        rank_ok(rank, idist_group_end());
+        CUDA(cudaStreamSynchronize(s));
+        rank_check(first_of(x) == size && first_of(y) == n, "rank %d: got %d and %d", rank, first_of(x), first_of(y));
+        int count = 0, at = -1;
+        ncclComm_t comm = (ncclComm_t)idist_nccl_comm(half);
+        rank_check(comm && ncclCommCount(comm, &count) == ncclSuccess && count == size, "rank %d: %d", rank, count);
+        comm = (ncclComm_t)idist_nccl_comm(all);
+        rank_check(comm && ncclCommUserRank(comm, &at) == ncclSuccess && at == n - 1 - rank, "rank %d: %d", rank, at);
+        rank_ok(rank, idist_free_group(&half));
+        rank_ok(rank, idist_free_group(&all));
+        int32_t one = 1;
+        CUDA(cudaMemcpyAsync(x, &one, sizeof one, cudaMemcpyHostToDevice, s));
+        CUDA(cudaMemcpyAsync(y, &one, sizeof one, cudaMemcpyHostToDevice, s));
+        CUDA(cudaStreamSynchronize(s));
+    }
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// Requests, calls on a stream and blocking ones in turn, over NCCL and staged, with host memory between them.
+static void in_turn(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 6, COUNT = 1000 };
+    cudaStream_t s = new_stream();
+    int32_t *x[K], *y = device_of(rank, 1), host = 1;
+    idist_request r[K];
+    (void)arg;
+    memset(r, 0, sizeof r);
+    for (int k = 0; k < K; k++) {
+        idist_opts o = opts_of(world), blocking = o, stream = on_stream(world, s);
+        x[k] = device_of(k, COUNT);
+        if (k % 3 == 0 || k == 4) o.stream = s;
+        if (k % 3 == 1) o.request = &r[k];
+        rank_ok(rank, idist_all_reduce(x[k], x[k], COUNT, IDIST_I32, IDIST_SUM, &o));
+        rank_ok(rank, idist_all_reduce(&host, &host, 1, IDIST_I32, IDIST_MAX, &blocking));
+        rank_ok(rank, idist_scan(y, y, 1, IDIST_I32, IDIST_MAX, k % 2 ? &stream : &blocking));
+        CUDA(cudaStreamSynchronize(s));
+    }
+    rank_ok(rank, idist_wait(&r[1]));
+    rank_ok(rank, idist_wait_stream(&r[4], s));
+    CUDA(cudaStreamSynchronize(s));
+    for (int k = 0; k < K; k++) {
+        rank_check(first_of(x[k]) == k * n, "rank %d: call %d: got %d", rank, k, first_of(x[k]));
+        cudaFree(x[k]);
+    }
+    rank_check(first_of(y) == rank && host == 1, "rank %d: got %d and %d", rank, first_of(y), host);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// What group_begin holds back: more calls than may run ahead, requests that are waited for before the end, and a group that
+// is not freed under it.
+static void held_back(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 1), *y = device_of(1, 1);
+    idist_opts o = on_stream(world, s);
+    idist_request r = {NULL};
+    idist_group *g = NULL;
+    (void)arg;
+    rank_ok(rank, idist_split(world, 0, rank, &g));
+    rank_ok(rank, idist_group_begin());
+    for (int k = 0; k < 1200; k++) rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
+    idist_opts later = opts_async(world, &r);
+    rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_SUM, &later));
+    rank_ok(rank, idist_wait(&r));
+    rank_check(first_of(y) == n, "rank %d: got %d", rank, first_of(y));
+    rank_is(rank, idist_free_group(&g), IDIST_ERR_STATE);
+    rank_ok(rank, idist_group_end());
+    CUDA(cudaStreamSynchronize(s));
+    rank_check(first_of(x) == 1, "rank %d: got %d", rank, first_of(x));
+    rank_ok(rank, idist_free_group(&g));
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// Requests in both directions, the send first, larger than what is sent without a receiver.
+static void crosswise(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 1 << 20 };
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(rank, COUNT), *y = device_of(-1, COUNT);
+    idist_request r[2] = {{NULL}, {NULL}};
+    idist_opts o = opts_async(world, &r[0]);
+    (void)arg;
+    o.stream = s;
+    rank_ok(rank, idist_send(x, COUNT, IDIST_I32, (rank + 1) % n, 1, &o));
+    o.request = &r[1];
+    rank_ok(rank, idist_recv(y, COUNT, IDIST_I32, (rank + n - 1) % n, 1, NULL, &o));
+    rank_ok(rank, idist_wait_all(r, 2));
+    rank_check(first_of(y) == (rank + n - 1) % n, "rank %d: got %d", rank, first_of(y));
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+//------------------------------------------------------------------------------
+// which way, in processes of their own
+//------------------------------------------------------------------------------
+
+typedef struct way {
+    const char *env[2][4];      // of rank 0, of rank 1: NAME, value, ...
+    idist_status status;        // of idist_open
+    const char *backend, *text; // then; or what the error says
+    int port;
+} way;
+
+static int goes(int number, void *arg) {
+    const way *w = (const way *)arg;
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    for (int k = 0; k < 4 && w->env[number][k]; k += 2) setenv(w->env[number][k], w->env[number][k + 1], 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = w->port;
+    d.init_timeout_ms = 1500;
+    d.timeout_ms = 10000;
+    int64_t start = tap_now_ms();
+    idist_status s = idist_initialize(&d);
+    rank_check(tap_now_ms() - start < 6000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(s == w->status, "rank %d: %s: %s", number, idist_status_name(s), idist_last_error());
+    if (w->text) rank_check(strstr(idist_last_error(), w->text) != NULL, "rank %d: got \"%s\"", number, idist_last_error());
+    if (s != IDIST_OK) return 0;
+    rank_check(strcmp(idist_device_backend(), w->backend) == 0, "rank %d: %s", number, idist_device_backend());
+    int32_t *x = device_of(1, 5);
+    idist_opts o = opts_of(world);
+    rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %d", number, first_of(x));
+    cudaFree(x);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void ways(void) {
+#define BOTH(...)                      \
+    {                                  \
+        {__VA_ARGS__}, { __VA_ARGS__ } \
+    }
+    way all[] = {
+        {BOTH("FAKE_CUDA_DEVICES", "2"), IDIST_OK, "nccl", NULL, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1"), IDIST_OK, "ipc", NULL, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "staged"), IDIST_OK, "staged", NULL, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "ipc"), IDIST_OK, "ipc", NULL, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "gloo"), IDIST_ERR_ENV, NULL, "auto, nccl, ipc, staged", 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_ERR_UNSUPPORTED, NULL, "share the GPU", 0},
+        {{{"FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "nccl"}, {"FAKE_CUDA_DEVICES", "2"}},
+         IDIST_ERR_ENV,
+         NULL,
+         "differ in IDIST_DEVICE_BACKEND",
+         0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
+         IDIST_OK,
+         "ipc",
+         NULL,
+         0},
+        {BOTH("IDIST_DEVICE_BACKEND", "nccl", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"), IDIST_ERR_NO_DEVICE, NULL,
+         "could not be loaded: /nowhere", 0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_VERSION", "21805"}}, IDIST_OK, "ipc", NULL, 0},
+        {{{"IDIST_DEVICE_BACKEND", "nccl", "FAKE_CUDA_DEVICES", "2"},
+          {"IDIST_DEVICE_BACKEND", "nccl", "FAKE_NCCL_VERSION", "21805"}},
+         IDIST_ERR_NO_DEVICE,
+         NULL,
+         "rank 1 has NCCL 21805",
+         0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_FAIL", "2"}},
+         IDIST_ERR_DEVICE,
+         NULL,
+         "ncclCommInitRank",
+         0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_INIT_HANGS", "1"}},
+         IDIST_ERR_DEVICE,
+         NULL,
+         "has not come back after 1500 ms",
+         0},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("way %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(2, 20000, goes, &all[i]);
+        ranks_report("%s %s %s %s: %s", all[i].env[1][0], all[i].env[1][1], all[i].env[1][2] ? all[i].env[1][2] : "",
+                     all[i].env[1][3] ? all[i].env[1][3] : "", all[i].text ? all[i].text : all[i].backend);
+    }
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+    setenv("FAKE_NCCL_VERSION", "23003", 1);
+    way forced = {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_OK, "nccl", NULL, free_port()};
+    ranks_reset();
+    procs_run(2, 20000, goes, &forced);
+    ranks_report("NCCL 2.30.3 takes two ranks on a GPU where the user says so");
+    unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    unsetenv("FAKE_NCCL_VERSION");
+}
+
+// Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
+// 2^(bits of the fraction + 1) + 1 + 1 twice.
+typedef struct eight {
+    const char *env[3][4]; // of each rank: NAME, value, ...
+    bool served;
+    int port;
+} eight;
+
+static int adds_up(int number, void *arg) {
+    const eight *e = (const eight *)arg;
+    static const struct {
+        idist_dtype dtype;
+        unsigned char big, one, half_of, by_nccl, once; // 2^(bits of the fraction + 1), 1, 2^(...) / 2, and the sums
+    } types[2] = {{IDIST_F8E4M3, 0x58, 0x38, 0x50, 0x58, 0x59}, {IDIST_F8E5M2, 0x48, 0x3c, 0x44, 0x48, 0x49}};
+    cudaStream_t s;
+    idist_op twice;
+    idist_desc d = desc_with(NULL, NULL);
+    for (int k = 0; k < 4 && e->env[number][k]; k += 2) setenv(e->env[number][k], e->env[number][k + 1], 1);
+    d.rank = number;
+    d.world_size = 3;
+    d.master_addr = "127.0.0.1";
+    d.master_port = e->port;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_check(strcmp(idist_device_backend(), "nccl") == 0, "rank %d: %s", number, idist_device_backend());
+    rank_ok(number, idist_op_create_premul_sum(number ? 1.0 : 2.0, NULL, &twice));
+    s = new_stream();
+    for (int k = 0; k < 2; k++) {
+        unsigned char host[6] = {0}, want = e->served ? types[k].by_nccl : types[k].once, *x;
+        idist_opts o = on_stream(NULL, s);
+        host[0] = host[1] = number ? types[k].one : types[k].big;
+        host[2] = number ? types[k].one : types[k].half_of;
+        CUDA(cudaMalloc((void **)&x, sizeof host));
+        CUDA(cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice));
+        CUDA(cudaStreamSynchronize(cudaStreamLegacy));
+        rank_ok(number, idist_all_reduce(x, x, 1, types[k].dtype, IDIST_SUM, NULL));
+        rank_ok(number, idist_all_reduce(x + 1, x + 1, 1, types[k].dtype, IDIST_SUM, &o));
+        rank_ok(number, idist_all_reduce(x + 2, x + 2, 1, types[k].dtype, twice, &o));
+        rank_ok(number, idist_all_gather(x + 3 + number, x + 3, 1, types[k].dtype, &o)); // any NCCL moves bytes
+        CUDA(cudaStreamSynchronize(s));
+        CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
+        for (int i = 0; i < 3; i++)
+            rank_check(host[i] == want, "rank %d: %s: sum %d is %02x, not %02x", number, idist_dtype_name(types[k].dtype), i,
+                       host[i], want);
+        cudaFree(x);
+    }
+    cudaStreamDestroy(s);
+    rank_ok(number, idist_op_free(twice, NULL));
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void eights(void) {
+    eight all[] = {
+        {{{NULL}}, true, 0},
+        {{{"FAKE_NCCL_VERSION", "22400"}, {"FAKE_NCCL_VERSION", "22400"}, {"FAKE_NCCL_VERSION", "22400"}}, true, 0},
+        {{{"FAKE_NCCL_VERSION", "22304"}, {"FAKE_NCCL_VERSION", "22304"}, {"FAKE_NCCL_VERSION", "22304"}}, false, 0},
+        {{{NULL}, {"FAKE_CUDA_CAPABILITY", "8"}}, false, 0},
+        {{{"FAKE_CUDA_CAPABILITY", "8"}, {"FAKE_CUDA_CAPABILITY", "12"}, {"FAKE_CUDA_CAPABILITY", "9"}}, false, 0},
+        {{{"FAKE_CUDA_CAPABILITY", "10"}, {"FAKE_CUDA_CAPABILITY", "12"}, {"FAKE_CUDA_CAPABILITY", "9"}}, true, 0}};
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("8-bit floats %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(3, 20000, adds_up, &all[i]);
+        ranks_report("8-bit floats, rank 1 with %s %s: %s", all[i].env[1][0] ? all[i].env[1][0] : "nothing",
+                     all[i].env[1][0] ? all[i].env[1][1] : "", all[i].served ? "NCCL adds them up" : "staged");
+    }
+}
+
+// The program has a communicator already, by threads: it is taken, and stays the program's.
+static void adopts(idist_group *world, int rank, int n, void *arg) {
+    ncclComm_t comm = ((ncclComm_t *)arg)[rank];
+    int32_t *x = device_of(1, 1);
+    idist_opts o = opts_of(world);
+    rank_check((ncclComm_t)idist_nccl_comm(world) == comm, "rank %d: another one", rank);
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
+    cudaFree(x);
+}
+
+typedef struct adopter {
+    int rank, n;
+    ncclUniqueId id;
+    idist_store *store;
+    ncclComm_t comm;
+} adopter;
+
+static void *adopt(void *arg) {
+    adopter *a = (adopter *)arg;
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    ncclComm_t comms[2];
+    cudaSetDevice(a->rank);
+    rank_check(ncclCommInitRank(&a->comm, a->n, a->id, a->rank) == ncclSuccess, "rank %d: no communicator", a->rank);
+    d.rank = a->rank;
+    d.world_size = a->n;
+    d.store = a->store;
+    d.nccl_comm = &a->comm;
+    d.timeout_ms = d.init_timeout_ms = 10000;
+    comms[a->rank] = a->comm;
+    if (!rank_ok(a->rank, idist_open(&d, &world))) return NULL;
+    adopts(world, a->rank, a->n, comms);
+    rank_ok(a->rank, idist_close(&world));
+    int count = 0;
+    rank_check(ncclCommCount(a->comm, &count) == ncclSuccess && count == a->n, "rank %d: it is gone", a->rank);
+    rank_check(ncclCommDestroy(a->comm) == ncclSuccess, "rank %d: destroy", a->rank);
+    return NULL;
+}
+
+static void adopted(void) {
+    adopter a[2];
+    pthread_t t[2];
+    memset(a, 0, sizeof a);
+    tap_running("adopted");
+    ranks_reset();
+    TAP_REQUIRE(ncclGetUniqueId(&a[0].id) == ncclSuccess);
+    TAP_REQUIRE(idist_store_open("mem://", NULL, &a[0].store) == IDIST_OK);
+    for (int k = 0; k < 2; k++) {
+        a[k].rank = k;
+        a[k].n = 2;
+        a[k].id = a[0].id;
+        a[k].store = a[0].store;
+        TAP_REQUIRE(pthread_create(&t[k], NULL, adopt, &a[k]) == 0);
+    }
+    for (int k = 0; k < 2; k++) pthread_join(t[k], NULL);
+    idist_store_close(&a[0].store);
+    ranks_report("a communicator of the program's is taken, and left to it");
+}
+
+int main(void) {
+    bool plain = true, sized = false;
+    tap_deadline(100);
+    ways(); // forks: a process that has used CUDA must not
+    eights();
+    setenv("FAKE_CUDA_DEVICES", "8", 1);
+    adopted();
+    for (int n = 1; n <= 4; n++) {
+        if (n > 1) ranks_case(n, NULL, runs_ahead, NULL, "a rank runs ahead, %d ranks", n);
+        ranks_case(n, NULL, messages, NULL, "messages on a stream, %d ranks", n);
+        ranks_case(n, NULL, groups, NULL, "groups, %d ranks", n);
+        ranks_case(n, NULL, in_turn, NULL, "all kinds of calls in turn, %d ranks", n);
+        ranks_case(n, NULL, held_back, NULL, "what group_begin holds back, %d ranks", n);
+        ranks_case(n, NULL, crosswise, NULL, "requests in both directions, %d ranks", n);
+    }
+    for (int n = 2; n <= 4; n++) {
+        ranks_case_fault(n, NULL, enqueued_mismatch, NULL, "calls on a stream that differ, %d ranks", n);
+        ranks_case_fault(n, NULL, enqueued_late, NULL, "a rank does not come to a call on a stream, %d ranks", n);
+    }
+    ranks_case_fault(2, NULL, other_message, &sized, "a message on a stream met one of another size");
+    ranks_case_fault(2, NULL, other_message, &plain, "a message on a stream met a receive that is not on one");
+    return tap_done();
+}

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# bench_gpu.sh - runs bench_gpu on this machine's GPUs; skips where there is none. Prints tables, in Markdown, and leaves
+# them in build/gpu_results.md as well, to be put into tests/gpu/RESULTS.md.
+#
+#     tests/gpu/bench_gpu.sh                                        make bench-gpu
+#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh     a part of it
+#     tests/gpu/bench_gpu.sh --fake                                 on the stand-ins of tests/fake, to see that it runs
+#
+# Also ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G), MARKDOWN (the file), and SECONDS_MAX
+# (default 3000), which ends all of it.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/gpu.sh
+. "$ROOT/tests/lib/gpu.sh"
+export IDIST_LOG=error IDIST_TIMEOUT_MS=120000
+
+fake=no
+[ "${1:-}" != --fake ] || fake=yes
+gpu_build "$WORK/bench_gpu" tests/gpu/bench_gpu.c "$fake"
+options=(-rounds "${ROUNDS:-7}")
+[ -z "${BACKENDS:-}" ] || options+=(-backends "$BACKENDS")
+[ -z "${RANKS:-}" ] || options+=(-ranks "$RANKS")
+if [ "$fake" = yes ]; then
+    export FAKE_CUDA_DEVICES=${FAKE_CUDA_DEVICES:-2}
+    SIZES=${SIZES:-4:64K} COPY=${COPY:-1M}
+    options+=(-fake)
+fi
+[ -z "${SIZES:-}" ] || options+=(-b "${SIZES%:*}" -e "${SIZES#*:}")
+[ -z "${COPY:-}" ] || options+=(-copy "$COPY")
+[ "$fake" = yes ] && [ -z "${MARKDOWN:-}" ] || options+=(-markdown "$WORK/results.md")
+timeout -k 10 "${SECONDS_MAX:-3000}" "${GPU_ENV[@]}" "$WORK/bench_gpu" "${options[@]}" </dev/null
+rc=$?
+if [ -s "$WORK/results.md" ]; then
+    mkdir -p build
+    cp "$WORK/results.md" "${MARKDOWN:-build/gpu_results.md}"
+fi
+exit $rc

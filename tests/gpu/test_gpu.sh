@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# test_gpu.sh - runs test_gpu on this machine's GPUs; skips where there is none. Prints TAP.
+#
+#     tests/gpu/test_gpu.sh                                  make test-gpu
+#     BACKENDS=ipc,staged RANKS=2,4 tests/gpu/test_gpu.sh    a part of it
+#     SMALL=1 THIN=5 tests/gpu/test_gpu.sh                   no large messages, every 5th combination
+#     tests/gpu/test_gpu.sh --fake                           small, on the stand-ins of tests/fake: no GPU needed
+#
+# SECONDS_MAX (default 1800) ends all of it.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/gpu.sh
+. "$ROOT/tests/lib/gpu.sh"
+
+export IDIST_LOG=error
+fake=no
+[ "${1:-}" != --fake ] || fake=yes
+gpu_build "$WORK/test_gpu" tests/gpu/test_gpu.c "$fake"
+options=()
+[ -z "${BACKENDS:-}" ] || options+=(-backends "$BACKENDS")
+[ -z "${RANKS:-}" ] || options+=(-ranks "$RANKS")
+[ "$fake" = no ] && [ -z "${SMALL:-}" ] || options+=(-small)
+[ "$fake" = no ] && [ -z "${THIN:-}" ] || options+=(-thin "${THIN:-23}")
+[ "$fake" = no ] || export FAKE_CUDA_DEVICES=${FAKE_CUDA_DEVICES:-2} FAKE_CUDA_DELAY_US=${FAKE_CUDA_DELAY_US:-50}
+timeout -k 10 "${SECONDS_MAX:-1800}" "${GPU_ENV[@]}" "$WORK/test_gpu" "${options[@]}" </dev/null

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# gpu_programs.sh - the programs for machines with GPUs (make test-gpu, make bench-gpu) build without a warning, run on the
+# stand-ins of tests/fake, and skip with a reason where there is no GPU.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+# shellcheck source=tests/lib/gpu.sh
+. "$ROOT/tests/lib/gpu.sh"
+
+gpu_header cuda_runtime_api.h >/dev/null || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
+gpu_header nccl.h >/dev/null || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
+unset BACKENDS RANKS SMALL THIN SIZES ROUNDS COPY MARKDOWN SECONDS_MAX FAKE_CUDA_DEVICES FAKE_CUDA_DELAY_US IDIST_DEVICE
+unset IDIST_DEVICE_BACKEND IDIST_NCCL_LIB
+
+if [ ! -e /dev/nvidia0 ]; then
+    for script in test_gpu bench_gpu; do later $script 100 tests/gpu/$script.sh; done
+fi
+ok_run 0 "test_gpu on the stand-ins" 100 tests/gpu/test_gpu.sh --fake
+grep -E 'not ok|SKIP' "$WORK/log" | diag
+! grep -q 'warning:' "$WORK/log"
+ok $? "it builds without a warning" || grep 'warning:' "$WORK/log" | diag
+for backend in nccl ipc staged; do
+    n=$(grep -cE "^ok [0-9]+ - $backend, .*: [^#]*$" "$WORK/log")
+    [ "$n" -ge 20 ]
+    ok $? "it tests $backend" || echo "$n tests of it passed" | diag
+done
+
+ok_run 0 "bench_gpu on the stand-ins" 100 env SIZES=4K:16K ROUNDS=1 RANKS=1,2,4 MARKDOWN="$WORK/results" \
+    tests/gpu/bench_gpu.sh --fake
+! grep -q 'warning:' "$WORK/log"
+ok $? "it builds without a warning" || grep 'warning:' "$WORK/log" | diag
+cmp -s <(grep -v '^#  ' "$WORK/log") "$WORK/results"
+ok $? "it leaves in a file what it prints"
+grep -q 'no figure below means a thing' "$WORK/results"
+ok $? "it does not pass for a measurement"
+[ "$(grep -cE '^\| +(4096|16384) \|( +[0-9.]+ +[0-9.]+ +[0-9.]+ \|){6}$' "$WORK/results")" -ge 6 ]
+ok $? "it has a line of six times for each size" || diag <"$WORK/results"
+[ "$(grep -c '^Every element was right' "$WORK/results")" -ge 8 ]
+ok $? "it checks what it measures"
+grep -qE '^A call on a stream, 1 float: idist_all_reduce [0-9.]+ us, ncclAllReduce alone [0-9.]+ us' "$WORK/results"
+ok $? "it compares a call with NCCL's own" || diag <"$WORK/results"
+grep -qE '^ipc: [0-9.]+ us, [0-9.]+ times that' "$WORK/results"
+ok $? "it has the bound and what ipc makes of it" || diag <"$WORK/results"
+
+if [ -e /dev/nvidia0 ]; then
+    skip "without a GPU" "there is one here"
+else
+    for script in test_gpu bench_gpu; do
+        ok_later $script "$script.sh ends well without a GPU"
+        grep -qE '^1\.\.0 # SKIP no (GPU: .+|libcudart.so .*)$' "$WORK/log"
+        ok $? "and says why it skips" || diag <"$WORK/log"
+    done
+fi
+done_testing

@@ -1,0 +1,72 @@
+# gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of tests/fake. Source it after
+# tap.sh. Needs cc, the CUDA runtime and nccl.h; libnccl.so.2 is loaded when there is one.
+# shellcheck shell=bash
+
+gpu_skip() {
+    echo "1..0 # SKIP $1"
+    exit 0
+}
+
+# Folders that may have a CUDA toolkit or NCCL, those named first.
+gpu_places() {
+    local nvcc
+    printf '%s\n' "${CUDA_HOME:-}" "${NCCL_HOME:-}"
+    nvcc=$(command -v nvcc) && dirname "$(dirname "$(readlink -f "$nvcc")")"
+    printf '%s\n' /usr/local/cuda /usr/local /usr
+}
+gpu_header() { # NAME: the folder that has it
+    local at
+    while read -r at; do
+        [ -n "$at" ] || continue
+        for at in "$at/include" "$at/targets/$(uname -m)-linux/include"; do
+            [ -e "$at/$1" ] && echo "$at" && return
+        done
+    done < <(gpu_places)
+    return 1
+}
+gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
+    local at
+    while read -r at; do
+        [ -n "$at" ] || continue
+        for at in "$at"/lib64/lib"$1".so* "$at"/lib/lib"$1".so* "$at"/targets/"$(uname -m)"-linux/lib/lib"$1".so*; do
+            [ -e "$at" ] && echo "$at" && return
+        done
+    done < <(gpu_places)
+    at=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | awk -v name="lib$1.so" 'index($1, name) == 1 { print $NF }')
+    at=${at%%$'\n'*}
+    [ -n "$at" ] && echo "$at"
+}
+
+gpu_cc() {
+    "$(command -v cc || echo gcc)" "$@" >"$WORK/log" 2>&1 </dev/null || {
+        diag <"$WORK/log"
+        echo "Bail out! the compiler fails"
+        exit 1
+    }
+    diag <"$WORK/log" # warnings
+}
+
+# PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a libnccl.so.2 that is loaded
+# as the real one is. Sets GPU_ENV, which the program needs around it. Does not return when it cannot be.
+gpu_build() {
+    local program=$1 source=$2 fake=$3 cuda nccl runtime library flags
+    cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
+    nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
+    flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib -Itests/gpu -isystem "$cuda")
+    [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
+    flags+=(-pthread)
+    if [ "$fake" = yes ]; then flags+=(-O1)
+    elif [ -e /dev/nvidia0 ]; then flags+=(-O2)
+    else flags+=(-O0); fi # only to skip
+    GPU_ENV=(env)
+    if [ "$fake" = yes ]; then
+        gpu_cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$WORK/libnccl.so.2"
+        gpu_cc "${flags[@]}" "$source" tests/fake/cuda.c -rdynamic -o "$program" -ldl -lm
+        GPU_ENV+=(IDIST_NCCL_LIB="$WORK/libnccl.so.2")
+        return
+    fi
+    runtime=$(gpu_library cudart) || gpu_skip "no libcudart.so (CUDA_HOME says where)"
+    gpu_cc "${flags[@]}" "$source" "$runtime" -Wl,-rpath,"$(dirname "$runtime")" -o "$program" -ldl -lm
+    library=$(gpu_library nccl) || return 0 # the program says what it is without
+    [ -n "${IDIST_NCCL_LIB:-}" ] || GPU_ENV+=(IDIST_NCCL_LIB="$library")
+}

@@ -1,0 +1,38 @@
+# on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source it after tap.sh, with
+# the toolkit's folder in $cuda.
+# shellcheck shell=bash
+
+# Everything runs in processes and threads of this machine, and takes the time that operations are given.
+flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda/include" -I. -Itests/lib -Itests/fake)
+build_ahead() { # FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to $WORK/parts/FOLDER
+    local folder=$1 part
+    shift
+    mkdir -p "$WORK/parts/$folder"
+    for part in on_device cuda nccl; do
+        later "$folder-$part" 150 cc "${flags[@]}" "$@" -c tests/fake/$part.c -o "$WORK/parts/$folder/$part.o"
+    done
+}
+parts() { # FOLDER NAME: these are there, for the programs that follow
+    local part
+    PARTS=$WORK/parts/$1
+    for part in on_device cuda nccl; do ok_later "$1-$part" "$2: $part builds"; done
+}
+program() { # SOURCE FLAGS...
+    local source=$1
+    shift
+    cc "${flags[@]}" "$@" -c "$source" -o "$WORK/test.o" 2>"$WORK/log" &&
+        cc "${flags[@]}" "$@" -rdynamic "$WORK/test.o" "$PARTS"/{on_device,cuda,nccl}.o -o "$WORK/test" -lpthread -ldl -lm \
+            2>>"$WORK/log"
+    ok $? "$source builds" || diag <"$WORK/log"
+}
+on_fake() { # NAME ENVIRONMENT...
+    local name=$1
+    shift
+    ok_run 0 "$name" 150 env "$@" "$WORK/test"
+}
+# shellcheck disable=SC2034 # for who sources this
+nccl=(FAKE_CUDA_DEVICES=8 IDIST_TEST_NCCL=1)
+# shellcheck disable=SC2034
+ipc=(FAKE_CUDA_DEVICES=1)
+# shellcheck disable=SC2034
+staged=(FAKE_CUDA_DEVICES=1 IDIST_DEVICE_BACKEND=staged)

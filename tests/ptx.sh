@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# ptx.sh - the GPU kernels of idist_ipc.h, without a GPU: the text is what tests/gpu/pack.cu gives; ptxas takes it for
+# every GPU since 2018; and the same source, compiled for the host, has the bits of the host's own loops.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+
+cuda=${CUDA_HOME:-}
+[ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+[ -n "$cuda" ] || cuda=/usr/local/cuda
+strict=(-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I. -Itests/lib)
+
+for with in gcc clang "gcc -fsanitize=address,undefined -fno-sanitize-recover=all"; do
+    cc=${with%% *}
+    # shellcheck disable=SC2086 # a list
+    if ! command -v "$cc" >/dev/null; then
+        skip "the kernels on the host, $with" "no $cc"
+    elif ok_run 0 "$with: compiles the kernels" 60 \
+        $with "${strict[@]}" tests/gpu/test_reduce.c -o "$WORK/reduce" -lpthread; then
+        ok_run 0 "$with: they have the host's bits" 100 "$WORK/reduce"
+    fi
+done
+
+name="idist_ipc.h has what pack.cu gives"
+rc=0
+why=$(CUDA_HOME=$cuda tests/gpu/make_ptx.sh --check 2>&1) || rc=$?
+if [ $rc -eq 77 ]; then skip "$name" "$why"; else ok $rc "$name" || diag <<<"$why"; fi
+
+cat >"$WORK/print.c" <<'END'
+#define IDIST_IMPLEMENTATION
+#include "idist_ipc.h"
+#include <stdio.h>
+int main(void) {
+    size_t i;
+    for (i = 0; i < sizeof idist__ptx / sizeof idist__ptx[0]; i++) fputs(idist__ptx[i], stdout);
+    return sizeof(idist__ptx_args) == 160 ? 0 : 1; // what the text says
+}
+END
+if [ ! -e "$cuda/include/cuda_runtime_api.h" ]; then
+    skip "ptxas" "no cuda_runtime_api.h in $cuda/include (CUDA_HOME says where)"
+    done_testing
+fi
+ok_run 0 "a program that prints the text" 60 cc -std=gnu11 -isystem "$cuda/include" -I. -Itests/fake "$WORK/print.c" \
+    tests/fake/cuda.c -o "$WORK/print" -lpthread
+ok_run 0 "prints it" 10 "$WORK/print"
+cp "$WORK/log" "$WORK/kernels.ptx"
+if [ ! -x "$cuda/bin/ptxas" ]; then
+    skip "ptxas" "no ptxas in $cuda/bin (CUDA_HOME says where)"
+    done_testing
+fi
+known() { "$cuda/bin/ptxas" --help | grep -qw "$1"; }
+for arch in sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120; do
+    known $arch && later $arch 60 "$cuda/bin/ptxas" -v -arch=$arch "$WORK/kernels.ptx" -o "$WORK/$arch.cubin"
+done
+for arch in sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120; do
+    if ! known $arch; then
+        skip "$arch" "this ptxas does not know it"
+        continue
+    fi
+    ok_later $arch "$arch: ptxas takes it" || continue
+    [ "$(grep -c ' 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' "$WORK/log")" -eq 7 ]
+    ok $? "$arch: seven kernels, none spills" || diag <"$WORK/log"
+    # A block of as many threads as the kernels allow fits in twice.
+    [ "$(sed -n 's/.*Used \([0-9]*\) registers.*/\1/p' "$WORK/log" | sort -n | tail -n 1)" -le 64 ]
+    ok $? "$arch: at most 64 registers" || diag <"$WORK/log"
+done
+done_testing
