@@ -17,8 +17,12 @@
 // grace period, SIGKILL. If it wrote an exception to the file TORCHELASTIC_ERROR_FILE, as torch's @record does, that is
 // printed as well. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT go to all ranks; a second one kills them. Codes of our own:
 // 2 for a wrong option, 125 for a host that cannot be reached, 126 and 127 for a program that cannot be run.
+//
+// With --trace each rank writes its events (see idist_trace.h) to a file of its own in a temporary folder. When all have
+// ended, however they did, these become one; nodes send theirs to the head. Of several tries the last one is in it.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -53,13 +57,17 @@ static const char *const usage =
     "      --tag            each line of output begins with [rank]\n"
     "      --log-dir DIR    output of rank R to DIR/R.out and DIR/R.err instead, exceptions to DIR/R.error.json\n"
     "      --error-file F   the first failure, in torchrun's format (default: TORCHELASTIC_ERROR_FILE)\n"
+    "      --trace F        a timeline of all ranks, for Perfetto or examples/trace.html (with --nnodes: of those here)\n"
     "      --bind           each rank stays on a core of its own\n"
     "      --grace SECONDS  between the first failure, or a signal, and SIGKILL (default 5)\n"
     "  -v                   say what happens\n"
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10).\n";
 
-// What a node's idistrun says to the head only: MARK CODE tab TEXT tab JSON, a line of its stderr.
-#define MARK "\036failed "
+// What a node's idistrun says to the head only, in lines of its stderr: FAILED CODE tab TEXT tab JSON, and at the end EVENT
+// JSON for each event of the timeline.
+#define MARK "\036"
+#define FAILED MARK "failed "
+#define EVENT MARK "event "
 
 enum { OUT, ERR, LINE_BYTES = 65536, ERROR_BYTES = 60000, INSIST_MS = 400 };
 
@@ -85,7 +93,7 @@ typedef struct child { // a rank, or the ssh that leads to a node
 static struct {
     int nproc, nnodes, node_rank, port, max_restarts, grace_ms;
     int first, world; // rank of the first one here, and how many there are on all hosts
-    const char *addr, *id, *secret_file, *log_dir, *error_file;
+    const char *addr, *id, *secret_file, *log_dir, *error_file, *trace;
     bool tag, bind, verbose;
     char name[256]; // of this host
 } opt = {.nnodes = 1, .grace_ms = 5000};
@@ -155,6 +163,13 @@ static int find_port(void) {
     return ntohs(a.sin_port);
 }
 
+// A folder of our own; "" if there can be none.
+static void make_folder(char *path) {
+    const char *tmp = getenv("TMPDIR");
+    snprintf(path, PATH_MAX, "%s/idistrun-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(path)) path[0] = 0;
+}
+
 //------------------------------------------------------------------------------
 // the error files of torchrun: {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}
 //------------------------------------------------------------------------------
@@ -173,14 +188,12 @@ static void remove_error_dir(void) {
 }
 
 static void make_error_dir(void) {
-    const char *tmp = getenv("TMPDIR");
     if (opt.log_dir) {
         if (!realpath(opt.log_dir, error_dir)) die(opt.log_dir); // the ranks may change their folder
         return;
     }
-    snprintf(error_dir, sizeof error_dir, "%s/idistrun-XXXXXX", tmp ? tmp : "/tmp");
-    if (mkdtemp(error_dir)) atexit(remove_error_dir);
-    else error_dir[0] = 0;
+    make_folder(error_dir);
+    if (error_dir[0]) atexit(remove_error_dir);
 }
 
 // One character of a string; returns its bytes.
@@ -257,7 +270,7 @@ static void report(int code, const char *text, const char *left) {
     char message[4096];
     job.code = code;
     if (node) {
-        dprintf(STDERR_FILENO, MARK "%d\t%s\t%s\n", code, text, left ? left : "");
+        dprintf(STDERR_FILENO, FAILED "%d\t%s\t%s\n", code, text, left ? left : "");
         return;
     }
     if (left && json_message(left, message, sizeof message)) say("%s: %s", text, message);
@@ -266,6 +279,87 @@ static void report(int code, const char *text, const char *left) {
     int fd = open(opt.error_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0 || dprintf(fd, "%s\n", left ? left : json_of(text)) < 0) say("%s: %s", opt.error_file, strerror(errno));
     if (fd >= 0) close(fd);
+}
+
+//------------------------------------------------------------------------------
+// the timeline: files with an event per line, which become {"traceEvents": [...]}
+//------------------------------------------------------------------------------
+
+static char trace_dir[PATH_MAX];       // where ranks write
+static char trace_path[PATH_MAX + 32]; // of the result, until it is whole
+static FILE *trace_heard;              // the head: a file there with what comes from nodes
+
+static const char *trace_file(const char *name) {
+    static char path[PATH_MAX + 300];
+    snprintf(path, sizeof path, "%s/%s", trace_dir, name);
+    return path;
+}
+
+static void clear_trace(void) {
+    DIR *dir = opendir(trace_dir);
+    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;)
+        if (e->d_name[0] != '.') unlink(trace_file(e->d_name));
+    if (dir) closedir(dir);
+}
+
+// Before each try: what an earlier one has left is of no interest.
+static void begin_trace(void) {
+    clear_trace();
+    if (trace_heard) fclose(trace_heard);
+    trace_heard = head ? (FILE *)or_die(fopen(trace_file("nodes"), "we")) : NULL;
+}
+
+static void remove_trace(void) {
+    clear_trace();
+    rmdir(trace_dir);
+    if (trace_path[0]) unlink(trace_path);
+}
+
+static void make_trace(void) {
+    make_folder(trace_dir);
+    if (!trace_dir[0]) die("--trace: no temporary folder");
+    atexit(remove_trace);
+    if (node) return;
+    snprintf(trace_path, sizeof trace_path, "%s.%d", opt.trace, (int)getpid());
+    FILE *f = fopen(trace_path, "wxe"); // what cannot be written shall not be known after hours only
+    if (!f) die(opt.trace);
+    fclose(f);
+}
+
+// Copies the whole events of a file; of a rank that was killed the last one may be none. Returns how many.
+static long copy_events(const char *path, FILE *to, const char *before, const char *between) {
+    FILE *from = fopen(path, "re");
+    char *line = NULL;
+    size_t cap = 0;
+    long n = 0;
+    for (ssize_t k; from && (k = getline(&line, &cap, from)) > 0;) {
+        while (k > 0 && strchr(", \n", line[k - 1])) line[--k] = 0;
+        if (line[0] != '{' || line[k - 1] != '}') continue;
+        fprintf(to, "%s%s%s", n++ ? between : before, line, node ? "\n" : "");
+    }
+    free(line);
+    if (from) fclose(from);
+    return n;
+}
+
+// All have ended: writes the result, or at a node tells the head.
+static void merge_trace(void) {
+    FILE *to = node ? fdopen(dup(STDERR_FILENO), "we") : fopen(trace_path, "we");
+    DIR *dir = opendir(trace_dir);
+    long n = 0;
+    if (trace_heard) fflush(trace_heard);
+    if (to && !node) fputs("{\"traceEvents\": [", to);
+    for (struct dirent *e; to && dir && (e = readdir(dir)) != NULL;)
+        if (e->d_name[0] != '.')
+            n += copy_events(trace_file(e->d_name), to, node ? EVENT : n ? ",\n" : "\n", node ? EVENT : ",\n");
+    if (dir) closedir(dir);
+    if (to && !node) fputs("\n]}\n", to);
+    bool bad = !to || ferror(to);
+    if (to && fclose(to) != 0) bad = true;
+    if (node) return;
+    if (bad || rename(trace_path, opt.trace) != 0) say("%s: %s", opt.trace, strerror(errno));
+    else trace_path[0] = 0;
+    if (!bad && !n) say("%s has no events: does the program include idist_trace.h?", opt.trace);
 }
 
 //------------------------------------------------------------------------------
@@ -299,6 +393,7 @@ static void set_environment(int local, int restart, int port) {
     set("MASTER_PORT", port);
     if (opt.secret_file) setenv("IDIST_SECRET_FILE", opt.secret_file, 1);
     if (opt.bind) setenv("IDIST_BIND", "core", 1);
+    if (opt.trace) setenv("IDIST_TRACE", trace_file("trace.json"), 1);
 }
 
 static int log_file(int rank, const char *kind) {
@@ -385,8 +480,11 @@ static void start(int i, int restart, int port, char **command) {
 // what it says
 //------------------------------------------------------------------------------
 
-// "CODE tab TEXT tab JSON" from a node. What comes after the first failure, or a signal, is a consequence.
-static void hear_failure(char *line) {
+// FAILED or EVENT from a node. A failure that comes after the first one, or after a signal, is a consequence.
+static void hear_node(char *line) {
+    if (strncmp(line, EVENT, strlen(EVENT)) == 0 && trace_heard) fputs(line + strlen(EVENT), trace_heard);
+    if (strncmp(line, FAILED, strlen(FAILED)) != 0) return;
+    line += strlen(FAILED);
     char *text = strchr(line, '\t'), *json = text ? strchr(text + 1, '\t') : NULL;
     if (!json || atoi(line) < 1 || job.code || job.number) return;
     *json++ = 0;
@@ -402,14 +500,15 @@ static void put_line(int i, int kind, const char *line, size_t n) {
     at += n;
     if (opt.tag && !head && (!n || line[n - 1] != '\n')) text[at++] = '\n';
     text[at] = 0;
-    if (head && kind == ERR) mark = (char *)memmem(text, at, MARK, strlen(MARK));
+    if (head && kind == ERR) mark = (char *)memmem(text, at, FAILED, strlen(FAILED));
+    if (head && kind == ERR && !mark) mark = (char *)memmem(text, at, EVENT, strlen(EVENT));
     if (mark) at = (size_t)(mark - text); // a rank's last words may have had no end
     while (done < at) {
         ssize_t k = write(kind == OUT ? STDOUT_FILENO : STDERR_FILENO, text + done, at - done);
         if (k < 0 && errno != EINTR) break;
         if (k > 0) done += (size_t)k;
     }
-    if (mark) hear_failure(mark + strlen(MARK));
+    if (mark) hear_node(mark);
 }
 
 // Whole lines only; what is left at the end is one as well. Closes a stream that has ended.
@@ -601,6 +700,7 @@ static void run(int restart, char **argv, char **command) {
     struct stat st;
     job.code = 0;
     job.kill_at = -1;
+    if (opt.trace) begin_trace();
     if (opt.error_file && lstat(opt.error_file, &st) == 0 && S_ISREG(st.st_mode)) unlink(opt.error_file); // of another try
     for (int i = 0; i < n_children; i++) {
         start(i, restart, port, command);
@@ -683,15 +783,25 @@ static void place(const char *list) {
 }
 
 static void parse(int argc, char **argv) {
-    static const struct option names[] = {{"nproc", 1, NULL, 'n'},        {"nproc-per-node", 1, NULL, 'n'},
-                                          {"hosts", 1, NULL, 'H'},        {"nnodes", 1, NULL, 'N'},
-                                          {"node-rank", 1, NULL, 'k'},    {"master-addr", 1, NULL, 'a'},
-                                          {"master-port", 1, NULL, 'p'},  {"rdzv-id", 1, NULL, 'i'},
-                                          {"secret-file", 1, NULL, 's'},  {"error-file", 1, NULL, 'e'},
-                                          {"max-restarts", 1, NULL, 'r'}, {"tag", 0, NULL, 't'},
-                                          {"log-dir", 1, NULL, 'l'},      {"bind", 0, NULL, 'b'},
-                                          {"grace", 1, NULL, 'g'},        {"standalone", 0, NULL, 'S'},
-                                          {"help", 0, NULL, 'h'},         {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"nproc", 1, NULL, 'n'},
+                                          {"nproc-per-node", 1, NULL, 'n'},
+                                          {"hosts", 1, NULL, 'H'},
+                                          {"nnodes", 1, NULL, 'N'},
+                                          {"node-rank", 1, NULL, 'k'},
+                                          {"master-addr", 1, NULL, 'a'},
+                                          {"master-port", 1, NULL, 'p'},
+                                          {"rdzv-id", 1, NULL, 'i'},
+                                          {"secret-file", 1, NULL, 's'},
+                                          {"error-file", 1, NULL, 'e'},
+                                          {"max-restarts", 1, NULL, 'r'},
+                                          {"tag", 0, NULL, 't'},
+                                          {"trace", 1, NULL, 'T'},
+                                          {"log-dir", 1, NULL, 'l'},
+                                          {"bind", 0, NULL, 'b'},
+                                          {"grace", 1, NULL, 'g'},
+                                          {"standalone", 0, NULL, 'S'},
+                                          {"help", 0, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
     const char *list = NULL;
     int o;
     while ((o = getopt_long(argc, argv, "+n:vh", names, NULL)) != -1) switch (o) {
@@ -707,6 +817,7 @@ static void parse(int argc, char **argv) {
         case 's': opt.secret_file = optarg; break;
         case 'e': opt.error_file = optarg; break;
         case 'l': opt.log_dir = optarg; break;
+        case 'T': opt.trace = optarg; break;
         case 't': opt.tag = true; break;
         case 'b': opt.bind = true; break;
         case 'v': opt.verbose = true; break;
@@ -724,6 +835,7 @@ static void prepare(void) {
     children = (child *)or_die(calloc((size_t)n_children, sizeof *children));
     if (!head && opt.log_dir && mkdir(opt.log_dir, 0777) != 0 && errno != EEXIST) die(opt.log_dir);
     if (!head) make_error_dir();
+    if (opt.trace) make_trace();
     if (!opt.error_file) opt.error_file = getenv("TORCHELASTIC_ERROR_FILE");
     if (node) opt.error_file = NULL; // the head writes it
     sigemptyset(&mask);
@@ -746,5 +858,6 @@ int main(int argc, char **argv) {
         say("starting again, %d of %d", ++restart, opt.max_restarts);
         run(restart, argv, argv + optind);
     }
+    if (opt.trace) merge_trace();
     return job.code ? job.code : job.number ? 128 + job.number : 0;
 }

@@ -37,6 +37,14 @@ for mpi in pmi2 pmix; do
     says "srun --mpi=$mpi" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
 done
 trains "srun" 90 srun -N3 -n3
+# 20_cifar10 learns under srun what it learns with two ranks of its own.
+cifar=(build/20_cifar10 --side 16 --num-epochs 1 --num-workers 0 --output-path "$WORK/out")
+ok_run 0 "20_cifar10 builds" 120 make -s build/20_cifar10
+ok_run 0 "20_cifar10, two ranks spawned" 60 "${cifar[@]}" --nproc-per-node 2
+own=$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")
+ok_run 0 "20_cifar10 under srun" 60 srun -N1 -n2 "${cifar[@]}"
+[ -n "$own" ] && [ "$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")" = "$own" ]
+ok $? "20_cifar10 under srun: the same weights" || tail -n 3 "$WORK/log" | diag
 # Over MPI, which srun starts by the protocol that each library speaks
 for with in mpich4:pmi2 openmpi4:pmix; do
     reason=$(mpi_missing ${with%:*})

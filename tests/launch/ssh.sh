@@ -34,7 +34,7 @@ export IDIST_RSH="ssh -F none -p $PORT -i '$WORK/user' -o BatchMode=yes -o Conne
 launch_build
 RUN="$WORK/a runner's/idistrun" # the path goes through the shell of the other host
 mkdir "$WORK/a runner's"
-ok_run 0 "idistrun builds" 60 cc -O2 examples/idistrun.c -o "$RUN" || done_testing
+cp build/idistrun "$RUN"
 NAP=1$$ # seconds: a command line that no other test has
 two=("$RUN" --hosts "localhost:2,127.0.0.1")
 
@@ -103,12 +103,16 @@ cat >"$WORK/message" <<'END'
 #!/bin/sh
 [ "$RANK" = 2 ] || exec sleep 30
 printf '{"message":\n\t{"message": "two\\nlines", "extraInfo": {"timestamp": "1"}}}\n' >"$TORCHELASTIC_ERROR_FILE"
+printf 'a byte \036 of its own\n' >&2
 printf 'words without an end' >&2
 exit 4
 END
 chmod +x "$WORK/message"
 ok_run 4 "a rank's own message" 30 "${two[@]}" --error-file "$WORK/error" "$WORK/message"
-printf 'words without an endidistrun: rank 2 on host 127.0.0.1: exited with status 4: two\nlines\n' | cmp - "$WORK/log" &&
+{
+    printf 'a byte \036 of its own\nwords without an end'
+    printf 'idistrun: rank 2 on host 127.0.0.1: exited with status 4: two\nlines\n'
+} | cmp - "$WORK/log" &&
     [ "$(cat "$WORK/error")" = '{"message":  {"message": "two\nlines", "extraInfo": {"timestamp": "1"}}}' ]
 ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$WORK/error" | diag
 ok_run 127 "a program that is not there" 30 "${two[@]}" "$WORK/nothing"

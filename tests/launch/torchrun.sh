@@ -46,7 +46,7 @@ cat >"$WORK/crash" <<'END'
 exec sleep 30
 END
 chmod +x "$WORK/crash"
-cc -O2 examples/idistrun.c -o "$WORK/idistrun"
+cp build/idistrun "$WORK"
 ok_run 1 "idistrun under torchrun" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 1 \
     "$WORK/idistrun" -n 2 "$WORK/crash"
 grep -q 'exitcode *: 139' "$WORK/log" &&

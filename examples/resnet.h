@@ -1,0 +1,548 @@
+// resnet.h - the network of 20_cifar10.c: residual blocks of convolutions and batch norms, forward and backward, in floats
+//
+// The net of He et al. (2015) for CIFAR-10, 6 n + 2 layers deep: a convolution, three stages of n blocks with 16, 32 and 64
+// channels (or another width and twice that each time), the mean of each channel, a dense layer:
+//
+//     block:   in --+-- conv 3x3 -- norm -- relu -- conv 3x3 -- norm --(+)-- relu -- out
+//                   `------ conv 1x1 -- norm where a stage begins -----'
+//
+// Use: net_create; n.grads[i] point to room for gradients; then for each batch n.images, n.training, forward,
+// cross_entropy, backward. backward tells n.ddp of each gradient as soon as it is complete, the last layer's first.
+//
+// -DUSE_BLAS takes cblas_sgemm for the matrix products; link with -lopenblas or -lblas. Otherwise they are the loops of
+// multiply, compiled for AVX-512, for AVX2 and for what the build line allows; the processor decides.
+#ifndef RESNET_H
+#define RESNET_H
+#include "../idist_train.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef USE_BLAS
+#include <cblas.h>
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") // gcc's -O2 leaves most of the loops below as they are
+#endif
+
+enum { CLASSES = 10, COLOURS = 3, MAX_BLOCKS = 18 };
+
+// Rows of a map are read and written a column before their begin and after their end: see gather.
+enum { MARGIN = 16 };
+
+// ---- small things -------------------------------------------------------------------------------------------------
+
+// Functions of our own, so that the program links without -lm.
+static double exp_of(double x) { // x <= 0
+    double y = x / 1024, sum = 1;
+    if (x < -700) return 0;
+    for (int k = 12; k >= 1; k--) sum = 1 + sum * y / k; // Taylor; |y| < 0.7
+    for (int k = 0; k < 10; k++) sum *= sum;
+    return sum;
+}
+
+static double log_of(double x) { // 1 <= x <= CLASSES: Halley's iteration on exp
+    double y = 0;
+    for (int k = 0; k < 8; k++) {
+        double inverse = exp_of(-y);
+        y += 2 * (x * inverse - 1) / (x * inverse + 1);
+    }
+    return y;
+}
+
+static double sqrt_of(double x) { // x > 0: Heron's iteration, from above
+    double y = x > 1 ? x : 1, before;
+    do {
+        before = y;
+        y = (y + x / y) / 2;
+    } while (y < before);
+    return before;
+}
+
+static uint64_t random_u64(uint64_t *state) { // splitmix64
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+// ---- matrix product -----------------------------------------------------------------------------------------------
+
+// 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON. Any other compiler takes them one by one.
+#ifdef __GNUC__
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+#else
+typedef float vec;
+#define INLINE static inline
+#endif
+enum { LANES = sizeof(vec) / sizeof(float) };
+
+// c (m x n) = a (m x l) * b (l x n), or with add: += it. a[i][k] lies at a[i * a_row + k * a_col], so that a may as well be
+// a transposed matrix; rows of b and c are contiguous.
+typedef struct product {
+    int m, n, l;
+    const float *a;
+    ptrdiff_t a_row, a_col;
+    const float *b;
+    ptrdiff_t b_row;
+    float *c;
+    ptrdiff_t c_row;
+    bool add;
+} product;
+
+#ifdef USE_BLAS
+enum { PANEL = 1024 };
+
+static void multiply(const product *p) {
+    bool turned = p->a_col != 1;
+    cblas_sgemm(CblasRowMajor, turned ? CblasTrans : CblasNoTrans, CblasNoTrans, p->m, p->n, p->l, 1, p->a,
+                (int)(turned ? p->a_col : p->a_row), p->b, (int)p->b_row, p->add ? 1 : 0, p->c, (int)p->c_row);
+}
+#else
+// Output positions that a convolution treats at a time: a panel of 32 columns stays in the fast caches.
+enum { PANEL = 32 };
+
+// `rows` rows of c from row i on, 16 columns at a time, which stay in registers while l is gone through.
+INLINE void multiply_rows(const product *p, int i, const int rows) {
+    const float *a = p->a + i * p->a_row;
+    float *c = p->c + i * p->c_row;
+    int j = 0; // the column
+    for (; j + LANES <= p->n; j += LANES) {
+        vec sum[8] = {0};
+        for (int r = 0; r < rows && p->add; r++) sum[r] = *(const vec *)(c + r * p->c_row + j);
+        for (int k = 0; k < p->l; k++) {
+            const vec *b = (const vec *)(p->b + k * p->b_row + j);
+            for (int r = 0; r < rows; r++) sum[r] += a[r * p->a_row + k * p->a_col] * *b;
+        }
+        for (int r = 0; r < rows; r++) *(vec *)(c + r * p->c_row + j) = sum[r];
+    }
+    for (; j < p->n; j++)
+        for (int r = 0; r < rows; r++) {
+            float *to = c + r * p->c_row + j, sum = p->add ? *to : 0;
+            for (int k = 0; k < p->l; k++) sum += a[r * p->a_row + k * p->a_col] * p->b[k * p->b_row + j];
+            *to = sum;
+        }
+}
+
+INLINE void multiply_by(const product *p, const int rows) {
+    int i = 0;
+    for (; i + rows <= p->m; i += rows) multiply_rows(p, i, rows);
+    for (; i < p->m; i++) multiply_rows(p, i, 1);
+}
+
+// The same for each kind of registers: 8 x 16 sums fill those of AVX-512, 4 x 16 those of the others.
+#if defined(__GNUC__) && defined(__x86_64__)
+__attribute__((target("avx512f"))) static void multiply_avx512(const product *p) { multiply_by(p, 8); }
+__attribute__((target("avx2,fma"))) static void multiply_avx2(const product *p) { multiply_by(p, 4); }
+#endif
+static void multiply_plain(const product *p) { multiply_by(p, 4); }
+
+static void multiply(const product *p) {
+#if defined(__GNUC__) && defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) multiply_avx512(p);
+    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) multiply_avx2(p);
+    else
+#endif
+        multiply_plain(p);
+}
+#endif
+
+// Sum of (x[i] - mean) * (y[i] - mean), in 16 parts: a compiler must not reorder a sum by itself, and with few terms in
+// each part float is enough.
+static double sum_products(const float *x, const float *y, float mean, size_t n) {
+    float part[16] = {0};
+    double sum = 0;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (size_t k = 0; k < 16; k++) part[k] += (x[i + k] - mean) * (y[i + k] - mean);
+    for (; i < n; i++) sum += (x[i] - mean) * (y[i] - mean);
+    for (int k = 0; k < 16; k++) sum += part[k];
+    return sum;
+}
+
+static double sum_of(const float *x, size_t n) {
+    float part[16] = {0};
+    double sum = 0;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (size_t k = 0; k < 16; k++) part[k] += x[i + k];
+    for (; i < n; i++) sum += x[i];
+    for (int k = 0; k < 16; k++) sum += part[k];
+    return sum;
+}
+
+// ---- the network --------------------------------------------------------------------------------------------------
+//
+// Maps lie channel by channel, and within a channel image by image: what a batch norm sees of a channel is one row of
+// memory, and so is a row of the matrices that a convolution multiplies:
+//
+//     out (channels x positions) = weights^T * col (taps x positions)     col: the inputs under each tap, put together by
+//                                                                        gather, for a panel of positions at a time
+//     d weights = col * d out^T      d col = weights * d out              d in: d col, added up by scatter
+
+typedef struct unit { // a convolution, and the batch norm after it
+    int from, to;     // channels
+    int in_side, side;
+    int kernel, stride;
+    int first;           // its parameters: weights (taps x to), then scale and shift of the batch norm
+    float *mean, *var;   // running
+    float *inverse;      // one over the deviation in this batch
+    float *normal, *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and relu
+} unit;
+
+enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N_WORK = 4 };
+
+typedef struct net {
+    int n_blocks, n_units, n_params, last; // last: channels before the dense layer
+    int block[3 * MAX_BLOCKS];             // the first unit of each
+    size_t n_values, n_running;            // floats of all parameters, of all running means and variances
+    unit units[MAX_UNITS];
+    idist_tensor params[MAX_PARAMS], grads[MAX_PARAMS];
+    float *values, *running;
+    float *work[N_WORK], *col, *turned; // gradients of maps on the way back; panels
+    float *pooled, *scores, *dscores;   // pooled: last x images; scores: images x CLASSES
+    bool training;                      // batch norm by the batch, else by the running statistics
+    int images;                         // in this batch
+    void *memory[8 * MAX_UNITS];
+    int n_memory;
+    bool failed;       // some memory was not to be had
+    idist_ddp *ddp;    // told of every gradient that is complete; may be NULL
+    idist_status sent; // its first failure
+} net;
+
+static float *new_floats(net *n, size_t count) {
+    float *p = (float *)calloc(count + 2 * MARGIN, sizeof *p);
+    n->memory[n->n_memory++] = p;
+    if (!p) n->failed = true;
+    return p ? p + MARGIN : NULL;
+}
+
+static void net_free(net *n) {
+    for (int i = 0; i < n->n_memory; i++) free(n->memory[i]);
+    n->n_memory = 0;
+}
+
+static int taps(const unit *u) { return u->from * u->kernel * u->kernel; }
+static size_t map_count(const net *n, int channels, int side) {
+    return (size_t)channels * (size_t)(n->images * side * side);
+}
+
+static float *values(const net *n, int i) { return (float *)n->params[i].data; }
+static float *gradients(const net *n, int i) { return (float *)n->grads[i].data; }
+
+static int add_param(net *n, size_t count) {
+    idist_tensor t = {NULL, count, IDIST_F32};
+    n->params[n->n_params] = t;
+    n->n_values += count;
+    return n->n_params++;
+}
+
+static void add_unit(net *n, int from, int to, int in_side, int stride, int kernel) {
+    unit *u = &n->units[n->n_units++];
+    u->from = from;
+    u->to = to;
+    u->in_side = in_side;
+    u->side = in_side / stride;
+    u->kernel = kernel;
+    u->stride = stride;
+    u->first = add_param(n, (size_t)(taps(u) * to));
+    add_param(n, (size_t)to);
+    add_param(n, (size_t)to);
+    n->n_running += 2 * (size_t)to;
+}
+
+static bool has_shortcut(const unit *first) { return first->from != first->to || first->stride != 1; }
+
+// Three stages, each with twice the channels and half the side of the one before. A block has two units, and a third where
+// its input does not have the shape of its output.
+static void add_units(net *n, int blocks, int width, int side) {
+    add_unit(n, COLOURS, width, side, 1, 3);
+    for (int stage = 0; stage < 3; stage++)
+        for (int b = 0; b < blocks; b++) {
+            int to = width << stage, stride = stage > 0 && b == 0 ? 2 : 1, from = to / stride;
+            n->block[n->n_blocks++] = n->n_units;
+            add_unit(n, from, to, side, stride, 3);
+            side /= stride;
+            add_unit(n, to, to, side, 1, 3);
+            if (stride == 2) add_unit(n, from, to, 2 * side, stride, 1);
+        }
+    n->last = width << 2;
+    add_param(n, (size_t)(n->last * CLASSES));
+    add_param(n, CLASSES);
+}
+
+// Weights evenly distributed with variance 2 / taps (He et al. 2015), of which the relus leave half; scales 1, shifts 0.
+static void initialise(net *n, uint64_t seed) {
+    for (int i = 0; i < n->n_params; i++) {
+        float *p = values(n, i);
+        int fan_in = i >= n->n_params - 2 ? n->last : taps(&n->units[i / 3]);
+        double bound = sqrt_of(6.0 / fan_in);
+        bool weights = i % 3 == 0;
+        for (size_t k = 0; k < n->params[i].count; k++)
+            p[k] = weights ? (float)(bound * ((double)(random_u64(&seed) >> 11) / 4503599627370496.0 - 1)) : i % 3 == 1;
+    }
+    memset(values(n, n->n_params - 1), 0, CLASSES * sizeof(float)); // no scale: the bias of the dense layer
+    for (int i = 0; i < n->n_units; i++)
+        for (int c = 0; c < n->units[i].to; c++) n->units[i].var[c] = 1;
+}
+
+// For batches of up to `images`.
+static bool net_create(net *n, int blocks, int width, int side, int images, uint64_t seed) {
+    size_t at = 0, largest = 0, widest = 0;
+    memset(n, 0, sizeof *n);
+    n->images = images;
+    add_units(n, blocks, width, side);
+    n->values = new_floats(n, n->n_values);
+    n->running = new_floats(n, n->n_running);
+    for (int i = 0; i < n->n_params && n->values; at += n->params[i++].count) n->params[i].data = n->values + at;
+    at = 0;
+    for (unit *u = n->units; u < n->units + n->n_units; u++, at += 2 * (size_t)u[-1].to) {
+        size_t count = map_count(n, u->to, u->side);
+        u->mean = n->running + at;
+        u->var = u->mean + u->to;
+        u->inverse = new_floats(n, (size_t)u->to);
+        u->normal = new_floats(n, count);
+        u->out = new_floats(n, count);
+        if (count > largest) largest = count;
+        if ((size_t)taps(u) > widest) widest = (size_t)taps(u);
+    }
+    for (int i = 0; i < N_WORK; i++) n->work[i] = new_floats(n, largest);
+    n->col = new_floats(n, widest * PANEL);
+    n->turned = new_floats(n, (size_t)n->last * PANEL);
+    n->pooled = new_floats(n, (size_t)(n->last * images));
+    n->scores = new_floats(n, (size_t)(CLASSES * images));
+    n->dscores = new_floats(n, (size_t)(CLASSES * images));
+    if (!n->failed) initialise(n, seed);
+    return !n->failed;
+}
+
+// What a tap sees of row y of channel c of an image, from the place on that is under the first output.
+static ptrdiff_t tap_at(const net *n, const unit *u, int c, int image, int y, int kx) {
+    return (((ptrdiff_t)c * n->images + image) * u->in_side + y) * u->in_side + kx - u->kernel / 2;
+}
+
+// Columns of the output whose input is left or right of the map, one at most on each side.
+static bool off_left(const unit *u, int kx) { return kx < u->kernel / 2; }
+static bool off_right(const unit *u, int kx) { return (u->side - 1) * u->stride + kx - u->kernel / 2 >= u->in_side; }
+
+// The inputs under each tap for `rows` rows of the output (of all images, one below the other), from `row` on. The margins
+// of a map allow to copy a whole row moved by a column; what came in from another row is then overwritten.
+static void gather(const net *n, const unit *u, const float *in, int row, int rows, float *col) {
+    int side = u->side, stride = u->stride;
+    for (int c = 0; c < u->from; c++)
+        for (int ky = 0; ky < u->kernel; ky++)
+            for (int kx = 0; kx < u->kernel; kx++)
+                for (int r = 0; r < rows; r++, col += side) {
+                    int y = (row + r) % side * stride + ky - u->kernel / 2;
+                    if (y < 0 || y >= u->in_side) {
+                        for (int x = 0; x < side; x += 4) memset(col + x, 0, 4 * sizeof *col);
+                        continue;
+                    }
+                    const float *from = in + tap_at(n, u, c, (row + r) / side, y, kx);
+                    if (stride == 1)
+                        for (int x = 0; x < side; x += 4) memcpy(col + x, from + x, 4 * sizeof *col);
+                    else
+                        for (int x = 0; x < side; x++) col[x] = from[x * stride];
+                    if (off_left(u, kx)) col[0] = 0;
+                    if (off_right(u, kx)) col[side - 1] = 0;
+                }
+}
+
+// The way back: adds each value of col to the input it came from.
+static void scatter(const net *n, const unit *u, float *col, int row, int rows, float *in) {
+    int side = u->side, stride = u->stride;
+    for (int c = 0; c < u->from; c++)
+        for (int ky = 0; ky < u->kernel; ky++)
+            for (int kx = 0; kx < u->kernel; kx++)
+                for (int r = 0; r < rows; r++, col += side) {
+                    int y = (row + r) % side * stride + ky - u->kernel / 2;
+                    if (y < 0 || y >= u->in_side) continue;
+                    float *to = in + tap_at(n, u, c, (row + r) / side, y, kx);
+                    if (off_left(u, kx)) col[0] = 0;
+                    if (off_right(u, kx)) col[side - 1] = 0;
+                    if (stride == 1)
+                        for (int x = 0; x < side; x++) to[x] += col[x];
+                    else
+                        for (int x = 0; x < side; x++) to[x * stride] += col[x];
+                }
+}
+
+static void convolve(const net *n, const unit *u, const float *in, float *out) {
+    const float *w = values(n, u->first);
+    int all = n->images * u->side, rows = PANEL / u->side, out_row = all * u->side;
+    for (int row = 0; row < all; row += rows) {
+        if (rows > all - row) rows = all - row;
+        int columns = rows * u->side;
+        product p = {u->to, columns, taps(u), w, 1, u->to, n->col, columns, out + row * u->side, out_row, false};
+        gather(n, u, in, row, rows, n->col);
+        multiply(&p);
+    }
+}
+
+// The gradient of the weights, and where din is not NULL, added to it, that of the input.
+static void convolve_back(const net *n, const unit *u, const float *in, const float *dout, float *din) {
+    const float *w = values(n, u->first);
+    float *dw = gradients(n, u->first);
+    int all = n->images * u->side, rows = PANEL / u->side, out_row = all * u->side;
+    for (int row = 0; row < all; row += rows) {
+        if (rows > all - row) rows = all - row;
+        int columns = rows * u->side;
+        const float *panel = dout + row * u->side;
+        for (int c = 0; c < u->to; c++)
+            for (int k = 0; k < columns; k++) n->turned[k * u->to + c] = panel[(ptrdiff_t)c * out_row + k];
+        gather(n, u, in, row, rows, n->col);
+        product of_weights = {taps(u), u->to, columns, n->col, columns, 1, n->turned, u->to, dw, u->to, row > 0};
+        product of_inputs = {taps(u), columns, u->to, w, u->to, 1, panel, out_row, n->col, columns, false};
+        multiply(&of_weights);
+        if (!din) continue;
+        multiply(&of_inputs);
+        scatter(n, u, n->col, row, rows, din);
+    }
+}
+
+// out = relu(batch norm(convolution(in)) + skip), without relu and skip for a shortcut.
+static void unit_forward(net *n, unit *u, const float *in, const float *skip, bool relu) {
+    size_t count = map_count(n, 1, u->side);
+    convolve(n, u, in, u->normal);
+    for (int c = 0; c < u->to; c++) {
+        float *x = u->normal + (size_t)c * count, *y = u->out + (size_t)c * count;
+        float scale = values(n, u->first + 1)[c], shift = values(n, u->first + 2)[c];
+        float mean = u->mean[c], var = u->var[c];
+        if (n->training) {
+            mean = (float)(sum_of(x, count) / (double)count);
+            var = (float)(sum_products(x, x, mean, count) / (double)count);
+            u->mean[c] += 0.1f * (mean - u->mean[c]);
+            u->var[c] += 0.1f * (var * (float)count / (float)(count - 1) - u->var[c]);
+        }
+        float inverse = u->inverse[c] = (float)(1 / sqrt_of(var + 1e-5));
+        for (size_t i = 0; i < count; i++) {
+            x[i] = (x[i] - mean) * inverse;
+            y[i] = x[i] * scale + shift;
+        }
+        if (skip)
+            for (size_t i = 0; i < count; i++) y[i] += skip[(size_t)c * count + i];
+        if (relu)
+            for (size_t i = 0; i < count; i++) y[i] = y[i] > 0 ? y[i] : 0;
+    }
+}
+
+// Gradient i is complete: it may travel while the ones before it are computed.
+static void gradient_ready(net *n, int i) {
+    if (n->ddp && n->sent == IDIST_OK) n->sent = idist_ddp_ready(n->ddp, i);
+}
+
+// dout: the gradient before the relu. dconv: room for that before the batch norm, may be dout.
+static void unit_backward(net *n, unit *u, const float *in, const float *dout, float *dconv, float *din) {
+    size_t count = map_count(n, 1, u->side);
+    float *dscale = gradients(n, u->first + 1), *dshift = gradients(n, u->first + 2);
+    for (int c = 0; c < u->to; c++) {
+        const float *g = dout + (size_t)c * count, *x = u->normal + (size_t)c * count;
+        float *d = dconv + (size_t)c * count;
+        dshift[c] = (float)sum_of(g, count);
+        dscale[c] = (float)sum_products(g, x, 0, count);
+        float factor = values(n, u->first + 1)[c] * u->inverse[c];
+        float mean = dshift[c] / (float)count, slope = dscale[c] / (float)count;
+        for (size_t i = 0; i < count; i++) d[i] = factor * (g[i] - mean - x[i] * slope);
+    }
+    gradient_ready(n, u->first + 2);
+    gradient_ready(n, u->first + 1);
+    convolve_back(n, u, in, dconv, din);
+    gradient_ready(n, u->first);
+}
+
+// Where a relu gave zero, nothing flows back.
+static void relu_backward(const float *out, float *d, size_t count) {
+    for (size_t i = 0; i < count; i++) d[i] = out[i] > 0 ? d[i] : 0;
+}
+
+static void dense_forward(net *n, const float *in, size_t area) {
+    const float *weights = values(n, n->n_params - 2), *bias = weights + n->last * CLASSES;
+    for (int i = 0; i < n->last * n->images; i++) n->pooled[i] = (float)(sum_of(in + (size_t)i * area, area) / (double)area);
+    for (int i = 0; i < n->images; i++)
+        for (int k = 0; k < CLASSES; k++) {
+            float sum = bias[k];
+            for (int c = 0; c < n->last; c++) sum += n->pooled[c * n->images + i] * weights[c * CLASSES + k];
+            n->scores[i * CLASSES + k] = sum;
+        }
+}
+
+// din: the gradient of the last map, from that of the scores.
+static void dense_backward(net *n, float *din, size_t area) {
+    const float *weights = values(n, n->n_params - 2);
+    float *dweights = gradients(n, n->n_params - 2), *dbias = gradients(n, n->n_params - 1);
+    memset(dweights, 0, n->params[n->n_params - 2].count * sizeof *dweights);
+    memset(dbias, 0, CLASSES * sizeof *dbias);
+    for (int c = 0; c < n->last; c++)
+        for (int i = 0; i < n->images; i++) {
+            float back = 0, *to = din + (size_t)(c * n->images + i) * area;
+            for (int k = 0; k < CLASSES; k++) {
+                dweights[c * CLASSES + k] += n->pooled[c * n->images + i] * n->dscores[i * CLASSES + k];
+                back += weights[c * CLASSES + k] * n->dscores[i * CLASSES + k];
+            }
+            for (size_t x = 0; x < area; x++) to[x] = back / (float)area;
+        }
+    for (int i = 0; i < n->images * CLASSES; i++) dbias[i % CLASSES] += n->dscores[i];
+    gradient_ready(n, n->n_params - 1);
+    gradient_ready(n, n->n_params - 2);
+}
+
+// Scores of a batch of n->images images.
+static void forward(net *n, const float *in) {
+    const float *x = n->units[0].out;
+    unit_forward(n, n->units, in, NULL, true);
+    for (int b = 0; b < n->n_blocks; b++) {
+        unit *u = n->units + n->block[b];
+        if (has_shortcut(u)) unit_forward(n, u + 2, x, NULL, false);
+        unit_forward(n, u, x, NULL, true);
+        unit_forward(n, u + 1, u->out, has_shortcut(u) ? u[2].out : x, true);
+        x = u[1].out;
+    }
+    const unit *top = n->units + n->block[n->n_blocks - 1] + 1;
+    dense_forward(n, x, (size_t)(top->side * top->side));
+}
+
+// The mean cross entropy of the scores, and its gradient in dscores.
+static double cross_entropy(net *n, const int *labels) {
+    double loss = 0;
+    for (int i = 0; i < n->images; i++) {
+        const float *score = n->scores + i * CLASSES;
+        double e[CLASSES], sum = 0, most = score[0];
+        for (int k = 1; k < CLASSES; k++) most = score[k] > most ? score[k] : most;
+        for (int k = 0; k < CLASSES; k++) sum += e[k] = exp_of(score[k] - most);
+        for (int k = 0; k < CLASSES; k++) n->dscores[i * CLASSES + k] = (float)((e[k] / sum - (k == labels[i])) / n->images);
+        loss += log_of(sum) + most - score[labels[i]];
+    }
+    return loss / n->images;
+}
+
+// After forward and cross_entropy: all gradients, from the last to the first.
+static void backward(net *n, const float *in) {
+    const unit *top = n->units + n->block[n->n_blocks - 1] + 1;
+    float *d = n->work[0], *other = n->work[1], *middle = n->work[2], *dconv = n->work[3]; // d: of the block's output
+    dense_backward(n, d, (size_t)(top->side * top->side));
+    for (int b = n->n_blocks - 1; b >= 0; b--) {
+        unit *u = n->units + n->block[b];
+        const float *x = b > 0 ? n->units[n->block[b - 1] + 1].out : n->units[0].out;
+        size_t count = map_count(n, u->to, u->side), in_count = map_count(n, u->from, u->in_side);
+        relu_backward(u[1].out, d, count);
+        memset(middle, 0, count * sizeof *middle);
+        unit_backward(n, u + 1, u->out, d, dconv, middle);
+        relu_backward(u->out, middle, count);
+        if (has_shortcut(u)) { // else the gradient of the skip is d itself
+            float *swap = d;
+            memset(other, 0, in_count * sizeof *other);
+            unit_backward(n, u + 2, x, d, d, other);
+            d = other;
+            other = swap;
+        }
+        unit_backward(n, u, x, middle, middle, d);
+    }
+    relu_backward(n->units[0].out, d, map_count(n, n->units[0].to, n->units[0].side));
+    unit_backward(n, n->units, in, d, d, NULL);
+}
+
+#endif

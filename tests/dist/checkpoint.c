@@ -1,0 +1,543 @@
+// checkpoint.c - idist_checkpoint_save, _load and _find: what is saved comes back on all ranks; the best files are kept;
+// torn, foreign and damaged files, full disks and crashes at every step of a save; a training that goes on bit for bit
+//
+// The calls that change the disk, and the reads, pass through here, so that a test can see their order and break one of
+// them.
+#define pread step_pread
+#define write step_write
+#define fsync step_fsync
+#define renameat step_renameat
+#define unlinkat step_unlinkat
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "idist_train.h"
+
+#include "ranks.h"
+
+static struct {
+    bool armed;
+    int at, crash_at, fail_at; // steps from 1; 0: none
+    int fail_errno;
+    int reads, lie_at; // this read gets another first byte than the file has
+    char order[64];    // w f r u
+} steps;
+
+// Whether the step is to fail; a crash is the end of the process.
+static bool step(char letter) {
+    if (!steps.armed) return false;
+    size_t n = strlen(steps.order);
+    if (n + 1 < sizeof steps.order && (!n || steps.order[n - 1] != letter || letter != 'w')) steps.order[n] = letter;
+    steps.at++;
+    if (steps.at == steps.crash_at) _exit(55);
+    errno = steps.fail_errno;
+    return steps.at == steps.fail_at;
+}
+
+ssize_t step_pread(int fd, void *data, size_t nbytes, off_t at) {
+    ssize_t n = syscall(SYS_pread64, fd, data, nbytes, at);
+    if (++steps.reads == steps.lie_at) ++*(char *)data;
+    return n;
+}
+
+ssize_t step_write(int fd, const void *data, size_t nbytes) {
+    if (step('w')) return -1;
+    if (steps.armed && nbytes > 1000) nbytes = 1000; // a crash can come in the middle
+    return syscall(SYS_write, fd, data, nbytes);
+}
+
+int step_fsync(int fd) { return step('f') ? -1 : (int)syscall(SYS_fsync, fd); }
+
+int step_renameat(int from, const char *a, int to, const char *b) {
+    return step('r') ? -1 : (int)syscall(SYS_renameat, from, a, to, b);
+}
+
+int step_unlinkat(int folder, const char *name, int flags) {
+    return step('u') ? -1 : (int)syscall(SYS_unlinkat, folder, name, flags);
+}
+
+static char folder[64]; // a new one for each test
+
+static void new_folder(void) {
+    snprintf(folder, sizeof folder, "/tmp/idist-checkpoint-XXXXXX");
+    TAP_REQUIRE(mkdtemp(folder));
+}
+
+static void remove_folder(void) {
+    DIR *dir = opendir(folder);
+    TAP_REQUIRE(dir);
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(dirfd(dir), e->d_name, 0);
+    closedir(dir);
+    TAP_REQUIRE(rmdir(folder) == 0);
+}
+
+static const char *in_folder(const char *name) {
+    static __thread char path[400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static idist_checkpoint_desc desc_of(int keep) {
+    idist_checkpoint_desc d;
+    memset(&d, 0, sizeof d);
+    d.folder = folder;
+    d.keep = keep;
+    return d;
+}
+
+static void put_file(const char *path, const void *data, size_t nbytes) {
+    FILE *f = fopen(path, "wb");
+    TAP_REQUIRE(f && fwrite(data, 1, nbytes, f) == nbytes && fclose(f) == 0);
+}
+
+static size_t get_file(const char *path, void *data, size_t capacity) {
+    FILE *f = fopen(path, "rb");
+    TAP_REQUIRE(f);
+    size_t n = fread(data, 1, capacity, f);
+    fclose(f);
+    return n;
+}
+
+//------------------------------------------------------------------------------
+// what is saved comes back
+//------------------------------------------------------------------------------
+
+enum { N_TENSORS = 5 };
+typedef struct model {
+    unsigned char bytes[N_TENSORS][700001];
+    idist_tensor tensors[N_TENSORS];
+    struct {
+        uint64_t epoch;
+        double rate;
+        char name[5];
+    } info;
+} model;
+
+static model *model_new(int fill) {
+    static const size_t counts[N_TENSORS] = {7, 0, 80001, 350000, 1};
+    static const idist_dtype dtypes[N_TENSORS] = {IDIST_F32, IDIST_F64, IDIST_F64, IDIST_BF16, IDIST_U8};
+    model *m = (model *)malloc(sizeof *m);
+    TAP_REQUIRE(m);
+    memset(&m->info, fill, sizeof m->info);
+    for (int i = 0; i < N_TENSORS; i++) {
+        for (size_t j = 0; j < sizeof m->bytes[i]; j++) m->bytes[i][j] = (unsigned char)tap_mix(j * 8 + (size_t)(i + fill));
+        m->tensors[i].data = m->bytes[i] + (i == 2); // at any address
+        m->tensors[i].count = counts[i];
+        m->tensors[i].dtype = dtypes[i];
+    }
+    return m;
+}
+
+static bool model_equal(const model *a, const model *b) {
+    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0 && memcmp(&a->info, &b->info, sizeof a->info) == 0;
+}
+
+static void round_trip(idist_group *world, int rank, int n, void *arg) {
+    idist_checkpoint_desc d = desc_of(1);
+    idist_opts o = opts_of(world);
+    model *want = model_new(3), *got = model_new(rank + 10);
+    char path[300];
+    (void)n;
+    (void)arg;
+    // What lies behind the end of a tensor is not the tensor's.
+    for (int i = 0; i < N_TENSORS; i++) {
+        size_t nbytes = want->tensors[i].count * idist_dtype_size(want->tensors[i].dtype) + (i == 2);
+        memcpy(got->bytes[i] + nbytes, want->bytes[i] + nbytes, sizeof got->bytes[i] - nbytes);
+        if (i == 2) got->bytes[i][0] = want->bytes[i][0];
+    }
+    model *saved = rank == 0 ? want : got; // those of other ranks are not looked at
+    rank_ok(rank,
+            idist_checkpoint_save(&d, 12, 0.5, saved->tensors, N_TENSORS, rank ? NULL : &want->info, sizeof want->info, &o));
+    rank_ok(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o));
+    rank_check(strcmp(path, in_folder("checkpoint_12_score=0.5.idist")) == 0, "rank %d: found %s", rank, path);
+    rank_ok(rank, idist_checkpoint_load(rank ? NULL : path, got->tensors, N_TENSORS, &got->info, sizeof got->info, &o));
+    rank_check(model_equal(want, got), "rank %d: other bytes came back", rank);
+    free(want);
+    free(got);
+}
+
+//------------------------------------------------------------------------------
+// which files stay
+//------------------------------------------------------------------------------
+
+static float weights[3];
+static const idist_tensor small = {weights, 3, IDIST_F32};
+
+static bool is_there(const char *name) { return access(in_folder(name), F_OK) == 0; }
+
+static void keeps_best(idist_group *world, int rank, int n, void *arg) {
+    static const double scores[6] = {0.5, 0.7, 0.6, 0.7, 0.1, 0.65};
+    idist_checkpoint_desc d = desc_of(2);
+    idist_opts o = opts_of(world);
+    char path[300];
+    (void)n;
+    d.low_is_best = arg != NULL;
+    for (uint64_t i = 0; i < 6; i++)
+        rank_ok(rank, idist_checkpoint_save(&d, i, d.low_is_best ? -scores[i] : scores[i], &small, 1, NULL, 0, &o));
+    rank_ok(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o));
+    rank_check(strstr(path, "checkpoint_3_"), "rank %d: of equal scores the later one is the best, not %s", rank, path);
+    if (rank == 0) rank_check(count_entries(folder, "") == 2, "%d files", count_entries(folder, ""));
+    const char *second = d.low_is_best ? "checkpoint_1_score=-0.7.idist" : "checkpoint_1_score=0.7.idist";
+    if (rank == 0) rank_check(is_there(second), "%s is not there", second);
+    rank_is(rank, idist_checkpoint_find(&d, false, path, rank == n - 1 ? 20 : sizeof path, &o), IDIST_ERR_TRUNCATED);
+    d.prefix = "check";
+    rank_is(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o), IDIST_ERR_NOT_FOUND);
+    d.prefix = NULL;
+    d.keep = -1;
+    for (uint64_t i = 10; i < 13; i++) rank_ok(rank, idist_checkpoint_save(&d, i, 0.25, &small, 1, NULL, 0, &o));
+    rank_ok(rank, idist_checkpoint_find(&d, true, path, sizeof path, &o));
+    rank_check(strstr(path, "checkpoint_12_score=0.25.idist"), "rank %d: the latest is not %s", rank, path);
+    if (rank == 0) rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
+}
+
+// Others' files are neither counted nor removed.
+static void leaves_others_alone(void) {
+    static const char *const names[] = {"checkpoint_1_score=9.idist",
+                                        "checkpoint_x_score=9.idist",
+                                        "checkpoint_1.idist",
+                                        ".checkpoint_7_score=1.idist.tmp",
+                                        ".other.tmp",
+                                        "checkpoint_2_score=9.idist.old"};
+    idist_checkpoint_desc d = desc_of(1);
+    char path[300];
+    for (int i = 0; i < 6; i++) put_file(in_folder(names[i]), "not a checkpoint", i == 0 ? 0 : 16);
+    TAP_REQUIRE(mkfifo(in_folder("checkpoint_3_score=9.idist"), 0600) == 0);
+    TAP_REQUIRE(mkdir(in_folder("checkpoint_4_score=9.idist"), 0700) == 0);
+    tap_is(idist_checkpoint_find(&d, false, path, sizeof path, NULL), IDIST_ERR_NOT_FOUND,
+           "among other files there is none");
+    tap_is(idist_checkpoint_save(&d, 5, 1, &small, 1, NULL, 0, NULL), IDIST_OK, "a first one among them");
+    char file[1000];
+    size_t n = get_file(in_folder("checkpoint_5_score=1.idist"), file, sizeof file);
+    put_file(in_folder("checkpoint_5.idist"), file, n);
+    file[8 * IDIST__HEAD_SCORE + 6] ^= 1;
+    put_file(in_folder("checkpoint_8_score=9.idist"), file, n); // a score that is not the one of its checksum
+    tap_is(idist_checkpoint_save(&d, 6, 2, &small, 1, NULL, 0, NULL), IDIST_OK, "a better one");
+    tap_ok(is_there("checkpoint_6_score=2.idist") && !is_there("checkpoint_5_score=1.idist"), "replaces it");
+    steps.armed = true;
+    idist_status status = idist_checkpoint_save(&d, 7, 1.5, &small, 1, NULL, 0, NULL);
+    steps.armed = false;
+    tap_is(status, IDIST_OK, "a worse one");
+    tap_ok(steps.order[0] == 0, "is not written at all");
+    tap_is(count_entries(folder, ""), 10, "what a crash left is removed, all other files are there");
+    tap_is(idist_checkpoint_load(in_folder("checkpoint_3_score=9.idist"), &small, 1, NULL, 0, NULL), IDIST_ERR_ARG,
+           "a pipe is not waited for");
+    rmdir(in_folder("checkpoint_4_score=9.idist"));
+}
+
+//------------------------------------------------------------------------------
+// what may be wrong with a file
+//------------------------------------------------------------------------------
+
+static void damaged(void) {
+    static char file[1000], bad[1100];
+    idist_checkpoint_desc d = desc_of(1);
+    char info[5] = "info";
+    int n_taken = 0;
+    idist_tensor two[2] = {small, small};
+    float other[3] = {4, 5, 6};
+    two[1].data = other;
+    tap_is(idist_checkpoint_save(&d, 1, 1, two, 2, info, 5, NULL), IDIST_OK, "a small file");
+    char inner[100];
+    snprintf(inner, sizeof inner, "%s/inner", folder);
+    d.folder = inner;
+    tap_is(idist_checkpoint_save(&d, 1, 1, two, 2, info, 5, NULL), IDIST_OK, "another one in a folder that is not there");
+    TAP_REQUIRE(unlink(in_folder("inner/checkpoint_1_score=1.idist")) == 0 && rmdir(inner) == 0);
+    size_t n = get_file(in_folder("checkpoint_1_score=1.idist"), file, sizeof file);
+    tap_is(n, 64 + 32 + 32 + 32 + 32 + 8, "has the bytes of the drawing");
+    weights[0] = weights[1] = weights[2] = 77;
+    for (size_t i = 0; i < 8 * n; i++) {
+        memcpy(bad, file, n);
+        bad[i / 8] = (char)(bad[i / 8] ^ 1 << i % 8);
+        put_file(in_folder("bad"), bad, n);
+        n_taken += idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL) != IDIST_ERR_ARG;
+    }
+    tap_is(n_taken, 0, "any one bit changed: refused");
+    for (size_t i = 0; i < n + 100; i++) {
+        if (i == n) continue;
+        memset(bad, 0, sizeof bad);
+        memcpy(bad, file, n);
+        put_file(in_folder("bad"), bad, i);
+        n_taken += idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL) != IDIST_ERR_ARG;
+    }
+    tap_is(n_taken, 0, "any other length: refused");
+    tap_ok(weights[0] == 77 && weights[2] == 77, "and nothing was written to the tensors");
+    put_file(in_folder("bad"), file, n);
+    tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_OK, "unchanged: taken");
+    tap_ok(weights[0] == 0, "into the tensors");
+    steps.lie_at = steps.reads + 11; // head, two of the table, all, sum, what is between, info, tensor
+    tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM, "other bytes when read again");
+    tap_like(idist_last_error(), "what has arrived is not what was in the file", "are noticed");
+}
+
+// Heads that lie, with the right checksum over the lie.
+static void lies(void) {
+    static const uint64_t values[] = {0, 1, 3, 7, 1u << 31, UINT64_MAX / 16, UINT64_MAX - 3, UINT64_MAX};
+    static uint64_t file[100];
+    idist_checkpoint_desc d = desc_of(1);
+    char info[5] = "info";
+    int n_taken = 0;
+    tap_is(idist_checkpoint_save(&d, 1, 1, &small, 1, info, 5, NULL), IDIST_OK, "a small file");
+    size_t n = get_file(in_folder("checkpoint_1_score=1.idist"), file, sizeof file);
+    for (int word = 0; word < 10; word++) {
+        for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+            uint64_t bad[100];
+            if (word == IDIST__HEAD_STEP || word == IDIST__HEAD_SCORE || word == IDIST__HEAD_SUM) continue;
+            memcpy(bad, file, n);
+            if (bad[word] == values[i]) continue;
+            bad[word] = values[i];
+            bad[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(bad);
+            idist__sum sum = idist__sum_begin();
+            idist__sum_add(&sum, bad, n - 8);
+            bad[n / 8 - 1] = idist__sum_end(&sum);
+            put_file(in_folder("bad"), bad, n);
+            n_taken += idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL) != IDIST_ERR_ARG;
+        }
+    }
+    tap_is(n_taken, 0, "other numbers in the head or the table: refused");
+    weights[0] = 7;
+    file[n / 8 - 2] = 1;
+    idist__sum sum = idist__sum_begin();
+    idist__sum_add(&sum, file, n - 8);
+    file[n / 8 - 1] = idist__sum_end(&sum);
+    put_file(in_folder("bad"), file, n);
+    tap_is(idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL), IDIST_ERR_ARG, "something between the parts");
+    tap_ok(weights[0] == 7, "is noticed before anything is written to");
+}
+
+static void other_tensors(idist_group *world, int rank, int n, void *arg) {
+    idist_checkpoint_desc d = desc_of(1);
+    idist_opts o = opts_of(world);
+    float x[9] = {0};
+    idist_tensor t[2] = {{x, 3, IDIST_F32}, {x + 3, 6, IDIST_F32}}, wrong[2] = {{x, 3, IDIST_F32}, {x + 3, 5, IDIST_F32}};
+    char path[300];
+    int32_t one = 1, sum = 0;
+    (void)arg;
+    copy_text(path, sizeof path, in_folder("checkpoint_1_score=1.idist"));
+    rank_ok(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o));
+    rank_is(rank, idist_checkpoint_load(path, wrong, 2, NULL, 0, &o), IDIST_ERR_ARG);
+    rank_check(strstr(idist_last_error(), "tensor 1 is F32 x 6 there, and F32 x 5"), "rank %d: %s", rank,
+               idist_last_error());
+    rank_check(!rank == !strstr(idist_last_error(), "(on rank 0)"), "rank %d: %s", rank, idist_last_error());
+    rank_is(rank, idist_checkpoint_load(path, t, 1, NULL, 0, &o), IDIST_ERR_ARG);
+    rank_check(strstr(idist_last_error(), "has 2 tensors"), "rank %d: %s", rank, idist_last_error());
+    rank_is(rank, idist_checkpoint_load(path, t, 2, x, 4, &o), IDIST_ERR_ARG);
+    rank_check(strstr(idist_last_error(), "bytes of info"), "rank %d: %s", rank, idist_last_error());
+    rank_is(rank, idist_checkpoint_load(in_folder("none"), t, 2, NULL, 0, &o), IDIST_ERR_NOT_FOUND);
+    // One rank has others than the rest.
+    if (n > 1) {
+        rank_is(rank, idist_checkpoint_load(path, rank == n - 1 ? wrong : t, 2, NULL, 0, &o), IDIST_ERR_ARG);
+        rank_check(strstr(idist_last_error(), "others than on rank 0"), "rank %d: %s", rank, idist_last_error());
+        rank_is(rank, idist_checkpoint_load(path, t, rank == n - 1 ? -1 : 2, NULL, 0, &o), IDIST_ERR_ARG);
+    }
+    d.folder = rank ? "/none" : "";
+    rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_ARG);
+    d.folder = "/proc/none/none";
+    rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_SYSTEM);
+    rank_check(strstr(idist_last_error(), "/proc/none/none: No such file"), "rank %d: %s", rank, idist_last_error());
+    rank_is(rank, idist_checkpoint_find(&d, false, NULL, 0, &o), IDIST_ERR_NOT_FOUND);
+    d.folder = folder;
+    d.prefix = "a/b";
+    rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_ARG);
+    d.prefix = NULL;
+    rank_is(rank, idist_checkpoint_save(&d, 1, (double)idist__bits_to_float(0x7fc00000u), t, 2, NULL, 0, &o), IDIST_ERR_ARG);
+    rank_ok(rank, idist_all_reduce(&one, &sum, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(sum == n, "rank %d: after all this, got %d expected %d", rank, sum, n);
+}
+
+//------------------------------------------------------------------------------
+// crashes and full disks
+//------------------------------------------------------------------------------
+
+// In a process of its own: saves once more, and crashes or fails on the way. The exit code is 55, or 56 + -status.
+static int save_with(int crash_at, int fail_at, int err) {
+    static unsigned char big[5000];
+    const idist_tensor t = {big, sizeof big, IDIST_U8};
+    idist_checkpoint_desc d = desc_of(1);
+    int status;
+    // The file, its name, the folder, and only then the old one goes, if that is still there.
+    const char *order = access(in_folder("checkpoint_1_score=1.idist"), F_OK) == 0 ? "wfrfu" : "wfrf";
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        if (idist_initialize(NULL) != IDIST_OK) _exit(1);
+        memset(big, 2, sizeof big);
+        steps.armed = true;
+        steps.crash_at = crash_at;
+        steps.fail_at = fail_at;
+        steps.fail_errno = err;
+        status = 56 - (int)idist_checkpoint_save(&d, 2, 2, &t, 1, NULL, 0, NULL);
+        if (status == 56 && steps.order[0] != 'u' && strcmp(steps.order, order) != 0) status = 2;
+        _exit(status);
+    }
+    TAP_REQUIRE(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Which of the two is the best one there, whole: 1 or 2.
+static int best_there(void) {
+    static unsigned char big[5000];
+    const idist_tensor t = {big, sizeof big, IDIST_U8};
+    idist_checkpoint_desc d = desc_of(1);
+    char path[300];
+    if (idist_checkpoint_find(&d, false, path, sizeof path, NULL) != IDIST_OK) return 0;
+    if (idist_checkpoint_load(path, &t, 1, NULL, 0, NULL) != IDIST_OK) return -1;
+    for (size_t i = 1; i < sizeof big; i++)
+        if (big[i] != big[0]) return -2;
+    return big[0];
+}
+
+static void save_first(void) {
+    static unsigned char big[5000];
+    const idist_tensor t = {big, sizeof big, IDIST_U8};
+    idist_checkpoint_desc d = desc_of(1);
+    memset(big, 1, sizeof big);
+    TAP_REQUIRE(idist_checkpoint_save(&d, 1, 1, &t, 1, NULL, 0, NULL) == IDIST_OK);
+}
+
+static void crashes(void) {
+    int code = 55, i, n_wrong = 0, n_new = 0;
+    for (i = 1; code == 55; i++) {
+        new_folder();
+        save_first();
+        code = save_with(i, 0, 0);
+        int best = best_there();
+        n_wrong += best != 1 && best != 2;
+        n_new += best == 2;
+        if (best != 1 && best != 2) tap_diag("crash at step %d: found %d", i, best);
+        n_wrong += save_with(0, 0, 0) != 56 || best_there() != 2 || count_entries(folder, "") != 1;
+        remove_folder();
+    }
+    tap_is(code, 56, "without a crash the save succeeds: write, fsync, rename, fsync of the folder, removal");
+    tap_ok(i > 10 && n_wrong == 0, "a crash at each of %d steps leaves a whole file, and the next save tidies up", i - 2);
+    tap_ok(n_new >= 2 && n_new < i - 2, "the new one from the renaming on");
+    for (i = 1, n_wrong = 0; i < 11; i++) {
+        new_folder();
+        save_first();
+        code = save_with(0, i, ENOSPC);
+        if (code == 56) break;
+        n_wrong += code != 56 - (int)IDIST_ERR_NO_SPACE || best_there() < 1 || count_entries(folder, ".tmp") != 0;
+        remove_folder();
+    }
+    tap_ok(i == 11 && n_wrong == 0,
+           "a full disk at each step: IDIST_ERR_NO_SPACE, what was there is there, and nothing else");
+    new_folder();
+    save_first();
+    tap_is(save_with(0, 4, EIO), 56 - (int)IDIST_ERR_SYSTEM, "an error of the disk");
+    tap_is(best_there(), 1, "costs nothing that was there");
+    remove_folder();
+}
+
+// The kernel's own word for it, on a file system of 64 KiB.
+static void full_disk(void) {
+    static unsigned char big[200000];
+    const idist_tensor t = {big, sizeof big, IDIST_U8};
+    idist_checkpoint_desc d = desc_of(1);
+    int status;
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        const long new_mounts = 0x00020000; // CLONE_NEWNS
+        if (syscall(SYS_unshare, new_mounts) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) _exit(77);
+        if (mount("none", folder, "tmpfs", 0, "size=65536") != 0) _exit(77);
+        if (idist_initialize(NULL) != IDIST_OK) _exit(3);
+        save_first();
+        if (idist_checkpoint_save(&d, 2, 2, &t, 1, NULL, 0, NULL) != IDIST_ERR_NO_SPACE) _exit(1);
+        _exit(best_there() == 1 && count_entries(folder, "") == 1 ? 0 : 2);
+    }
+    TAP_REQUIRE(waitpid(pid, &status, 0) == pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tap_skip("a full file system", "mounts are not allowed here");
+    else tap_ok(status == 0, "a full file system (wait status 0x%x)", (unsigned)status);
+}
+
+//------------------------------------------------------------------------------
+// a training that goes on
+//------------------------------------------------------------------------------
+
+enum { SAMPLES = 103, EPOCHS = 4, STOP_EPOCH = 1, STOP_AT = 9 };
+typedef struct training {
+    double w[4], momentum[4];
+    idist_sampler_state at;
+} training;
+
+// Steps until the end, or to the given place, where it saves.
+static void train(training *t, bool stop, idist_group *world, int rank) {
+    idist_opts o = opts_of(world);
+    idist_checkpoint_desc d = desc_of(1);
+    idist_tensor tensors[2] = {{t->w, 4, IDIST_F64}, {t->momentum, 4, IDIST_F64}};
+    idist_sampler_desc sd;
+    idist_sampler *s = NULL;
+    size_t index;
+    memset(&sd, 0, sizeof sd);
+    sd.length = SAMPLES;
+    sd.group = world;
+    if (!rank_ok(rank, idist_sampler_create(&sd, &s)) || !rank_ok(rank, idist_sampler_set_state(s, t->at))) return;
+    for (uint64_t epoch = t->at.epoch; epoch < EPOCHS; epoch++) {
+        if (epoch != t->at.epoch && !rank_ok(rank, idist_sampler_set_epoch(s, epoch))) break;
+        while (idist_sampler_next(s, &index)) {
+            double g[4];
+            for (int i = 0; i < 4; i++) g[i] = t->w[(i + 1) % 4] * 0.1 - (double)(index + (size_t)i) / 7.0;
+            if (!rank_ok(rank, idist_all_reduce(g, g, 4, IDIST_F64, IDIST_AVG, &o))) return;
+            for (int i = 0; i < 4; i++) t->w[i] -= 0.01 * (t->momentum[i] = 0.9 * t->momentum[i] + g[i]);
+            t->at = idist_sampler_get_state(s);
+            if (!stop || epoch != STOP_EPOCH || t->at.position != STOP_AT) continue;
+            rank_ok(rank, idist_checkpoint_save(&d, epoch, 0, tensors, 2, &t->at, sizeof t->at, &o));
+            idist_sampler_free(&s);
+            return;
+        }
+    }
+    idist_sampler_free(&s);
+}
+
+static void goes_on(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    training whole, first, second;
+    idist_tensor tensors[2] = {{second.w, 4, IDIST_F64}, {second.momentum, 4, IDIST_F64}};
+    (void)n;
+    (void)arg;
+    memset(&whole, 0, sizeof whole);
+    memset(&first, 0, sizeof first);
+    memset(&second, 0xFF, sizeof second);
+    train(&whole, false, world, rank);
+    train(&first, true, world, rank);
+    if (!rank_ok(rank, idist_checkpoint_load(in_folder("checkpoint_1_score=0.idist"), tensors, 2, &second.at,
+                                             sizeof second.at, &o)))
+        return;
+    rank_check(memcmp(&first, &second, sizeof first) == 0, "rank %d: it is not where it was", rank);
+    train(&second, false, world, rank);
+    rank_check(memcmp(&whole, &second, sizeof whole) == 0, "rank %d: other bits at the end", rank);
+}
+
+int main(void) {
+    static const int sizes[4] = {1, 2, 3, 5};
+    tap_deadline(60);
+    for (int i = 0; i < 4; i++) {
+        new_folder();
+        ranks_case(sizes[i], NULL, round_trip, NULL, "saved and loaded, %d ranks", sizes[i]);
+        remove_folder();
+    }
+    for (int low = 0; low < 2; low++) {
+        new_folder();
+        ranks_case(2, NULL, keeps_best, low ? folder : NULL, "the two with the %s scores", low ? "lowest" : "highest");
+        remove_folder();
+    }
+    for (int i = 0; i < 3; i++) {
+        new_folder();
+        ranks_case(sizes[i], NULL, other_tensors, NULL, "wrong calls, %d ranks", sizes[i]);
+        remove_folder();
+        new_folder();
+        ranks_case(sizes[i], NULL, goes_on, NULL, "a training goes on bit for bit, %d ranks", sizes[i]);
+        remove_folder();
+    }
+    tap_is(idist_checkpoint_load("x", &small, 1, NULL, 0, NULL), IDIST_ERR_STATE, "no world");
+    TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK);
+    void (*const alone[])(void) = {leaves_others_alone, damaged, lies, full_disk};
+    for (int i = 0; i < 4; i++) {
+        new_folder();
+        alone[i]();
+        remove_folder();
+    }
+    crashes();
+    tap_is(idist_finalize(), IDIST_OK, "finalize");
+    return tap_done();
+}

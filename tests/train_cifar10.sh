@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# train_cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was stopped goes on bit for
+# bit; CIFAR-10's files are read, and what is no such file is refused
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+# shellcheck source=tests/lib/examples.sh
+. tests/lib/examples.sh
+# shellcheck source=tests/lib/mpi.sh
+. tests/lib/mpi.sh
+
+ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
+build_example examples/20_cifar10.c 20_cifar10 || done_testing
+PROGRAM=$WORK/20_cifar10
+OUT=$WORK/out
+DIGITS=$ROOT/examples/data/digits.csv
+export OMP_NUM_THREADS=1
+
+# A network small enough that the ranks of this test are done in a second: 22 iterations per epoch.
+SMALL=(--data "$DIGITS" --output_path "$OUT" --side 16 --width 4 --num_epochs 3 --num_warmup_epochs 1 --validate_every 1)
+
+checksum() { sed -n 's/.*checksum of the weights \([0-9a-f]*\) on all .*/\1/p' "$@"; }
+losses() { sed -n 's/.*Epoch \[\([0-9]*\)\/[0-9]*\]: loss \([0-9.]*\),.*/\1 \2/p' "$@"; }
+accuracy() { sed -n 's/.*Best accuracy \([0-9.]*\);.*/\1/p' "$@"; }
+at_least() { awk -v a="${1:-0}" -v b="$2" 'BEGIN { exit !(a >= b) }'; }
+
+says() { # NAME PATTERN [FILE]
+    grep -Eq -- "$2" "${3:-$WORK/log}"
+    ok $? "$1" || tail -n 8 "${3:-$WORK/log}" | diag
+}
+same_weights() { # NAME FILE CHECKSUM
+    [ -n "$3" ] && [ "$(checksum "$2")" = "$3" ]
+    ok $? "$1" || tail -n 5 "$2" | diag
+}
+refused() { # NAME PATTERN ARGS...
+    local name=$1 pattern=$2
+    shift 2
+    ok_run 2 "$name" 30 "$PROGRAM" "$@" && says "$name: says why" "$pattern"
+}
+
+# ---- one rank, two ranks ----
+ok_run 0 "1 rank" 60 "$PROGRAM" "${SMALL[@]}"
+losses "$WORK/log" | awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(NR == 3 && last < 0.8 * first) }'
+ok $? "1 rank: the loss falls" || diag <"$WORK/log"
+says "1 rank: says so" 'CIFAR10-Training INFO: Best accuracy .* on all 1 ranks'
+says "1 rank: metrics" 'Epoch 3 - Evaluation time \(seconds\): [0-9.]+ - Test metrics:'
+alone=$(losses "$WORK/log" | head -n 1)
+rm -rf "$OUT"
+
+ok_run 0 "2 ranks, spawned" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2
+says "2 ranks: equal weights" 'on all 2 ranks'
+two=$(checksum "$WORK/log")
+cp "$WORK/log" "$WORK/two"
+# Batch norms see half a batch each, so the curve is another one, but not by much.
+echo "$alone $(losses "$WORK/log" | head -n 1)" | awk '{ d = $2 - $4; exit !(NF == 4 && d < 0.1 && d > -0.1) }'
+ok $? "2 ranks: the first epoch is that of 1 rank, almost" || losses "$WORK/log" | diag
+ok $(($(find "$OUT" -name 'best_*' | wc -l) != 2)) "the two best networks are kept" || find "$OUT" | diag
+ok $(($(find "$OUT" -name 'training_*' | wc -l) != 1)) "and the last of the training" || find "$OUT" | diag
+rm -rf "$OUT"
+
+run_ranks 2 60 "$PROGRAM" "${SMALL[@]}"
+ok $? "2 ranks, started by hand" || tail -n 5 "$WORK"/rank.? | diag
+same_weights "2 ranks, started by hand: the same weights" "$WORK/rank.0" "$two"
+ok "$(wc -l <"$WORK/rank.1")" "2 ranks, started by hand: rank 1 is silent" || diag <"$WORK/rank.1"
+rm -rf "$OUT"
+
+ok_run 0 "bf16" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 --bf16
+says "bf16: equal weights" 'on all 2 ranks'
+[ "$(checksum "$WORK/log")" != "$two" ]
+ok $? "bf16: not those of full gradients" || diag <"$WORK/log"
+losses "$WORK/two" | paste - <(losses "$WORK/log") |
+    awk '{ d = $2 - $4; if (NF != 4 || d > 0.1 || d < -0.1) bad = 1 } END { exit bad || NR != 3 }'
+ok $? "bf16: about the same losses" || losses "$WORK/log" | diag
+rm -rf "$OUT"
+
+# ---- stopped and resumed: in the middle of an epoch, at the end of one, twice ----
+for stops in 30 22 "7 50"; do
+    from=()
+    for stop in $stops; do
+        ok_run 0 "stopped after $stop iterations" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 --stop_iteration "$stop" \
+            "${from[@]}"
+        from=(--resume_from latest)
+    done
+    ok_run 0 "resumed" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 "${from[@]}" --num-workers 0
+    same_weights "resumed after $stops: the weights of a training that was not stopped" "$WORK/log" "$two"
+    [ "$stops" = 30 ] || rm -rf "$OUT"
+    [ "$stops" = 30 ] && mv "$OUT" "$WORK/kept"
+done
+file=$(find "$WORK/kept" -name 'training_*')
+ok_run 0 "by its name, when all is done" 30 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 --resume-from "$file"
+same_weights "by its name: the same weights" "$WORK/log" "$two"
+head -c 30000 "$file" >"$WORK/torn"
+refused "resumed with another seed" 'other data, seed' "${SMALL[@]}" --resume-from "$file" --seed 7
+refused "a network of another width" 'checkpoint_load' "${SMALL[@]}" --resume-from "$file" --width 6
+refused "a torn checkpoint" 'checkpoint_load' "${SMALL[@]}" --resume-from "$WORK/torn"
+refused "no checkpoint" 'checkpoint_find' "${SMALL[@]}" --resume-from latest
+
+# ---- CIFAR-10's files: five of 8 images, and one of 9, in which class k has brightness 20 k ----
+mkdir "$WORK/cifar"
+perl -e 'for $f (0 .. 5) {
+    open F, ">:raw", $f ? "$ARGV[0]/data_batch_$f.bin" : "$ARGV[0]/test_batch.bin";
+    for $i (0 .. ($f ? 7 : 8)) { $c = ($f + $i) % 10; print F pack("C", $c), pack("C", 20 * $c + $i) x 3072 }
+}' "$WORK/cifar"
+CIFAR=(--data "$WORK/cifar" --output_path "$OUT" --width 2 --batch_size 10 --num_epochs 2)
+ok_run 0 "CIFAR-10" 60 "$PROGRAM" "${CIFAR[@]}" --nproc-per-node 2
+says "CIFAR-10: all images" "40 images to train, 9 to test"
+says "CIFAR-10: equal weights" 'on all 2 ranks'
+truncate -s -1 "$WORK/cifar/data_batch_3.bin"
+refused "a torn file" 'data_batch_3.bin: image 8: the last record is torn' "${CIFAR[@]}"
+printf '\012' | dd of="$WORK/cifar/data_batch_2.bin" bs=1 seek=3073 conv=notrunc status=none
+refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR[@]}" --nproc_per_node=2
+: >"$WORK/cifar/data_batch_1.bin"
+refused "an empty file" 'data_batch_1.bin: .*no image' "${CIFAR[@]}"
+rm "$WORK/cifar/data_batch_1.bin"
+refused "a missing file" 'data_batch_1.bin: No such file' "${CIFAR[@]}"
+refused "no such data" 'nothing: No such file' --data "$WORK/nothing"
+head -c 5000 "$DIGITS" >"$WORK/torn.csv"
+refused "torn digits" 'torn.csv:[0-9]+: expected 65 numbers' --data "$WORK/torn.csv"
+
+# ---- options ----
+refused "an unknown option" 'unknown option --nonsense' --nonsense
+refused "no value" '--seed needs a value' --seed
+refused "a value too much" '--bf16 takes no value' --bf16=yes
+refused "no number" '--num_epochs three: expected a whole number' --num-epochs three
+refused "half an epoch" '--num_epochs 0.5: expected a whole number' --num-epochs 0.5
+refused "a number out of bounds" '--momentum 2: expected a number from 0 to 1' --momentum 2
+refused "no such model" '--model resnet9: expected resnet8' --model resnet9
+refused "no such side" '--side 20: expected 16 or 32' --side 20
+refused "a batch of more than there is" '--batch_size 2000 is more than' "${SMALL[@]}" --batch-size 2000
+ok_run 0 "--help" 30 "$PROGRAM" --help
+says "--help: all options" '--num_warmup_epochs .* \[4\]'
+
+# ---- launchers, each of which has to give the weights of two ranks ----
+if command -v torchrun >/dev/null; then
+    ok_run 0 "torchrun" 60 torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch" --standalone --nnodes 1 \
+        --nproc_per_node 2 "$PROGRAM" "${SMALL[@]}"
+    same_weights "torchrun: the same weights" "$WORK/log" "$two"
+else
+    skip "torchrun" "no torchrun: Debian package python3-torch"
+fi
+for library in openmpi4 mpich4; do
+    reason=$(mpi_missing $library)
+    [ -n "$reason" ] && skip "$library" "$reason" && continue
+    mpi_run_command $library 2
+    ok_run 0 "$library" 60 "${MPI_RUN[@]}" "$PROGRAM" "${SMALL[@]}" --output_path "$WORK/$library"
+    same_weights "$library: the same weights" "$WORK/log" "$two"
+done
+
+# ---- what the head says, in a third of the epochs ----
+ok_run 0 "8 epochs" 120 sh -c "cd '$WORK' && ./20_cifar10 --side 16 --nproc-per-node 2 --num_epochs 8"
+percent=$(accuracy "$WORK/log")
+at_least "$percent" 0.95
+ok $? "8 epochs: an accuracy of 0.95 or more (${percent:-none})" || tail -n 5 "$WORK/log" | diag
+done_testing

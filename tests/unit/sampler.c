@@ -1,0 +1,294 @@
+// sampler.c - idist_sampler against what PyTorch and Ignite yield (tests/data/sampler.txt and proxy.txt, made by the scripts
+// beside them); orders of the caller's; checkpoints; wrong arguments
+#include "idist.h"
+
+#include "idist_train.h"
+
+#include "tap.h"
+
+// Whether a sampler yields what the rest of a line says: how many, a checksum, and the first twelve.
+static bool yields(const idist_sampler_desc *d, uint64_t epoch, const char *rest) {
+    unsigned long long count, check, want;
+    size_t index, place = 0;
+    uint32_t sum = 0;
+    int used = 0;
+    idist_sampler *s = NULL;
+    TAP_REQUIRE(sscanf(rest, "%llu %llu%n", &count, &check, &used) == 2);
+    TAP_REQUIRE(idist_sampler_create(d, &s) == IDIST_OK && idist_sampler_set_epoch(s, epoch) == IDIST_OK);
+    bool right = idist_sampler_count(s) == count;
+    while (idist_sampler_next(s, &index)) {
+        sum += (uint32_t)index * (uint32_t)++place;
+        if (place > 12) continue;
+        rest += used;
+        right = right && sscanf(rest, "%llu%n", &want, &used) == 1 && want == index;
+    }
+    idist_sampler_free(&s);
+    return right && place == count && sum == (uint32_t)check;
+}
+
+static void against_torch(void) {
+    char line[512];
+    int n_lines = 0, n_wrong = 0;
+    FILE *f = fopen("tests/data/sampler.txt", "r");
+    TAP_REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long length, seed, epoch;
+        int replicas, drop, shuffle, rank, used = 0;
+        idist_sampler_desc d;
+        if (line[0] == '#' || line[0] == 'p') continue;
+        TAP_REQUIRE(sscanf(line, "%llu %d %d %d %llu %llu %d%n", &length, &replicas, &drop, &shuffle, &seed, &epoch, &rank,
+                           &used) == 7);
+        memset(&d, 0, sizeof d);
+        d.length = (size_t)length;
+        d.num_replicas = replicas;
+        d.rank = rank;
+        d.in_order = !shuffle;
+        d.drop_last = drop != 0;
+        d.seed = seed;
+        if (!yields(&d, epoch, line + used) && n_wrong++ < 5) tap_diag("differs: %s", line);
+        n_lines++;
+    }
+    fclose(f);
+    tap_ok(n_lines > 1000 && n_wrong == 0, "the indices of PyTorch, in %d cases", n_lines);
+}
+
+static void partitions(void) {
+    static const double fractions[3] = {0.7, 0.2, 0.1};
+    static size_t indices[65537];
+    char line[512];
+    int n_lines = 0, n_wrong = 0;
+    FILE *f = fopen("tests/data/sampler.txt", "r");
+    TAP_REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long length, seed, count, check, want;
+        int part, used = 0;
+        size_t n = 0;
+        uint32_t sum = 0;
+        if (sscanf(line, "partition %llu %llu %d %llu %llu%n", &length, &seed, &part, &count, &check, &used) != 5) continue;
+        const char *rest = line + used;
+        bool right = idist_partition((size_t)length, fractions, 3, part, seed, indices, &n) == IDIST_OK && n == count;
+        for (size_t i = 0; i < n && right; i++) {
+            sum += (uint32_t)indices[i] * (uint32_t)(i + 1);
+            if (i >= 12) continue;
+            right = sscanf(rest, "%llu%n", &want, &used) == 1 && want == indices[i];
+            rest += used;
+        }
+        right = right && sum == (uint32_t)check;
+        if (!right && n_wrong++ < 5) tap_diag("differs: %s", line);
+        n_lines++;
+    }
+    fclose(f);
+    tap_ok(n_lines > 100 && n_wrong == 0, "the parts of the tutorial's DataPartitioner, in %d cases", n_lines);
+    static const double wrong[2] = {0.7, 0.4};
+    size_t n;
+    tap_is(idist_partition(10, wrong, 2, 0, 0, indices, &n), IDIST_ERR_ARG, "fractions of more than 1");
+    tap_is(idist_partition(10, fractions, 3, 3, 0, indices, &n), IDIST_ERR_ARG, "part 3 of 3");
+}
+
+static int scales(int local_rank, void *arg) {
+    int n = idist_get_world_size();
+    (void)local_rank;
+    (void)arg;
+    if (n == 4)
+        return !(idist_auto_batch_size(512) == 128 && idist_auto_num_workers(8) == 2 && idist_auto_batch_size(3) == 3 &&
+                 idist_auto_num_workers(2) == 2);
+    return !(n == 3 && idist_auto_batch_size(10) == 3 && idist_auto_num_workers(7) == 3);
+}
+
+static void down(size_t *indices, size_t length, uint64_t epoch, int run, void *arg) {
+    (void)arg;
+    for (size_t i = 0; i < length; i++) indices[i] = ((size_t)epoch + 3 * (size_t)run + length - i) % length;
+}
+
+static void against_ignite(void) {
+    char line[512];
+    int n_lines = 0, n_wrong = 0;
+    FILE *f = fopen("tests/data/proxy.txt", "r");
+    TAP_REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long length, epoch;
+        int replicas, rank, used = 0;
+        idist_sampler_desc d;
+        if (line[0] == '#') continue;
+        TAP_REQUIRE(sscanf(line, "%llu %d %llu %d%n", &length, &replicas, &epoch, &rank, &used) == 4);
+        memset(&d, 0, sizeof d);
+        d.length = (size_t)length;
+        d.num_replicas = replicas;
+        d.rank = rank;
+        d.order_fn = down;
+        if (!yields(&d, epoch, line + used) && n_wrong++ < 5) tap_diag("differs: %s", line);
+        n_lines++;
+    }
+    fclose(f);
+    tap_ok(n_lines > 300 && n_wrong == 0, "the indices of Ignite's DistributedProxySampler, in %d cases", n_lines);
+}
+
+// What ignite's DistributedProxySampler gets from the sampler inside it.
+static void backwards(size_t *indices, size_t length, uint64_t epoch, int run, void *arg) {
+    for (size_t i = 0; i < length; i++) indices[i] = 1000 * (size_t)epoch + 100 * (size_t)run + length - 1 - i;
+    ++*(int *)arg;
+}
+
+static void own_order(void) {
+    static const size_t want[2][3] = {{2002, 2000, 2101}, {2001, 2102, 2100}};
+    int n_runs = 0;
+    for (int rank = 0; rank < 2; rank++) {
+        idist_sampler_desc d;
+        idist_sampler *s = NULL;
+        size_t index, n = 0, n_right = 0;
+        memset(&d, 0, sizeof d);
+        d.length = 3;
+        d.num_replicas = 2;
+        d.rank = rank;
+        d.order_fn = backwards;
+        d.arg = &n_runs;
+        TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK && idist_sampler_set_epoch(s, 2) == IDIST_OK);
+        for (; idist_sampler_next(s, &index); n++) n_right += n < 2 && index == want[rank][n];
+        tap_ok(n == 2 && n_right == 2, "an order of the caller's, rank %d", rank);
+        idist_sampler_free(&s);
+    }
+    tap_is(n_runs, 8, "which is asked for as often as it takes");
+}
+
+// What is left of an epoch after ranks were lost and have come, twice: places in the epoch's order, in the lines of
+// elastic.txt, and what stands there.
+static void against_horovod(void) {
+    char line[512];
+    int n_lines = 0, n_wrong = 0;
+    FILE *f = fopen("tests/data/elastic.txt", "r");
+    TAP_REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long length, one, other, count, check, want;
+        int first, second, third, rank, used = 0;
+        size_t order[2000], index, place = 0;
+        uint32_t sum = 0;
+        bool right = true;
+        idist_sampler *whole = NULL, *plain = NULL, *s = NULL;
+        idist_sampler_desc d;
+        idist_sampler_state state = {3, 0, 0};
+        if (line[0] == '#') continue;
+        TAP_REQUIRE(sscanf(line, "%llu %d %llu %d %llu %d %d %llu %llu%n", &length, &first, &one, &second, &other, &third,
+                           &rank, &count, &check, &used) == 9);
+        const char *rest = line + used;
+        memset(&d, 0, sizeof d);
+        d.length = (size_t)length;
+        d.num_replicas = 1;
+        TAP_REQUIRE(idist_sampler_create(&d, &whole) == IDIST_OK && idist_sampler_set_epoch(whole, 3) == IDIST_OK);
+        while (idist_sampler_next(whole, &index)) order[place++] = index;
+        d.num_replicas = third;
+        d.rank = rank;
+        state.processed = one * (unsigned long long)first; // as many as there are at most
+        state.processed = state.processed < length ? state.processed + other * (unsigned long long)second : length;
+        state.processed = state.processed < length ? state.processed : length;
+        TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK && idist_sampler_set_state(s, state) == IDIST_OK);
+        d.in_order = true;
+        TAP_REQUIRE(idist_sampler_create(&d, &plain) == IDIST_OK && idist_sampler_set_state(plain, state) == IDIST_OK);
+        for (place = 0; idist_sampler_next(plain, &index);) {
+            size_t shuffled;
+            right = right && idist_sampler_next(s, &shuffled) && shuffled == order[index];
+            sum += (uint32_t)index * (uint32_t)++place;
+            if (place > 12) continue;
+            right = right && sscanf(rest, "%llu%n", &want, &used) == 1 && want == index;
+            rest += used;
+        }
+        right = right && place == count && sum == (uint32_t)check && !idist_sampler_next(s, &index);
+        if (!right && n_wrong++ < 5) tap_diag("differs: %s", line);
+        idist_sampler_free(&whole);
+        idist_sampler_free(&plain);
+        idist_sampler_free(&s);
+        n_lines++;
+    }
+    fclose(f);
+    tap_ok(n_lines > 200 && n_wrong == 0, "the indices of Horovod's elastic sampler, in %d cases", n_lines);
+}
+
+static void resumes(void) {
+    idist_sampler_desc d;
+    idist_sampler *s = NULL, *other = NULL;
+    idist_sampler_state state;
+    size_t a = 0, b = 1, n_same = 0, n = 0;
+    memset(&d, 0, sizeof d);
+    d.length = 101;
+    d.num_replicas = 4;
+    d.rank = 3;
+    d.seed = 9;
+    TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK && idist_sampler_create(&d, &other) == IDIST_OK);
+    TAP_REQUIRE(idist_sampler_set_epoch(s, 5) == IDIST_OK);
+    for (int i = 0; i < 10; i++) idist_sampler_next(s, &a);
+    state = idist_sampler_get_state(s);
+    tap_is(idist_sampler_set_state(other, state), IDIST_OK, "a state is taken");
+    for (; idist_sampler_next(s, &a) && idist_sampler_next(other, &b); n++) n_same += a == b;
+    tap_ok(n == 16 && n_same == 16, "and goes on with the same indices");
+    tap_ok(idist_sampler_next(other, &b) == false, "to the same end");
+    state.position = 27;
+    tap_is(idist_sampler_set_state(other, state), IDIST_ERR_ARG, "a position beyond the end");
+    state.position = 0;
+    state.processed = 102;
+    tap_is(idist_sampler_set_state(other, state), IDIST_ERR_ARG, "more processed than there are");
+    n = 0;
+    while (idist_sampler_next(other, &b)) n++;
+    tap_is(n, 26, "is refused, and the next pass is whole");
+    idist_sampler_free(&s);
+    idist_sampler_free(&other);
+    tap_ok(!other, "freeing leaves NULL");
+    idist_sampler_free(&other);
+}
+
+static void wrong(void) {
+    idist_sampler_desc d;
+    idist_sampler *s = NULL;
+    memset(&d, 0, sizeof d);
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "no samples");
+    d.length = 5;
+    tap_is(idist_sampler_create(&d, &s), IDIST_OK, "outside a world: one rank has them all");
+    tap_is(idist_sampler_count(s), 5, "five");
+    tap_is(idist_sampler_record(s, 6), IDIST_ERR_ARG, "which cannot have been six");
+    tap_is(idist_sampler_record(s, 5), IDIST_OK, "but five");
+    tap_is(idist_sampler_record(s, 1), IDIST_ERR_ARG, "and none after that");
+    tap_is(idist_sampler_reshard(s, NULL), IDIST_ERR_STATE, "without a world nothing is dealt out anew");
+    idist_sampler_free(&s);
+    d.num_replicas = 2;
+    d.rank = 2;
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "rank 2 of 2");
+    tap_ok(s == NULL, "leaves NULL");
+    tap_like(idist_last_error(), "rank 2 is not in 0 .. 1", "and says why");
+    d.rank = 0;
+    d.drop_last = true;
+    d.order_fn = backwards;
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "drop_last with an order of the caller's");
+    d.drop_last = false;
+    d.in_order = true;
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "in_order with an order of the caller's");
+    d.in_order = false;
+    d.num_replicas = -3;
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "-3 ranks");
+    d.num_replicas = 0;
+    d.rank = 1;
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "a rank without num_replicas");
+    d.rank = 0;
+    d.order_fn = NULL;
+    d.length = (size_t)1 << 32;
+    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "2^32 samples to shuffle");
+    tap_is(idist_sampler_create(NULL, &s), IDIST_ERR_ARG, "no desc");
+    tap_is(idist_sampler_create(&d, NULL), IDIST_ERR_ARG, "nowhere to put it");
+    tap_ok(!idist_sampler_next(NULL, NULL), "nothing comes of no sampler");
+    tap_is(idist_sampler_record(NULL, 0), IDIST_ERR_ARG, "nor is it recorded");
+    tap_is(idist_sampler_set_epoch(NULL, 0), IDIST_ERR_ARG, "no sampler");
+    tap_is(idist_auto_num_workers(INT32_MAX), INT32_MAX, "any number of workers");
+    tap_is(idist_sampler_count(NULL), 0, "has no samples");
+}
+
+int main(void) {
+    tap_deadline(60);
+    tap_is(idist_spawn(scales, NULL, 4, NULL), IDIST_OK, "batch size and workers, 4 ranks");
+    tap_is(idist_spawn(scales, NULL, 3, NULL), IDIST_OK, "batch size and workers, 3 ranks");
+    tap_is(idist_auto_batch_size(7), 7, "and alone");
+    against_torch();
+    against_ignite();
+    partitions();
+    own_order();
+    against_horovod();
+    resumes();
+    wrong();
+    return tap_done();
+}

@@ -1,0 +1,154 @@
+// train_log: lines on rank 0 only, in the form of the tutorial; the progress bar on a terminal, and not elsewhere
+#define _GNU_SOURCE // posix_openpt
+#include "idist.h"
+
+#include "idist_train.h"
+
+#include "tap.h"
+
+typedef struct lines {
+    int n;
+    char text[64][300];
+} lines;
+
+static void take(idist_log_level level, const char *line, void *user) {
+    lines *l = (lines *)user;
+    if (level == IDIST_LOG_INFO && l->n < 64) snprintf(l->text[l->n++], sizeof l->text[0], "%s", line);
+}
+
+// "2026-01-30 19:26:12,180 NAME INFO: " and what follows it, or NULL.
+static const char *after_head(const char *line, const char *name) {
+    static const char shape[] = "dddd-dd-dd dd:dd:dd,ddd ";
+    size_t n = strlen(shape);
+    for (size_t i = 0; i < n; i++)
+        if (shape[i] == 'd' ? line[i] < '0' || line[i] > '9' : line[i] != shape[i]) return NULL;
+    line += n;
+    if (strncmp(line, name, strlen(name)) != 0) return NULL;
+    line += strlen(name);
+    return strncmp(line, " INFO: ", 7) == 0 ? line + 7 : NULL;
+}
+
+static bool has_line(const lines *l, const char *name, const char *text) {
+    for (int i = 0; i < l->n; i++) {
+        const char *rest = after_head(l->text[i], name);
+        if (rest && strcmp(rest, text) == 0) return true;
+    }
+    for (int i = 0; i < l->n; i++) tap_diag("%s", l->text[i]);
+    return false;
+}
+
+static void say_all(void) {
+    static const char *const names[2] = {"Accuracy", "Loss"};
+    static const double values[2] = {0.7125, 1.5};
+    idist_train_log("CIFAR10-Training", "Train on %s", "CIFAR10");
+    idist_train_log_metrics("CIFAR10-Training", 3, 4.0249, "Test", names, values, 2);
+    idist_train_log_config("setting");
+}
+
+static int worker(int local_rank, void *arg) {
+    (void)arg;
+    idist_train_log("CIFAR10-Training", "rank %d", local_rank);
+    return 0;
+}
+
+static void to_a_logger(void) {
+    lines l;
+    idist_desc desc;
+    memset(&l, 0, sizeof l);
+    memset(&desc, 0, sizeof desc);
+    desc.logger.log_fn = take;
+    desc.logger.user = &l;
+    TAP_REQUIRE(idist_initialize(&desc) == IDIST_OK);
+    l.n = 0;
+    say_all();
+    tap_ok(has_line(&l, "CIFAR10-Training", "Train on CIFAR10"), "a line as the tutorial's");
+    tap_ok(has_line(&l, "CIFAR10-Training", "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:"), "the epoch");
+    tap_ok(has_line(&l, "CIFAR10-Training", "    Accuracy: 0.7125") && has_line(&l, "CIFAR10-Training", "    Loss: 1.5"),
+           "and its metrics");
+    tap_ok(has_line(&l, "setting", "- world size: 1") && has_line(&l, "setting", "- backend: self"), "the configuration");
+    tap_ok(has_line(&l, "setting", "    backend: self"), "line by line");
+    idist_train_log(NULL, "%s", "");
+    tap_ok(after_head(l.text[l.n - 1], "training") != NULL, "a training without a name");
+    char large[3000];
+    memset(large, 'x', sizeof large);
+    large[sizeof large - 1] = 0;
+    idist_train_log("a", "%s", large);
+    tap_ok(strncmp(after_head(l.text[l.n - 1], "a"), "xxx", 3) == 0, "a line that is too long is cut");
+    TAP_REQUIRE(idist_finalize() == IDIST_OK);
+}
+
+// What `body` writes to stderr, which is a terminal or a pipe.
+static void capture(void (*body)(void), bool terminal, char *text, size_t cap) {
+    int ends[2], from;
+    size_t n = 0;
+    if (terminal) {
+        ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
+        TAP_REQUIRE(ends[0] >= 0 && grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0);
+        ends[1] = open(ptsname(ends[0]), O_RDWR | O_NOCTTY);
+        TAP_REQUIRE(ends[1] >= 0);
+    } else {
+        TAP_REQUIRE(pipe(ends) == 0);
+    }
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        body();
+        _exit(0);
+    }
+    close(ends[1]);
+    from = ends[0];
+    for (ssize_t k; (k = read(from, text + n, cap - 1 - n)) > 0;) n += (size_t)k; // a terminal ends with EIO
+    text[n] = 0;
+    close(from);
+    TAP_REQUIRE(waitpid(pid, NULL, 0) == pid);
+}
+
+static void bar(void) {
+    idist_progress p;
+    memset(&p, 0, sizeof p);
+    p.title = "Epoch [3/24]";
+    p.total = 391;
+    idist_progress_update(&p, 0, "loss=2.3");
+    idist_progress_update(&p, 1, "too soon");
+    p.shown_ns -= 200000000;
+    idist_progress_update(&p, 196, "loss=1.2");
+    idist_train_log("t", "between");
+    p.shown_ns -= 200000000;
+    idist_progress_update(&p, 200, "loss=1.15");
+    setenv("IDIST_LOG", "info", 1);
+    if (idist_initialize(NULL) != IDIST_OK || idist_finalize() != IDIST_OK) _exit(1); // says that it joined a world
+    p.shown_ns -= 200000000;
+    idist_progress_update(&p, 391, "loss=1.1");
+    idist_progress_update(&p, 391, NULL); // anew
+    p.total = 0;
+    idist_progress_update(&p, 5, NULL);
+    idist_progress_update(NULL, 5, NULL);
+}
+
+static void three(void) {
+    idist_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (idist_spawn(worker, NULL, 3, &desc) != IDIST_OK) _exit(1);
+}
+
+int main(void) {
+    static char text[20000];
+    tap_deadline(30);
+    to_a_logger();
+    capture(say_all, false, text, sizeof text);
+    tap_ok(strstr(text, "CIFAR10-Training INFO: Train on CIFAR10\n") != NULL, "without a world to stderr");
+    capture(three, false, text, sizeof text);
+    const char *first = strstr(text, "INFO: rank 0\n");
+    tap_ok(first && !strstr(first + 1, "INFO:") && !strstr(text, "rank 1"), "rank 0 of 3 speaks, nobody else: %s", text);
+    capture(bar, false, text, sizeof text);
+    tap_ok(!strchr(text, '#') && strstr(text, "between\n"), "no bar in a pipe");
+    capture(bar, true, text, sizeof text);
+    tap_ok(strstr(text, "Epoch [3/24]: [0/391]   0%|          | loss=2.3 [00:00<?]"), "the bar begins");
+    tap_ok(!strstr(text, "too soon"), "it is not drawn too often");
+    tap_ok(strstr(text, "[196/391]  50%|#####     | loss=1.2 [00:00<00:00]\r\033[K2"), "a line takes its place");
+    tap_ok(strstr(text, "loss=1.15 [00:00<00:00]\r\033[Kidist "), "and a line of the library's own, too");
+    tap_ok(strstr(text, "[391/391] 100%|##########| loss=1.1 [00:00<00:00]\r\n"), "it ends its line");
+    tap_ok(strstr(text, "[0/0] 100%|##########|  ["), "of nothing all is done");
+    return tap_done();
+}
