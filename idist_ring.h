@@ -134,9 +134,8 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
 #define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
-// One send or one receive under way: what the algorithms are made of. It is in one list at a time: a link's out,
-// waiting, posted or receiving, a group's recvs, or the ring's idle ones; or in none, while it is a link's in_verb or
-// the claim on a message.
+// One send or receive under way: what algorithms are made of. It is in one list at a time (a link's out, waiting, posted
+// or receiving, a group's recvs, the ring's idle ones), or in none while it is a link's in_verb or the claim on a message.
 typedef struct idist__verb {
     struct idist__verb *next; // in the one list that holds it
     idist__task *task;        // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
@@ -213,6 +212,7 @@ typedef struct idist__ring { // the backend's part of a world
     struct idist__shm *shm; // shared with the other ranks of this host, or NULL
     int nstreams;           // links whose bytes go through a descriptor
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
+    int64_t drowsy_ns;      // how much longer than IDIST__LOOK_NS we sleep there, as nobody wakes us
     bool judging;           // inside idist__link_ended
     idist__verb *idle;
     uint64_t stamp, next_id;
@@ -3784,24 +3784,22 @@ static void idist__ring_move(idist__ring *ring) {
 }
 
 static void idist__ring_progress(idist__world *w) {
-    idist__ring *ring = idist__ring_of(w);
-    idist__ring_move(ring);
-    idist__ring_settle(ring);
+    idist__ring_move(idist__ring_of(w));
+    idist__ring_settle(idist__ring_of(w));
 }
 
 // Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank,
-// every now and then; otherwise in poll. Looks at everything once more after having said that we sleep.
+// every 10 ms, in a long wait every 30; otherwise in poll. Looks at everything once more after having said that we sleep.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     idist__shm *m = ring->shm;
     uint32_t ended = w->nended;
-    int64_t now;
+    int64_t now = idist__os_now_ns();
     if (!m) {
         idist__ring_poll(ring, until_ns, true);
         idist__ring_settle(ring);
         return;
     }
-    now = idist__os_now_ns();
     if (now - ring->polled_ns > IDIST__LOOK_NS) {
         ring->polled_ns = now;
         idist__ring_poll(ring, 0, false);
@@ -3812,10 +3810,12 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         if (ring->nstreams) {
             idist__ring_poll(ring, until_ns, true);
         } else {
-            uint32_t *word = &idist__shm_bell(m, m->me)->asleep;
+            int64_t look_ns = now + IDIST__LOOK_NS + ring->drowsy_ns;
             pthread_mutex_unlock(&w->lock);
-            idist__os_futex_wait(word, 1, now + IDIST__LOOK_NS < until_ns ? now + IDIST__LOOK_NS : until_ns);
+            idist__os_futex_wait(&idist__shm_bell(m, m->me)->asleep, 1, look_ns < until_ns ? look_ns : until_ns);
             pthread_mutex_lock(&w->lock);
+            if (idist__os_now_ns() < look_ns) ring->drowsy_ns = 0;
+            else if (ring->drowsy_ns < 2 * IDIST__LOOK_NS) ring->drowsy_ns += IDIST__MS;
         }
     }
     idist__shm_awake(m);
