@@ -31,7 +31,11 @@ compile() {
         ! grep -q warning "$LOG"
 }
 # The same beside other work; who needs the output calls compile, which does it again if it failed.
-ahead() { { LOG=$OUT/ahead.log compile "$@" || rm -f "$1"; } & }
+AHEAD=()
+ahead() {
+    { LOG=$OUT/ahead.log compile "$@" || rm -f "$1"; } &
+    AHEAD+=($!)
+}
 
 # With more ranks than cores MPICH's own collectives take milliseconds a call.
 case $LIBRARY in
@@ -62,10 +66,11 @@ if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
 fi
 # shellcheck disable=SC2086 # a list
 [ -z "$objects" ] || make -s --no-print-directory -j2 $objects >/dev/null 2>&1 &
+AHEAD+=($!)
 compile "$OUT/idist.o" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c idist.h &&
     compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
 rc=$?
-wait
+wait "${AHEAD[@]}" # and no others: what `later` began is asked for its status
 ok $rc "$LIBRARY: idist_mpi.h compiles without a warning" || { head -n 20 "$WORK/log" | diag; done_testing; }
 
 for std in c99 c11 c++11; do
