@@ -9,15 +9,14 @@ cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || cuda=/usr/local/cuda
 strict=(-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I. -Itests/lib)
 
-for with in gcc clang "gcc -fsanitize=address,undefined -fno-sanitize-recover=all"; do
-    cc=${with%% *}
-    # shellcheck disable=SC2086 # a list
-    if ! command -v "$cc" >/dev/null; then
-        skip "the kernels on the host, $with" "no $cc"
-    elif ok_run 0 "$with: compiles the kernels" 60 \
-        $with "${strict[@]}" tests/gpu/test_reduce.c -o "$WORK/reduce" -lpthread; then
-        ok_run 0 "$with: they have the host's bits" 100 "$WORK/reduce"
-    fi
+compilers=(gcc clang "gcc -fsanitize=address,undefined -fno-sanitize-recover=all")
+for i in "${!compilers[@]}"; do
+    command -v "${compilers[i]%% *}" >/dev/null &&
+        later "host$i" 160 bash -c "${compilers[i]} ${strict[*]} tests/gpu/test_reduce.c -o $WORK/host$i -lpthread && $WORK/host$i"
+done
+for i in "${!compilers[@]}"; do
+    name="the kernels on the host have its bits, ${compilers[i]}"
+    if [ -n "${LATER[host$i]:-}" ]; then ok_later "host$i" "$name"; else skip "$name" "no ${compilers[i]%% *}"; fi
 done
 
 name="idist_ipc.h has what pack.cu gives"

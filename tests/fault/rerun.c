@@ -174,11 +174,16 @@ int main(int argc, char **argv) {
     if (!in_worker) tap_deadline(60);
     pthread_t blocked;
     int end = silent_stdin();
-    TAP_REQUIRE(pthread_create(&thread, NULL, busy, NULL) == 0);
+    bool beside = true;
+#ifdef __SANITIZE_THREAD__ // whose runtime cannot start a thread in a process that was forked beside one
+    beside = false;
+#endif
+    TAP_REQUIRE(!beside || pthread_create(&thread, NULL, busy, NULL) == 0);
 
     idist_desc d = exec_desc(&report);
     d.start_method = NULL;
     tap_is(idist_spawn(forked, in_worker ? &thread : NULL, 2, &d), IDIST_OK, "a call before: forked");
+    TAP_REQUIRE(beside || pthread_create(&thread, NULL, busy, NULL) == 0);
     TAP_REQUIRE(pthread_create(&blocked, NULL, reader, NULL) == 0);
     run(3, SUMS, -1, 0, 0, "three workers run the program anew");
     run(1, SUMS, -1, 0, 0, "one worker");
