@@ -611,7 +611,9 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     if (error != cudaSuccess) snprintf(why, sizeof why, "%s", cudaGetErrorString(error));
     cudaGetLastError();
     if (s == IDIST_OK) s = idist__gpu_all_could(g, error != cudaSuccess, why, sizeof why, &all);
-    if (s == IDIST_OK && !all) {
+    if (s == IDIST_OK && !all && idist__gpu_of(g->w)->cards[0].wanted == IDIST__BY_IPC)
+        s = idist__fail(IDIST_ERR_UNSUPPORTED, "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without", why);
+    else if (s == IDIST_OK && !all) {
         idist__log_print(&g->w->log, IDIST_LOG_WARN, "CUDA IPC cannot be used (%s): device memory is staged", why);
         idist__ipc_free(g);
         gg->path = IDIST__BY_STAGING;

@@ -43,11 +43,12 @@ HOW DEVICE MEMORY TRAVELS
 CALLS
 
     blocking          begins after what the legacy default stream holds; the result is there on return. Work on other streams
-                      is yours to synchronise.
+                      is yours to synchronise. (It clears what cudaGetLastError would say: ask before.)
     opts.stream       begins after what that stream holds; what comes to the stream later sees the result. What NCCL serves
-                      is enqueued and returns, and may be captured into a graph (the first call of a group may not);
-                      what it does not serve blocks while the host's part runs. Keep the buffers until the stream is
-                      through; what goes wrong then is an error of a later call.
+                      is enqueued and returns, and may be captured into a graph (the first call of a group may not;
+                      destroy the graph before the group: NCCL waits for that); what it does not serve blocks while the
+                      host's part runs. Keep the buffers until the stream is through; what goes wrong then is an error
+                      of a later call.
     opts.request      goes on beside the program until idist_wait or idist_test, or until idist_wait_stream has told a stream
                       to wait for it. With a stream as well: begins after what the stream holds now.
     idist_group_begin / _end   hand NCCL all calls between them at once.
@@ -71,7 +72,7 @@ WHEN THERE IS NO DEVICE
 
     No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"), the CPU path works as
     ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1") on any
-    rank, it is an error of idist_initialize on all; so is NCCL that was asked for and is not there. For a program that
+    rank, it is an error of idist_initialize on all; so are NCCL and IPC asked for where they cannot be. For a program that
     starts without libcudart.so, link libcudart_static.a. All ranks include this header, or none does.
 
 CONTENTS
@@ -333,7 +334,8 @@ typedef struct idist__gpu {         // of a world
     idist__nccl nccl;
     bool nccl_f8; // it reduces floats of 8 bits
     int device;
-    idist__gpu_card *cards; // of all ranks
+    const pthread_t *thread; // the world's own
+    idist__gpu_card *cards;  // of all ranks
     idist__pinned *spare;
     int nwaiting;                       // calls that wait for the device
     int64_t nap_ns;                     // of who waits for it
@@ -395,10 +397,13 @@ typedef struct idist__gpu_op {
     idist_recv_info info;
     uint64_t slip[2];   // before a send on a stream: how many bytes
     void *comm;         // NULL: it was aborted
+    void *away;         // what an all_to_all in place sends, out of the way
+    uint64_t *counts;   // where only pairs of ranks know them: ours, theirs, and what we expect of them
     const void *holder; // the thread whose idist_group_begin holds it back
     idist__task *held;  // the next of those
     idist__task *after; // the next in the group's queue
     cudaEvent_t event;  // not cleared from here on
+    uint64_t *room;     // of counts
     idist__gpu_slot slots[IDIST__GPU_SLOTS];
 } idist__gpu_op;
 
@@ -440,6 +445,8 @@ static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
     guard.mode = cudaStreamCaptureModeRelaxed;
     cudaGetDevice(&guard.device);
     if (guard.device != gpu->device) cudaSetDevice(gpu->device);
+    // Back to device 0, where a thread begins, would make a context there: our own thread stays.
+    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) guard.device = gpu->device;
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
     return guard;
 }
@@ -457,8 +464,7 @@ static bool idist__pinned_make(const idist__world *w, idist__pinned *p, size_t n
     p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
     if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
     if (!p->at) p->nbytes = 0;
-    if (p->at) cudaHostRegister(p->at, p->nbytes, cudaHostRegisterPortable);
-    cudaGetLastError();
+    if (p->at && cudaHostRegister(p->at, p->nbytes, cudaHostRegisterPortable) != cudaSuccess) cudaGetLastError();
     return p->at != NULL;
 }
 
@@ -685,40 +691,31 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
 // What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
 static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c, const void *send,
                                 void *comm, cudaStream_t stream) {
-    size_t size = idist_dtype_size(c->dtype), count;
+    size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
     for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
-        const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &count);
-        if (i == me) {
-            size_t there;
-            char *to = idist__call_part(c, (char *)c->recv, me, me, false, &there);
-            if (count && from != to && cudaMemcpyAsync(to, from, count * size, cudaMemcpyDefault, stream) != cudaSuccess)
-                result = IDIST__NCCL_CUDA_ERROR;
-            continue;
-        }
-        if (count) result = nccl->Send(from, count * size, IDIST__NCCL_U8, i, comm, stream);
-        if (result == IDIST__NCCL_OK) {
-            char *to = idist__call_part(c, (char *)c->recv, i, me, false, &count);
-            if (count) result = nccl->Recv(to, count * size, IDIST__NCCL_U8, i, comm, stream);
-        }
+        const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
+        char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
+        if (i == me && sent && from != to &&
+            cudaMemcpyAsync(to, from, sent * size, cudaMemcpyDefault, stream) != cudaSuccess)
+            result = IDIST__NCCL_CUDA_ERROR;
+        if (i != me && sent) result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
+        if (i != me && got && result == IDIST__NCCL_OK) result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
     end = nccl->GroupEnd();
     return result == IDIST__NCCL_OK ? end : result;
 }
 
-// An all_to_all in place: what is sent must be out of the way first.
+// An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it behind the kernels.
 static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
-                                cudaStream_t stream) {
+                                cudaStream_t stream, void **away) {
     size_t nbytes = (size_t)g->size * c->count * idist_dtype_size(c->dtype);
-    void *away = NULL;
-    int result = IDIST__NCCL_CUDA_ERROR;
     if (!nbytes) return IDIST__NCCL_OK;
-    if (cudaMallocAsync(&away, nbytes, stream) != cudaSuccess) return result;
-    if (cudaMemcpyAsync(away, c->send, nbytes, cudaMemcpyDefault, stream) == cudaSuccess)
-        result = idist__nccl_exchange(nccl, g, c, away, comm, stream);
-    cudaFreeAsync(away, stream);
-    return result;
+    if (cudaMallocAsync(away, nbytes, stream) != cudaSuccess ||
+        cudaMemcpyAsync(*away, c->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
+        return IDIST__NCCL_CUDA_ERROR;
+    return idist__nccl_exchange(nccl, g, c, *away, comm, stream);
 }
 
 static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
@@ -736,15 +733,16 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
     return result == IDIST__NCCL_OK ? end : result;
 }
 
-static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, const idist__call *c, void *comm,
-                             cudaStream_t stream) {
+static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op, cudaStream_t stream) {
     const idist__nccl *nccl = &gpu->nccl;
+    const idist__call *c = &op->call;
+    void *comm = op->comm;
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
     if (!comm) return IDIST__NCCL_OK; // the group has failed
     if (c->kind == IDIST__BARRIER)
         return nccl->AllReduce(gpu->word, gpu->word, 1, IDIST__NCCL_I32, IDIST__NCCL_MAX, comm, stream);
     if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
-    if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv) return idist__nccl_in_place(nccl, g, c, comm, stream);
+    if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv) return idist__nccl_in_place(nccl, g, c, comm, stream, &op->away);
     if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER || c->kind == IDIST__SCATTER)
         return idist__nccl_exchange(nccl, g, c, c->send, comm, stream);
     if (!nbytes) return IDIST__NCCL_OK;
@@ -809,17 +807,18 @@ static bool idist__nccl_free(void *arg) { // whether no other thread is inside N
 // Where only pairs of ranks know how much goes from one to the other: what this rank sends, room for what the others say
 // that they send, and what it expects of them. The caller's counts may be gone when they have come.
 static bool idist__nccl_note_counts(idist__task *t) {
-    const idist__call *c = &idist__gpu_op_of(t)->call;
-    idist__pinned **memory = &idist__gpu_op_of(t)->slots[0].memory;
-    int i, n = t->group->size;
-    if (!idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_GATHERV) return true; // those are in the print
-    if ((*memory = idist__pinned_take(t->group->w, 3 * sizeof(uint64_t) * (size_t)n)) == NULL) {
+    const idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    int i, n = g->size;
+    if (!idist__kind_is_v(op->call.kind) || op->call.kind == IDIST__ALL_GATHERV) return true; // those are in the print
+    if (!op->room) op->room = (uint64_t *)idist__mem_alloc(&g->w->cfg.mem, 3 * sizeof *op->room * (size_t)g->w->group.size);
+    if ((op->counts = op->room) == NULL) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
     for (i = 0; i < n; i++) {
-        ((uint64_t *)(*memory)->at)[i] = idist__call_count(t->group, c, i, true);
-        ((uint64_t *)(*memory)->at)[2 * n + i] = idist__call_count(t->group, c, i, false);
+        op->counts[i] = idist__call_count(g, &op->call, i, true);
+        op->counts[2 * n + i] = idist__call_count(g, &op->call, i, false);
     }
     return true;
 }
@@ -829,20 +828,14 @@ static void idist__nccl_meet(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__call part;
-    if (op->slots[0].memory) {
-        uint64_t *counts = (uint64_t *)op->slots[0].memory->at;
-        idist__call_init(&part, IDIST__ALL_TO_ALL, counts, counts + t->group->size, 1, IDIST_U64);
-        idist__gpu_part(t, &part);
-        return;
+    idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    if (op->counts) idist__call_init(&part, IDIST__ALL_TO_ALL, op->counts, op->counts + t->group->size, 1, IDIST_U64);
+    if (idist__kind_is_p2p(c->kind)) {
+        idist__call_init(&part, c->kind, op->slip, op->slip, 1, IDIST_U64);
+        part.root = c->root;
+        part.tag = c->tag;
+        op->slip[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
     }
-    if (!idist__kind_is_p2p(c->kind)) {
-        idist__gpu_meet(t);
-        return;
-    }
-    idist__call_init(&part, c->kind, op->slip, op->slip, 1, IDIST_U64);
-    part.root = c->root;
-    part.tag = c->tag;
-    op->slip[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
     idist__gpu_part(t, &part);
 }
 
@@ -851,15 +844,14 @@ static void idist__nccl_meet(idist__task *t) {
 static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__pinned *memory = op->slots[0].memory;
     int i;
     if (op->call.kind == IDIST__RECV && op->slip[0] != op->call.count * op->size) {
         idist__counts_text(g->ranks[op->call.root], op->slip[0], g->ranks[g->rank], op->call.count * op->size, "bytes", t,
                            text, cap);
         return false;
     }
-    for (i = 0; memory && i < g->size; i++) {
-        const uint64_t *sent = (const uint64_t *)memory->at + g->size, *expected = sent + g->size;
+    for (i = 0; op->counts && i < g->size; i++) {
+        const uint64_t *sent = op->counts + g->size, *expected = sent + g->size;
         if (sent[i] == expected[i]) continue;
         idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t, text, cap);
         return false;
@@ -897,8 +889,7 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     }
     if (several) gpu->nccl.GroupStart();
     for (t = first; t && *error == cudaSuccess && result == IDIST__NCCL_OK; t = idist__gpu_op_of(t)->held)
-        result =
-            idist__nccl_issue(gpu, t->group, &idist__gpu_op_of(t)->call, idist__gpu_op_of(t)->comm, idist__nccl_stream(t));
+        result = idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t));
     if (several) end = gpu->nccl.GroupEnd();
     if (result == IDIST__NCCL_OK) result = end;
     for (t = first; t && result == IDIST__NCCL_IN_PROGRESS;) { // the user's communicators may be such that do not block
@@ -911,8 +902,12 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
         if (!comm) break;
         if (result == IDIST__NCCL_OK && (t = idist__gpu_op_of(t)->held) != NULL) result = IDIST__NCCL_IN_PROGRESS;
     }
-    for (t = first; t && *error == cudaSuccess && result == IDIST__NCCL_OK; t = idist__gpu_op_of(t)->held)
-        if (!t->detached) *error = cudaEventRecord(idist__gpu_op_of(t)->event, idist__nccl_stream(t));
+    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
+        idist__gpu_op *op = idist__gpu_op_of(t);
+        if (op->away) *error = cudaFreeAsync(op->away, idist__nccl_stream(t));
+        if (t->detached || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
+        *error = cudaEventRecord(op->event, idist__nccl_stream(t));
+    }
     return result;
 }
 
@@ -1370,14 +1365,15 @@ static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__cal
     return path == IDIST__BY_IPC && idist__ipc_takes(g, c) ? path : IDIST__BY_STAGING;
 }
 
-// A capture cannot take a call in which the host has something to do.
+// A capture cannot take a call in which the host has something to do, nor one that waits for the default stream while a
+// stream is captured which the default stream waits for.
 static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o, const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (!o->stream) return IDIST_OK;
-    if (cudaStreamIsCapturing((cudaStream_t)o->stream, &capture) != cudaSuccess) {
-        cudaGetLastError();
-        return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
-    }
+    cudaError_t error = cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
+    if (error != cudaSuccess) cudaGetLastError();
+    if (error == cudaErrorStreamCaptureImplicit)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: the default stream, while a stream is captured that blocks it", name);
+    if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
     if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
@@ -1395,7 +1391,7 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
     stream = o->request ? NULL : o->stream;
     nccl = idist__gpu_path_of(g, c, stream) == IDIST__BY_NCCL;
     if (!nccl) s = idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
-    else if (o->request) s = idist__gpu_check_capture(name, o, "a call with a request");
+    else if (!stream || stream == (void *)cudaStreamLegacy) s = idist__gpu_check_capture(name, o, "a call with a request");
     if (s == IDIST_OK && !idist__gpu_group_of(g)->ready && idist__gpu_path_of(g, c, stream) != IDIST__BY_STAGING) {
         if (p2p)
             return idist__fail(IDIST_ERR_STATE, "%s: NCCL is not there yet: make a collective call on the group first",
@@ -1484,6 +1480,7 @@ static void idist__gpu_op_free(idist__task *t) {
         if (op->slots[i].out) cudaEventDestroy(op->slots[i].out);
         if (op->slots[i].in) cudaEventDestroy(op->slots[i].in);
     }
+    idist__mem_free(&t->group->w->cfg.mem, op->room);
     idist__mem_free(&t->group->w->cfg.mem, op);
     t->device = NULL;
 }
@@ -1762,7 +1759,9 @@ static void idist__gpu_free(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
-        idist__log_print(&w->log, IDIST_LOG_WARN, "ncclCommDestroy has not come back: another rank has not got there");
+        idist__log_print(
+            &w->log, IDIST_LOG_WARN,
+            "ncclCommDestroy has not come back: another rank has not got there, or a graph is left that holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_end(w);
     if (gpu->word) cudaFree(gpu->word);
@@ -1925,6 +1924,7 @@ static idist_status idist__gpu_agree(idist__world *w, bool *all) {
 static void idist__gpu_install(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     gpu->under = w->backend;
+    gpu->thread = &w->thread;
     gpu->nap_ns = IDIST__GPU_LOOK_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_start;

@@ -457,12 +457,15 @@ static cudaError_t check_unsafe(void) {
     return cudaSuccess;
 }
 
-// The NULL stream would wait for a blocking stream that captures.
-static cudaError_t check_implicit(cudaStream_t s) {
+// The blocking stream that captures, for which the NULL stream would wait.
+static cudaStream_t in_the_way(cudaStream_t s) {
     for (cudaStream_t other = streams; s->is_null && other; other = other->next)
-        if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
-            return spoil(other->capture, cudaErrorStreamCaptureImplicit);
-    return cudaSuccess;
+        if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking)) return other;
+    return NULL;
+}
+static cudaError_t check_implicit(cudaStream_t s) {
+    cudaStream_t other = in_the_way(s);
+    return other ? spoil(other->capture, cudaErrorStreamCaptureImplicit) : cudaSuccess;
 }
 
 static cudaError_t enqueue(cudaStream_t s, fake_work w) {
@@ -564,15 +567,18 @@ static block *new_block(block_kind kind, size_t size, int fd) {
     return b;
 }
 
-static cudaError_t allocate(void **pointer, size_t size, block_kind kind) {
-    pthread_mutex_lock(&lock);
-    cudaError_t error = pointer ? check_unsafe() : cudaErrorInvalidValue;
-    if (error) return unlock(error);
+static cudaError_t allocate_anyway(void **pointer, size_t size, block_kind kind) {
     *pointer = NULL;
     if (size == 0) return unlock(cudaSuccess);
     block *b = size < (size_t)1 << 40 ? new_block(kind, size, -1) : NULL;
     if (b) *pointer = b->base;
     return unlock(b ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+static cudaError_t allocate(void **pointer, size_t size, block_kind kind) {
+    pthread_mutex_lock(&lock);
+    cudaError_t error = pointer ? check_unsafe() : cudaErrorInvalidValue;
+    return error ? unlock(error) : allocate_anyway(pointer, size, kind);
 }
 
 static cudaError_t release(void *pointer, block_kind kind, cudaError_t unknown) {
@@ -966,11 +972,15 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return fake_enqueue(stream, (fake_work){run_host_call, NULL, free, call, false});
 }
 
-// Memory in the order of a stream: here it is there at once, and goes when the stream gets to it.
+// Memory in the order of a stream: here it is there at once, and goes when the stream gets to it. That of a graph stays.
 cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
     ENTER();
-    (void)stream;
-    return allocate(pointer, size, BLOCK_DEVICE);
+    REQUIRE(pointer, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    if (s->capture && s->capture->invalid) return unlock(cudaErrorStreamCaptureInvalidated);
+    return allocate_anyway(pointer, size, BLOCK_DEVICE);
 }
 
 static void run_free(void *arg, uint64_t ticket) {
@@ -985,6 +995,11 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
     ENTER();
     if (!pointer) return cudaSuccess;
     REQUIRE(fake_host_view(pointer), cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    bool stays = s && s->capture;
+    pthread_mutex_unlock(&lock);
+    if (stays) return cudaSuccess;
     return fake_enqueue(stream, (fake_work){run_free, NULL, NULL, pointer, true});
 }
 
@@ -1372,8 +1387,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     REQUIRE(status, cudaErrorInvalidValue);
     pthread_mutex_lock(&lock);
     cudaStream_t s = find_stream(stream);
-    cudaError_t error = s ? check_implicit(s) : cudaErrorInvalidResourceHandle;
-    if (error) return unlock(error);
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    if (in_the_way(s)) return unlock(cudaErrorStreamCaptureImplicit); // to ask spoils nothing
     *status = !s->capture           ? cudaStreamCaptureStatusNone
               : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                     : cudaStreamCaptureStatusActive;

@@ -445,6 +445,13 @@ static void captures(void) {
     OK(cudaStreamDestroy(s));
     OK(cudaStreamCreate(&s)); // the NULL stream may not wait for what captures
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    CHECK_IS(last(cudaStreamIsCapturing(cudaStreamLegacy, &status)), cudaErrorStreamCaptureImplicit);
+    OK(cudaStreamIsCapturing(s, &status)); // to ask spoils nothing, memory in the stream's order neither
+    CHECK_IS(status, cudaStreamCaptureStatusActive);
+    OK(cudaMallocAsync((void **)&d, 8, s));
+    OK(cudaFreeAsync(d, s));
+    OK(cudaStreamIsCapturing(s, &status));
+    CHECK_IS(status, cudaStreamCaptureStatusActive);
     CHECK_IS(last(cudaMemsetAsync(d, 1, 8, NULL)), cudaErrorStreamCaptureImplicit);
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
     OK(cudaEventDestroy(forks));

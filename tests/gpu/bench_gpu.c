@@ -14,8 +14,6 @@
 #define IDIST_IMPLEMENTATION
 #include "gpu.h"
 
-#include <nccl.h>
-
 typedef struct options {
     const char *backends, *ranks, *markdown;
     size_t first, last, copy_nbytes;
@@ -185,10 +183,12 @@ static double measure(const bench *b, size_t nbytes) {
 // the cost of a call beside NCCL's own
 //------------------------------------------------------------------------------
 
-typedef ncclResult_t (*all_reduce_fn)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t);
+// ncclAllReduce as libnccl.so.2 has it: nccl.h need not be there.
+typedef int (*all_reduce_fn)(const void *, void *, size_t, int dtype, int op, void *comm, cudaStream_t);
+enum { NCCL_SUCCESS = 0, NCCL_FLOAT = 7, NCCL_SUM = 0 };
 
 // Seconds that the caller spends per call; what the calls do comes later.
-static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, ncclComm_t comm) {
+static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, void *comm) {
     enum { CALLS = 32 };
     idist_opts o;
     memset(&o, 0, sizeof o);
@@ -197,7 +197,7 @@ static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, ncclComm
     double start = seconds_now();
     for (int i = 0; i < CALLS; i++)
         if (!nccl) IDIST_OK_OR_LEAVE(idist_all_reduce(b->send, b->recv, count, IDIST_F32, IDIST_SUM, &o));
-        else if (nccl(b->send, b->recv, count, ncclFloat, ncclSum, comm, b->me->stream) != ncclSuccess)
+        else if (nccl(b->send, b->recv, count, NCCL_FLOAT, NCCL_SUM, comm, b->me->stream) != NCCL_SUCCESS)
             gpu_give_up("ncclAllReduce", "failed");
     double seconds = (seconds_now() - start) / CALLS;
     CUDA(cudaStreamSynchronize(b->me->stream));
@@ -207,7 +207,7 @@ static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, ncclComm
 static void measure_enqueue(bench *b) {
     static const size_t counts[2] = {1, 16384};
     void *library = dlopen(gpu_nccl_file(), RTLD_NOW | RTLD_LOCAL); // the one that idist has loaded
-    ncclComm_t comm = (ncclComm_t)idist_nccl_comm(NULL);
+    void *comm = idist_nccl_comm(NULL);
     all_reduce_fn nccl = NULL;
     if (library) *(void **)&nccl = dlsym(library, "ncclAllReduce");
     if (!comm || !nccl) {
@@ -312,7 +312,7 @@ static void print_enqueue(void) {
 
 // The time of the largest all_reduce in F32 of this world, in us; 0 when there is none.
 static double run_world(const char *backend, int n, bool each_its_own, bool *failed) {
-    gpu_world w = {backend, n, each_its_own, 500, false, -1};
+    gpu_world w = {backend, n, each_its_own, gpu_seconds(300), false, -1};
     gpu_shared *shared = gpu_shared_area();
     char why[1000], name[100];
     double copy_rate = found->copy_rate;

@@ -7,12 +7,12 @@
 #     tests/gpu/bench_gpu.sh --fake                                 on the stand-ins of tests/fake, to see that it runs
 #
 # Also ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G), MARKDOWN (the file), and SECONDS_MAX
-# (default 3000), which ends all of it.
+# (default 3000), which ends all of it; WORLD_SECONDS (default 300) ends one set of ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh
 . "$ROOT/tests/lib/gpu.sh"
-export IDIST_LOG=error IDIST_TIMEOUT_MS=120000
+export IDIST_LOG=${IDIST_LOG:-warn} IDIST_TIMEOUT_MS=120000
 
 fake=no
 [ "${1:-}" != --fake ] || fake=yes
@@ -27,11 +27,6 @@ if [ "$fake" = yes ]; then
 fi
 [ -z "${SIZES:-}" ] || options+=(-b "${SIZES%:*}" -e "${SIZES#*:}")
 [ -z "${COPY:-}" ] || options+=(-copy "$COPY")
-[ "$fake" = yes ] && [ -z "${MARKDOWN:-}" ] || options+=(-markdown "$WORK/results.md")
+mkdir -p build
+[ "$fake" = yes ] && [ -z "${MARKDOWN:-}" ] || options+=(-markdown "${MARKDOWN:-build/gpu_results.md}") # grows line by line
 timeout -k 10 "${SECONDS_MAX:-3000}" "${GPU_ENV[@]}" "$WORK/bench_gpu" "${options[@]}" </dev/null
-rc=$?
-if [ -s "$WORK/results.md" ]; then
-    mkdir -p build
-    cp "$WORK/results.md" "${MARKDOWN:-build/gpu_results.md}"
-fi
-exit $rc

@@ -34,6 +34,12 @@ typedef struct gpu_machine {
 
 enum { GPU_MAX_CASES = 16 };
 
+// How long a set of ranks may take.
+static inline int gpu_seconds(int without) {
+    const char *text = getenv("WORLD_SECONDS");
+    return text && atoi(text) > 0 ? atoi(text) : without;
+}
+
 typedef struct gpu_shared {
     gpu_machine machine;
     gpu_case cases[GPU_MAX_CASES];

@@ -6,13 +6,13 @@
 #     SMALL=1 THIN=5 tests/gpu/test_gpu.sh                   no large messages, every 5th combination
 #     tests/gpu/test_gpu.sh --fake                           small, on the stand-ins of tests/fake: no GPU needed
 #
-# SECONDS_MAX (default 1800) ends all of it.
+# SECONDS_MAX (default 1800) ends all of it, WORLD_SECONDS (default 120) one set of ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh
 . "$ROOT/tests/lib/gpu.sh"
 
-export IDIST_LOG=error
+export IDIST_LOG=${IDIST_LOG:-warn}
 fake=no
 [ "${1:-}" != --fake ] || fake=yes
 gpu_build "$WORK/test_gpu" tests/gpu/test_gpu.c "$fake"

@@ -1,5 +1,5 @@
 # gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of tests/fake. Source it after
-# tap.sh. Needs cc, the CUDA runtime and nccl.h; libnccl.so.2 is loaded when there is one.
+# tap.sh. Needs cc, the CUDA runtime, and nccl.h for the stand-ins; libnccl.so.2 is loaded when there is one.
 # shellcheck shell=bash
 
 gpu_skip() {
@@ -7,12 +7,14 @@ gpu_skip() {
     exit 0
 }
 
-# Folders that may have a CUDA toolkit or NCCL, those named first.
+# Folders that may have a CUDA toolkit or NCCL, those named first, that of a Python package (nvidia-nccl-cu13) last.
 gpu_places() {
     local nvcc
     printf '%s\n' "${CUDA_HOME:-}" "${NCCL_HOME:-}"
     nvcc=$(command -v nvcc) && dirname "$(dirname "$(readlink -f "$nvcc")")"
     printf '%s\n' /usr/local/cuda /usr/local /usr
+    python3 -c 'import nvidia.nccl as m; print(list(m.__path__)[0])' 2>/dev/null
+    return 0
 }
 gpu_header() { # NAME: the folder that has it
     local at
@@ -49,11 +51,11 @@ gpu_cc() {
 # PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a libnccl.so.2 that is loaded
 # as the real one is. Sets GPU_ENV, which the program needs around it. Does not return when it cannot be.
 gpu_build() {
-    local program=$1 source=$2 fake=$3 cuda nccl runtime library flags
+    local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags
     cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
-    nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
+    [ "$fake" = no ] || nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
     flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib -Itests/gpu -isystem "$cuda")
-    [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
+    [ -z "$nccl" ] || [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
     flags+=(-pthread)
     if [ "$fake" = yes ]; then flags+=(-O1)
     elif [ -e /dev/nvidia0 ]; then flags+=(-O2)
