@@ -409,7 +409,10 @@ typedef struct idist_checkpoint_desc {
 // Writes tensors and a struct of yours (info: what epoch, what rate; may be NULL, and may differ on other ranks, where it is
 // not looked at) as folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the folder, fsync, rename, fsync of the
 // folder. Then removes those beyond the `keep` best; of equal scores the later one is better. A file that is not among the
-// best is not written at all. A crash at any moment leaves whole files, and at most a temporary one, which the next removes.
+// best is not written at all, and none whose name (SCORE is %.6g) a file with a better score has. All files of that prefix
+// count, also those of earlier runs and what is damaged behind its head: give each training a folder of its own. What is not
+// written the log tells, at info level; as a warning when the better file is of a later step, so that another run wrote it.
+// A crash at any moment leaves whole files, and at most a temporary one, which the next removes.
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: nothing was lost that was there before. IDIST_ERR_ARG: a score that is not a number.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
                                              const idist_tensor *tensors, int n, const void *info, size_t info_nbytes,
@@ -1869,11 +1872,8 @@ static int idist__checkpoint_sync(int fd) {
 }
 
 // The name appears when all bytes are on the disk, and never again without them.
-static int idist__checkpoint_write(int folder, const char *name, const idist__checkpoint *c) {
-    char temporary[300];
-    int err, fd;
-    snprintf(temporary, sizeof temporary, ".%s.tmp", name);
-    fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+static int idist__checkpoint_write(int folder, const char *temporary, const char *name, const idist__checkpoint *c) {
+    int err, fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
     err = idist__checkpoint_put_all(fd, c);
     if (!err) err = idist__checkpoint_sync(fd);
@@ -1884,17 +1884,44 @@ static int idist__checkpoint_write(int folder, const char *name, const idist__ch
     return err;
 }
 
+// The file that keeps this one from being written: one of its name with a better score, or, when `keep` are better, the best
+// of those, of a later step if there is such a one. NULL: nothing does.
+static const idist__checkpoint_file *idist__checkpoint_rival(const idist_checkpoint_desc *d,
+                                                             const idist__checkpoint_file *files, int n,
+                                                             const idist__checkpoint_file *file) {
+    const idist__checkpoint_file *pick = NULL;
+    int i, keep = d->keep ? d->keep : 1;
+    bool full = keep > 0 && idist__checkpoint_n_better(files, n, file, d->low_is_best) >= keep;
+    for (i = 0; i < n; i++) {
+        bool later = files[i].step > file->step, picked = pick && pick->step > file->step;
+        if (!idist__checkpoint_better(&files[i], file, d->low_is_best)) continue;
+        if (strcmp(files[i].name, file->name) == 0) return &files[i];
+        if (!full || (pick && later < picked)) continue;
+        if (!pick || later > picked || idist__checkpoint_better(&files[i], pick, d->low_is_best)) pick = &files[i];
+    }
+    return pick;
+}
+
 static idist_status idist__checkpoint_save_in(const idist_checkpoint_desc *d, int folder, const char *prefix,
-                                              const idist__checkpoint *c, const idist__checkpoint_file *file) {
+                                              const idist__checkpoint *c, const idist__checkpoint_file *file,
+                                              const idist__log *log) {
     idist__checkpoint_file *files;
+    const idist__checkpoint_file *rival;
+    char temporary[300];
     int n, i, err = 0, keep = d->keep ? d->keep : 1;
-    bool best;
     idist_status s = idist__checkpoint_list(d->folder, prefix, folder, true, &files, &n);
-    best = s == IDIST_OK && (keep < 0 || idist__checkpoint_n_better(files, n, file, d->low_is_best) < keep);
-    if (best) err = idist__checkpoint_write(folder, file->name, c);
+    rival = s == IDIST_OK ? idist__checkpoint_rival(d, files, n, file) : NULL;
+    if (rival) {
+        bool later = rival->step > file->step;
+        idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "checkpoint_save: %s is not written to %s: %s there is better%s", file->name, d->folder,
+                         rival->name, later ? ", and of a later step: files of an earlier run count" : "");
+    }
+    snprintf(temporary, sizeof temporary, ".%s.tmp", file->name);
     free(files);
-    if (!best) return s;
-    if (err) return idist__checkpoint_fail("checkpoint_save", d->folder, file->name, err);
+    if (s != IDIST_OK || rival) return s;
+    err = idist__checkpoint_write(folder, temporary, file->name, c);
+    if (err) return idist__checkpoint_fail("checkpoint_save", d->folder, err == EEXIST ? temporary : file->name, err);
     if (keep < 0) return IDIST_OK;
     s = idist__checkpoint_list(d->folder, prefix, folder, false, &files, &n);
     for (i = 0; i < n && s == IDIST_OK; i++) {
@@ -1930,6 +1957,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
     const char *prefix = NULL;
     int folder = -1;
     idist_status s = idist__agree_enter("checkpoint_save", opts, &o);
+    const idist__world *w = o.group ? o.group->w : idist__world_default();
     if (s != IDIST_OK || idist_group_rank(o.group) != 0) return s == IDIST_OK ? idist__agree(s, &o) : s;
     s = idist__checkpoint_make("checkpoint_save", &c, tensors, n, info, info_nbytes);
     if (s == IDIST_OK && score != score) s = idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is not a number");
@@ -1940,7 +1968,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
         memcpy(&c.head[IDIST__HEAD_SCORE], &score, sizeof score);
         c.head[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(c.head);
         snprintf(file.name, sizeof file.name, "%s_%llu_score=%.6g.idist", prefix, (unsigned long long)step, score);
-        s = idist__checkpoint_save_in(desc, folder, prefix, &c, &file);
+        s = idist__checkpoint_save_in(desc, folder, prefix, &c, &file, &w->log);
     }
     idist__os_close(&folder);
     free(c.table);
