@@ -570,13 +570,19 @@ static void disagree(idist_group *world, int rank, int n, void *arg) {
         if (rank == odd && how == 4) m.desc.find_unused = true;
         if (rank == odd && how == 5) m.params[1].data = NULL;
         if (rank == odd && how == 6) m.desc.n_buffers = 1, m.desc.buffers = m.params;
-        if (rank == odd && how == 7) m.desc.postscale = 2;
+        if (rank == odd && how == 7) m.desc.postscale = 2.5;
         rank_is(rank, idist_ddp_create(&m.desc, &ddp), want);
         rank_check(!ddp && (rank == odd || text_names_rank(idist_last_error(), odd)), "rank %d, %d: \"%s\"", rank, how,
                    idist_last_error());
-        if (how == 0)
-            rank_check(strstr(idist_last_error(), "parameter 5 is F32 x 16") && strstr(idist_last_error(), "F32 x 17"),
-                       "\"%s\"", idist_last_error());
+        static const char *const texts[8] = {"parameter 5 is F32 x 16 here, and F32 x 17 on rank 0",
+                                             "gradient 2 is I32",
+                                             "number of parameters is 8 here, and 9 on rank 0",
+                                             "bucket_nbytes is 7000 here, and 6000 on rank 0",
+                                             "find_unused is 1 here, and 0 on rank 0",
+                                             "parameter 1 is NULL",
+                                             "number of buffers is 1 here, and 0 on rank 0",
+                                             "postscale is 2.5 here, and 1 on rank 0"};
+        rank_check(strstr(idist_last_error(), texts[how]), "\"%s\"", idist_last_error());
         free(m.memory);
         rank_ok(rank, idist_all_reduce(&one, &one, 1, IDIST_I32, IDIST_MAX, &o));
     }
@@ -614,7 +620,9 @@ static void parameters(idist_group *world, int rank, int n, void *arg) {
     if (n > 1) {
         rank_is(rank, idist_broadcast_parameters(list, MANY, root, &o), IDIST_ERR_MISMATCH);
         rank_check(strstr(idist_last_error(), "parameter 150") != NULL, "\"%s\"", idist_last_error());
-        rank_is(rank, idist_broadcast_parameters(list, 100 + rank, root, &o), IDIST_ERR_MISMATCH);
+        rank_is(rank, idist_broadcast_parameters(list, rank == root ? 101 : 100, root, &o), IDIST_ERR_MISMATCH);
+        rank_check(strstr(idist_last_error(), "number of parameters is 100 here, and 101 on rank") != NULL, "\"%s\"",
+                   idist_last_error());
         rank_is(rank, idist_broadcast_optimizer_state(NULL, 0, &options, 4 + (size_t)rank, root, &o), IDIST_ERR_MISMATCH);
     }
     if (rank == 0) list[150].count--;
@@ -715,12 +723,48 @@ static void lost(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
+// A world of 1 sends nothing, and yet hears that it is gone.
+static void lost_alone(idist_group *world, int rank, int n, void *arg) {
+    bool begun = *(const int *)arg != 0;
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)n;
+    model_init(&m, world, rank, LAID_OUT, false);
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    one_step(&m, ddp, rank, 0);
+    if (begun) rank_ok(rank, idist_ddp_ready(ddp, 8));
+    rank_ok(rank, idist_abort(world));
+    if (!begun) rank_is(rank, idist_ddp_forward(ddp), IDIST_ERR_ABORTED);
+    if (!begun) rank_is(rank, idist_ddp_ready(ddp, 8), IDIST_ERR_ABORTED);
+    rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
+    rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+static void finalized(void) {
+    model m;
+    idist_ddp *ddp = NULL;
+    TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK);
+    model_init(&m, NULL, 0, LAID_OUT, false);
+    tap_is(idist_ddp_create(&m.desc, &ddp), IDIST_OK, "a ddp of a world of 1");
+    tap_is(idist_finalize(), IDIST_OK, "that is finalized");
+    tap_is(idist_ddp_forward(ddp), IDIST_ERR_STATE, "forward after it");
+    tap_is(idist_ddp_ready(ddp, 8), IDIST_ERR_STATE, "ready after it");
+    tap_is(idist_ddp_wait(ddp), IDIST_ERR_STATE, "wait after it");
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
 int main(void) {
     static const int sizes[] = {1, 2, 3, 8};
     static const idist_compression compressions[2] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16};
     int n_sizes = test_quick() ? 3 : 4;
     tap_deadline(60);
     assignment();
+    finalized();
+    for (int begun = 0; begun < 2; begun++)
+        ranks_case_fault(1, NULL, lost_alone, &begun, "a world of 1 that is gone, %s an iteration", begun ? "in" : "before");
     for (int k = 0; k < n_sizes; k++) {
         int n = sizes[k];
         for (int how = 0; how < 2 * N_LAYOUTS; how++)
