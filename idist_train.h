@@ -2536,6 +2536,7 @@ struct idist_ddp {
     uint8_t *used;       // per parameter: whether any rank had a gradient
     void *saved;         // gradients of this rank that zeros took the place of, one after the other, ...
     size_t saved_nbytes; // ... and the room for them, which is kept
+    float *held;         // I8 and find_unused: see idist__ddp_hold
     bool filled;         // in this iteration
     uint8_t *has_data;
     int size;                  // of the group
@@ -2755,6 +2756,34 @@ static void idist__ddp_trace(const idist__ddp_bucket *b) {
     idist_trace_span(name, "bucket", b->launched_ns, idist__os_now_ns(), args);
 }
 
+// What rounding took of gradients that are not there waits until they are, and zeros go out: before a call of the hook that
+// rounds it is set aside, and zeroed, after that put back. In `start` that are the gradients that this rank has not, in
+// `finish`, where a block of the sum is rounded, those that no rank has. (d->used knows either.)
+static idist_status idist__ddp_hold(idist_ddp *d, const idist__ddp_bucket *b, bool of_sum, bool back) {
+    const idist__packed *p = (const idist__packed *)b->pub.state;
+    const idist__memory *m = &d->how.memory;
+    size_t first = of_sum ? (size_t)idist_group_rank(d->desc.group) * p->block : 0; // in the bucket
+    size_t end = of_sum ? first + p->block : b->pub.count;
+    float *error = (float *)(of_sum ? p->own_error : p->error);
+    idist_status s = IDIST_OK;
+    int i;
+    for (i = 0; i < d->desc.n && s == IDIST_OK; i++) {
+        size_t from, to;
+        if (d->used[i] || !d->grads[i].count || &d->buckets[d->state[i].bucket] != b) continue;
+        from = (size_t)((char *)d->state[i].at - (char *)b->pub.data) / idist_dtype_size(b->pub.dtype);
+        to = from + d->grads[i].count < end ? from + d->grads[i].count : end;
+        from = from > first ? from : first;
+        if (from >= to) continue;
+        if (back) {
+            s = idist__memory_copy(m, error + (from - first), d->held + (from - first), (to - from) * sizeof *error);
+            continue;
+        }
+        s = idist__memory_copy(m, d->held + (from - first), error + (from - first), (to - from) * sizeof *error);
+        if (s == IDIST_OK) s = idist__memory_copy(m, error + (from - first), NULL, (to - from) * sizeof *error);
+    }
+    return s;
+}
+
 // Launches what is full. Nothing is computed beside the last one, so it waits for idist_ddp_wait (ending). What is launched
 // there are plain calls, one after the other: nobody has anything else to do.
 static idist_status idist__ddp_launch(idist_ddp *d, bool ending) {
@@ -2772,7 +2801,9 @@ static idist_status idist__ddp_launch(idist_ddp *d, bool ending) {
         if (!plain) b->pub.opts.request = &b->request;
         b->launched_ns = idist_trace_on() ? idist__os_now_ns() : 0;
         d->n_launched++;
-        s = idist__ddp_call_hook(d, d->hook.start, "start", b);
+        if (d->held && ending) s = idist__ddp_hold(d, b, false, false);
+        if (s == IDIST_OK) s = idist__ddp_call_hook(d, d->hook.start, "start", b);
+        if (d->held && ending && s == IDIST_OK) s = idist__ddp_hold(d, b, false, true);
     }
     return idist__ddp_fail(d, s);
 }
@@ -2842,7 +2873,9 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
     int b;
     for (b = 0; b < d->n_launched && s == IDIST_OK; b++) {
         d->buckets[b].pub.opts.request = NULL;
-        s = idist__ddp_call_hook(d, d->hook.finish, "finish", &d->buckets[b]);
+        if (d->held) s = idist__ddp_hold(d, &d->buckets[b], true, false);
+        if (s == IDIST_OK) s = idist__ddp_call_hook(d, d->hook.finish, "finish", &d->buckets[b]);
+        if (d->held && s == IDIST_OK) s = idist__ddp_hold(d, &d->buckets[b], true, true);
         idist__ddp_trace(&d->buckets[b]);
     }
     return idist__ddp_fail(d, s);
@@ -2986,6 +3019,7 @@ static idist_status idist__ddp_choose_hook(idist_ddp *d) {
                                             {idist__half_start, idist__half_finish, idist__packed_free, NULL},
                                             {idist__byte_start, idist__byte_finish, idist__packed_free, NULL}};
     int way = d->desc.compression == IDIST_COMPRESS_I8 ? 2 : d->desc.compression ? 1 : 0, b;
+    size_t largest = 0;
     idist_status s = IDIST_OK;
     if (d->desc.on_device)
         s = IDIST__OWN(idist__own_ready("ddp_create", &d->how.memory.opts, way || idist__ddp_is_scaled(&d->desc)));
@@ -2998,7 +3032,15 @@ static idist_status idist__ddp_choose_hook(idist_ddp *d) {
         d->hook.finish = way == 1 ? idist__half_finish_device : idist__byte_finish_device;
     }
 #endif
-    for (b = 0; b < d->n_buckets && way && s == IDIST_OK; b++) s = idist__packed_create(&d->how, &d->buckets[b].pub);
+    for (b = 0; b < d->n_buckets && way && s == IDIST_OK; b++) {
+        s = idist__packed_create(&d->how, &d->buckets[b].pub);
+        largest = d->buckets[b].pub.count > largest ? d->buckets[b].pub.count : largest;
+    }
+    if (way == 2 && d->desc.find_unused && s == IDIST_OK) {
+        void *held = NULL;
+        s = idist__memory_alloc(&d->how.memory, &held, largest * sizeof *d->held);
+        d->held = (float *)held;
+    }
     return s;
 }
 
@@ -3139,6 +3181,7 @@ void idist_ddp_free(idist_ddp **ddp) {
     }
     idist__memory_free(&d->how.memory, d->memory);
     idist__memory_free(&d->how.memory, d->saved);
+    idist__memory_free(&d->how.memory, d->held);
     free(d->buckets);
     free(d->params);
     free(d->grads);
