@@ -103,10 +103,10 @@ typedef struct idist_sampler_desc {
     void *arg;
 } idist_sampler_desc;
 
-// Local. The sampler starts in epoch 0, and keeps 8 bytes per sample of a rank. While it deals out an epoch (here, set_epoch,
-// set_state, reshard) it takes 8 per sample of the whole data set as well, and the last epoch's are still there; with an
-// order_fn 8 for each index that is asked of it. IDIST_ERR_ARG: no samples, or more than
-// 2^32 - 1 of them to shuffle; a rank outside 0 .. num_replicas - 1.
+// Local. The sampler starts in epoch 0, and keeps 8 bytes per sample of a rank. While it deals out an epoch (here, in
+// set_epoch, set_state, reshard) it takes 8 per sample of the whole data set besides, and those of the last epoch are still
+// there; with an order_fn 8 for each index that is asked of it. IDIST_ERR_ARG: no samples, or more than 2^32 - 1 of them to
+// shuffle; a rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc, idist_sampler **sampler);
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
