@@ -332,7 +332,8 @@ IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void
 
 // SyncBatchNorm, forward: mean and var (biased) of `channels` channels over the *count values per channel that this rank
 // has become those over all ranks, *count their number. Combined in rank order by the update of Chan, Golub and LeVeque
-// (1983): the same bits everywhere, and no cancellation. A rank may have *count == 0. Collective over opts->group.
+// (1983): the same bits everywhere, and no cancellation. A rank may have *count == 0. Collective over opts->group. When one
+// rank has no memory for it, all get IDIST_ERR_NO_MEMORY, here and backward, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64_t *count, const idist_opts *opts);
 // Backward: sums over all ranks of sum(dy) and sum(dy * (x - mean)), per channel.
 IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, int channels,
