@@ -72,7 +72,7 @@ extern "C" {
 // [trace_api:mark]  what the program adds to the timeline
 //
 // Any thread, at any time; without a timeline nothing happens. Names are UTF-8, and copied, of a long one the first 150
-// bytes or so; categories are ASCII, of up to 60 bytes.
+// bytes or so, and of a category the first 60 or so, but no part of a character.
 //------------------------------------------------------------------------------
 
 // Whether this process writes a timeline: IDIST_TRACE is set, and it has joined a world.
@@ -126,6 +126,8 @@ extern "C" {
 #define IDIST__TRACE_WINDOW ((size_t)64 * 1024)
 #define IDIST__TRACE_EVENT 2048 // bytes, at most
 #define IDIST__TRACE_NAME 160
+#define IDIST__TRACE_KIND 64
+#define IDIST__TRACE_FAR (INT64_MAX / 4) // ns, so that sums and differences of times fit
 #define IDIST__TRACE_ARGS 1000
 
 static pthread_mutex_t idist__trace_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -149,10 +151,14 @@ static void idist__trace_unmap(void) {
 // Moves the window to the end of the last event. 0 or an errno.
 static int idist__trace_map(void) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct rlimit limit;
     void *p;
     int rc;
     idist__trace_unmap();
     idist__trace.base = idist__trace.at / page * page;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < idist__trace.base + IDIST__TRACE_WINDOW)
+        return EFBIG; // found out by trying, it would be a signal
     if ((rc = idist__os_reserve(idist__trace.fd, idist__trace.base, IDIST__TRACE_WINDOW)) != 0) return rc;
     p = mmap(NULL, IDIST__TRACE_WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED, idist__trace.fd, (off_t)idist__trace.base);
     if (p == MAP_FAILED) return errno;
@@ -260,8 +266,8 @@ static void idist__trace_open(const idist__world *w) {
 typedef struct idist__lane {
     struct idist__lane *next;
     int pid, tid;
-    char kind[64];    // "request", or a category
-    int64_t until_ns; // taken until then
+    char kind[IDIST__TRACE_KIND]; // "request", or a category
+    int64_t until_ns;             // taken until then
 } idist__lane;
 
 typedef struct idist__track { // a rank; there are several where ranks are threads
@@ -275,6 +281,15 @@ IDIST__TLS struct idist__trace_thread {
     int tid;
     int depth; // begins without an end
 } idist__trace_me;
+
+// Copies text, of one that does not fit whole characters.
+static void idist__trace_cut(char *out, size_t cap, const char *text) {
+    size_t n = strlen(text);
+    if (n >= cap)
+        for (n = cap - 1; n && ((unsigned char)text[n] & 0xc0) == 0x80;) n--;
+    memcpy(out, text, n);
+    out[n] = 0;
+}
 
 // Copies text as the inside of a JSON string. What does not fit is left out, whole characters of it.
 static void idist__trace_quote(char *out, size_t cap, const char *text) {
@@ -341,9 +356,9 @@ static idist__track *idist__trace_track(const idist__world *w) {
 static idist__lane *idist__trace_lane(idist__track *track, const char *kind, int64_t start_ns) {
     idist__lane **at = &track->lanes;
     int nth = 1;
-    char text[64];
+    char text[80];
     for (; *at; at = &(*at)->next) {
-        if (strncmp((*at)->kind, kind, sizeof(*at)->kind - 1) != 0) continue;
+        if (strcmp((*at)->kind, kind) != 0) continue;
         if ((*at)->until_ns <= start_ns) return *at;
         nth++;
     }
@@ -521,15 +536,23 @@ void idist_trace_end(void) {
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
+static int64_t idist__trace_near(int64_t ns) {
+    return ns > IDIST__TRACE_FAR ? IDIST__TRACE_FAR : ns < -IDIST__TRACE_FAR ? -IDIST__TRACE_FAR : ns;
+}
+
 void idist_trace_span(const char *name, const char *category, int64_t start_ns, int64_t end_ns, const char *args) {
-    char event[IDIST__TRACE_EVENT], line[IDIST__TRACE_ARGS] = "";
-    const char *kind = category ? category : "compute";
-    bool own = strcmp(kind, "compute") == 0 || strcmp(kind, "call") == 0 || strcmp(kind, "wait") == 0;
-    int64_t ns = end_ns > start_ns ? end_ns - start_ns : 0;
+    char event[IDIST__TRACE_EVENT], line[IDIST__TRACE_ARGS] = "", kind[IDIST__TRACE_KIND];
     idist__track *track;
     idist__lane *lane = NULL;
+    int64_t ns;
     size_t i;
+    bool own;
     if (!idist__trace_is_on()) return;
+    idist__trace_cut(kind, sizeof kind, category ? category : "compute");
+    own = strcmp(kind, "compute") == 0 || strcmp(kind, "call") == 0 || strcmp(kind, "wait") == 0;
+    start_ns = idist__trace_near(start_ns);
+    end_ns = idist__trace_near(end_ns);
+    ns = end_ns > start_ns ? end_ns - start_ns : 0;
     if (args && strlen(args) < sizeof line) idist__copy_text(line, sizeof line, args);
     for (i = 0; line[i]; i++) // an event is a line; in JSON such a character stands between tokens only
         if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';

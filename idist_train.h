@@ -103,8 +103,10 @@ typedef struct idist_sampler_desc {
     void *arg;
 } idist_sampler_desc;
 
-// Local. The sampler starts in epoch 0, and takes 8 bytes per sample of a rank. IDIST_ERR_ARG: no samples, or more than
-// 2^32 - 1 of them to shuffle; a rank outside 0 .. num_replicas - 1.
+// Local. The sampler starts in epoch 0, and keeps 8 bytes per sample of a rank. While it deals out an epoch (here, in
+// set_epoch, set_state, reshard) it takes 8 per sample of the whole data set besides, and those of the last epoch are still
+// there; with an order_fn 8 for each index that is asked of it. IDIST_ERR_ARG: no samples, or more than 2^32 - 1 of them to
+// shuffle; a rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc, idist_sampler **sampler);
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
@@ -128,7 +130,8 @@ IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sam
 // when ranks were lost or have come, the rest of the epoch is dealt out anew.
 //
 // Another `count` samples of this rank are processed, of those that idist_sampler_next gives; after a batch, say.
-// IDIST_ERR_ARG: there are not so many.
+// IDIST_ERR_ARG: there are not so many in an epoch. A second pass over it needs an idist_sampler_set_epoch, which begins the
+// record anew.
 IDIST_API idist_status idist_sampler_record(idist_sampler *sampler, size_t count);
 // Collective over opts->group (after idist_shrink, the survivors): takes epoch and record of rank 0 of the group, and deals
 // out what is left of the epoch's order among the ranks of the group, which is the sampler's from then on, also in later
@@ -329,7 +332,8 @@ IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void
 
 // SyncBatchNorm, forward: mean and var (biased) of `channels` channels over the *count values per channel that this rank
 // has become those over all ranks, *count their number. Combined in rank order by the update of Chan, Golub and LeVeque
-// (1983): the same bits everywhere, and no cancellation. A rank may have *count == 0. Collective over opts->group.
+// (1983): the same bits everywhere, and no cancellation. A rank may have *count == 0. Collective over opts->group. When one
+// rank has no memory for it, all get IDIST_ERR_NO_MEMORY, here and backward, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64_t *count, const idist_opts *opts);
 // Backward: sums over all ranks of sum(dy) and sum(dy * (x - mean)), per channel.
 IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, int channels,
@@ -383,7 +387,7 @@ typedef struct idist_confusion {
     int classes;
 } idist_confusion;
 IDIST_API idist_status idist_confusion_update(idist_confusion *m, const int *predicted, const int *labels, size_t n);
-// cells: classes * classes; those of all ranks. Not the cells of m.
+// cells: classes * classes; those of all ranks. Not the cells of m. NULL: not wanted on this rank.
 IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells, const idist_opts *opts);
 
 // What cannot be added up, the area under a curve say: rank 0 of the group gets the rows of all ranks, in rank order, and
@@ -409,7 +413,10 @@ typedef struct idist_checkpoint_desc {
 // Writes tensors and a struct of yours (info: what epoch, what rate; may be NULL, and may differ on other ranks, where it is
 // not looked at) as folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the folder, fsync, rename, fsync of the
 // folder. Then removes those beyond the `keep` best; of equal scores the later one is better. A file that is not among the
-// best is not written at all. A crash at any moment leaves whole files, and at most a temporary one, which the next removes.
+// best is not written at all, and none whose name (SCORE is %.6g) a file with a better score has. All files of that prefix
+// count, also those of earlier runs and what is damaged behind its head: give each training a folder of its own. What is not
+// written the log tells, at info level; as a warning when the better file is of a later step, so that another run wrote it.
+// A crash at any moment leaves whole files, and at most a temporary one, which the next removes.
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: nothing was lost that was there before. IDIST_ERR_ARG: a score that is not a number.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
                                              const idist_tensor *tensors, int n, const void *info, size_t info_nbytes,
@@ -609,6 +616,24 @@ static idist_status idist__agree(idist_status mine, const idist_opts *o) {
     return idist__fail((idist_status)v.status, "%s (on rank %d)", v.text, o->group ? o->group->ranks[first] : first);
 }
 
+// This rank cannot go on in the middle of what all do: without this the others would wait for it.
+static idist_status idist__agree_break(const char *name, idist_group *group, idist_status status) {
+    char text[400];
+    idist_group *g = NULL;
+    bool failed;
+    snprintf(text, sizeof text, "%s: rank %d cannot go on: %.300s", name, idist_group_rank(group), idist_last_error());
+    if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
+    failed = g->status != IDIST_OK; // then all know already
+    idist__group_fail(g, status, text);
+    idist__group_flush(g);
+    pthread_mutex_unlock(&g->w->lock);
+    return failed ? status : idist__fail(status, "%s", text);
+}
+
+static idist_status idist__agree_no_memory(const char *name, idist_group *group) {
+    return idist__agree_break(name, group, idist__fail(IDIST_ERR_NO_MEMORY, "no memory"));
+}
+
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
 // uses random agree . used by loader
@@ -629,7 +654,8 @@ struct idist_sampler {
 // The epoch's order, `total` long; when it is through, it goes on with what comes after `processed`.
 static size_t *idist__sampler_order(const idist_sampler_desc *d, uint64_t epoch, size_t processed, size_t total) {
     size_t runs = (total + d->length - 1) / d->length, run, i;
-    size_t *order = (size_t *)malloc((runs ? runs : 1) * d->length * sizeof *order);
+    size_t room = d->order_fn ? runs * d->length : total > d->length ? total : d->length;
+    size_t *order = (size_t *)malloc((room + 1) * sizeof *order);
     if (!order) return NULL;
     for (run = 0; run < runs && d->order_fn; run++) d->order_fn(order + run * d->length, d->length, epoch, (int)run, d->arg);
     if (d->order_fn) return order;
@@ -1156,8 +1182,7 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
         return idist__fail(IDIST_ERR_ARG, "sync_batch_norm: %d channels, or a pointer is NULL", channels);
     n = idist_group_size(o.group);
     row = sizeof *count + 2 * sizeof *mean * (size_t)channels; // count | means | variances, of one rank
-    if ((all = (char *)malloc(row * (size_t)n)) == NULL)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "sync_batch_norm: no memory for %d channels of %d ranks", channels, n);
+    if ((all = (char *)malloc(row * (size_t)n)) == NULL) return idist__agree_no_memory("sync_batch_norm", o.group);
     own = all + row * (size_t)idist_group_rank(o.group);
     memcpy(own, count, sizeof *count);
     memcpy(own + sizeof *count, mean, sizeof *mean * (size_t)channels);
@@ -1191,8 +1216,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
     if (s != IDIST_OK) return s;
     if (channels < 1 || !sum_dy || !sum_dy_xmu)
         return idist__fail(IDIST_ERR_ARG, "sync_batch_norm_backward: %d channels, or a pointer is NULL", channels);
-    if ((both = (char *)malloc(2 * nbytes)) == NULL)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "sync_batch_norm_backward: no memory for %d channels", channels);
+    if ((both = (char *)malloc(2 * nbytes)) == NULL) return idist__agree_no_memory("sync_batch_norm_backward", o.group);
     memcpy(both, sum_dy, nbytes);
     memcpy(both + nbytes, sum_dy_xmu, nbytes);
     s = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &o);
@@ -1312,7 +1336,7 @@ idist_status idist_accuracy_update(idist_accuracy *m, const float *scores, const
                                classes - 1);
     for (i = 0; i < n; i++) {
         const float *row = scores + i * (size_t)classes;
-        bool right = true;
+        bool right = row[labels[i]] == row[labels[i]];
         for (k = 0; k < classes && right; k++)
             right = k == labels[i] || (k < labels[i] ? row[labels[i]] > row[k] : row[labels[i]] >= row[k]);
         m->correct += right;
@@ -1359,12 +1383,18 @@ idist_status idist_confusion_update(idist_confusion *m, const int *predicted, co
 }
 
 idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells, const idist_opts *opts) {
+    void *waste = NULL;
+    size_t n;
     idist_opts o;
     idist_status s = idist__agree_enter("confusion_compute", opts, &o);
     if (s != IDIST_OK) return s;
-    if (!m || !m->cells || m->classes < 1 || !cells || cells == m->cells)
+    if (!m || !m->cells || m->classes < 1 || cells == m->cells)
         return idist__fail(IDIST_ERR_ARG, "confusion_compute: no classes, a pointer is NULL, or cells are the metric's own");
-    return idist_all_reduce(m->cells, cells, (size_t)m->classes * (size_t)m->classes, IDIST_U64, IDIST_SUM, &o);
+    n = (size_t)m->classes * (size_t)m->classes;
+    if (!cells && (waste = malloc(n * sizeof *cells)) == NULL) return idist__agree_no_memory("confusion_compute", o.group);
+    s = idist_all_reduce(m->cells, cells ? cells : waste, n, IDIST_U64, IDIST_SUM, &o);
+    free(waste);
+    return s;
 }
 
 // Rank 0 knows how many bytes come from whom. NULL: the total is in *total, and s says what is wrong.
@@ -1413,7 +1443,7 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes, i
     sizes = (uint64_t *)malloc((size_t)size * (2 * sizeof *sizes + sizeof *counts));
     counts = (size_t *)(void *)(sizes ? sizes + 2 * size : NULL);
     if (!sizes) s = idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %d ranks", size);
-    else if (!row_nbytes || !value || !fn || (n && !rows) || n > SIZE_MAX / 2 / row_nbytes)
+    else if (!row_nbytes || !fn || (n && !rows) || n > SIZE_MAX / 2 / row_nbytes)
         s = idist__fail(IDIST_ERR_ARG, "epoch_metric: %zu rows of %zu bytes, or a pointer is NULL", n, row_nbytes);
     own[0] = n;
     own[1] = row_nbytes;
@@ -1429,7 +1459,7 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes, i
         s = idist__agree(s, &o);
     }
     if (s == IDIST_OK) s = idist_broadcast(&computed, 1, IDIST_F64, 0, &o);
-    if (s == IDIST_OK) *value = computed;
+    if (s == IDIST_OK && value) *value = computed;
     free(all);
     free(sizes);
     return s;
@@ -1869,11 +1899,8 @@ static int idist__checkpoint_sync(int fd) {
 }
 
 // The name appears when all bytes are on the disk, and never again without them.
-static int idist__checkpoint_write(int folder, const char *name, const idist__checkpoint *c) {
-    char temporary[300];
-    int err, fd;
-    snprintf(temporary, sizeof temporary, ".%s.tmp", name);
-    fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+static int idist__checkpoint_write(int folder, const char *temporary, const char *name, const idist__checkpoint *c) {
+    int err, fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
     err = idist__checkpoint_put_all(fd, c);
     if (!err) err = idist__checkpoint_sync(fd);
@@ -1884,17 +1911,44 @@ static int idist__checkpoint_write(int folder, const char *name, const idist__ch
     return err;
 }
 
+// The file that keeps this one from being written: one of its name with a better score, or, when `keep` are better, the best
+// of those, of a later step if there is such a one. NULL: nothing does.
+static const idist__checkpoint_file *idist__checkpoint_rival(const idist_checkpoint_desc *d,
+                                                             const idist__checkpoint_file *files, int n,
+                                                             const idist__checkpoint_file *file) {
+    const idist__checkpoint_file *pick = NULL;
+    int i, keep = d->keep ? d->keep : 1;
+    bool full = keep > 0 && idist__checkpoint_n_better(files, n, file, d->low_is_best) >= keep;
+    for (i = 0; i < n; i++) {
+        bool later = files[i].step > file->step, picked = pick && pick->step > file->step;
+        if (!idist__checkpoint_better(&files[i], file, d->low_is_best)) continue;
+        if (strcmp(files[i].name, file->name) == 0) return &files[i];
+        if (!full || (pick && later < picked)) continue;
+        if (!pick || later > picked || idist__checkpoint_better(&files[i], pick, d->low_is_best)) pick = &files[i];
+    }
+    return pick;
+}
+
 static idist_status idist__checkpoint_save_in(const idist_checkpoint_desc *d, int folder, const char *prefix,
-                                              const idist__checkpoint *c, const idist__checkpoint_file *file) {
+                                              const idist__checkpoint *c, const idist__checkpoint_file *file,
+                                              const idist__log *log) {
     idist__checkpoint_file *files;
+    const idist__checkpoint_file *rival;
+    char temporary[300];
     int n, i, err = 0, keep = d->keep ? d->keep : 1;
-    bool best;
     idist_status s = idist__checkpoint_list(d->folder, prefix, folder, true, &files, &n);
-    best = s == IDIST_OK && (keep < 0 || idist__checkpoint_n_better(files, n, file, d->low_is_best) < keep);
-    if (best) err = idist__checkpoint_write(folder, file->name, c);
+    rival = s == IDIST_OK ? idist__checkpoint_rival(d, files, n, file) : NULL;
+    if (rival) {
+        bool later = rival->step > file->step;
+        idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "checkpoint_save: %s is not written to %s: %s there is better%s", file->name, d->folder,
+                         rival->name, later ? ", and of a later step: files of an earlier run count" : "");
+    }
+    snprintf(temporary, sizeof temporary, ".%s.tmp", file->name);
     free(files);
-    if (!best) return s;
-    if (err) return idist__checkpoint_fail("checkpoint_save", d->folder, file->name, err);
+    if (s != IDIST_OK || rival) return s;
+    err = idist__checkpoint_write(folder, temporary, file->name, c);
+    if (err) return idist__checkpoint_fail("checkpoint_save", d->folder, err == EEXIST ? temporary : file->name, err);
     if (keep < 0) return IDIST_OK;
     s = idist__checkpoint_list(d->folder, prefix, folder, false, &files, &n);
     for (i = 0; i < n && s == IDIST_OK; i++) {
@@ -1930,6 +1984,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
     const char *prefix = NULL;
     int folder = -1;
     idist_status s = idist__agree_enter("checkpoint_save", opts, &o);
+    const idist__world *w = o.group ? o.group->w : idist__world_default();
     if (s != IDIST_OK || idist_group_rank(o.group) != 0) return s == IDIST_OK ? idist__agree(s, &o) : s;
     s = idist__checkpoint_make("checkpoint_save", &c, tensors, n, info, info_nbytes);
     if (s == IDIST_OK && score != score) s = idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is not a number");
@@ -1940,7 +1995,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
         memcpy(&c.head[IDIST__HEAD_SCORE], &score, sizeof score);
         c.head[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(c.head);
         snprintf(file.name, sizeof file.name, "%s_%llu_score=%.6g.idist", prefix, (unsigned long long)step, score);
-        s = idist__checkpoint_save_in(desc, folder, prefix, &c, &file);
+        s = idist__checkpoint_save_in(desc, folder, prefix, &c, &file, &w->log);
     }
     idist__os_close(&folder);
     free(c.table);
@@ -1991,15 +2046,28 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 // uses agree . used by ddp
 //------------------------------------------------------------------------------
 
-// What is compared of a tensor, or of an option (dtype -1, count its value).
+// What is compared of a tensor, or of an option: then dtype is one of these, and count its value.
+enum { IDIST__SHAPE_WHOLE = -1, IDIST__SHAPE_REAL = -2 }; // the bits of a double
 typedef struct idist__shape {
     const char *what; // "parameter"
     int index;        // -1: of an option
     int64_t count, dtype;
 } idist__shape;
 
+static idist__shape idist__shape_option(const char *what, int64_t value) {
+    idist__shape s;
+    s.what = what;
+    s.index = -1;
+    s.count = value;
+    s.dtype = IDIST__SHAPE_WHOLE;
+    return s;
+}
+
 static void idist__shape_say(char *text, size_t cap, int64_t count, int64_t dtype) {
-    if (dtype < 0) snprintf(text, cap, "%lld", (long long)count);
+    double real;
+    memcpy(&real, &count, sizeof real);
+    if (dtype == IDIST__SHAPE_REAL) snprintf(text, cap, "%g", real);
+    else if (dtype < 0) snprintf(text, cap, "%lld", (long long)count);
     else snprintf(text, cap, "%s x %lld", idist_dtype_name((idist_dtype)dtype), (long long)count);
 }
 
@@ -2013,55 +2081,38 @@ static void idist__shape_of(idist__shape *shapes, const char *what, const idist_
     }
 }
 
-// This rank cannot go on in the middle of what all do: without this the others would wait for it.
-static idist_status idist__tensors_break(const char *name, idist_group *group, idist_status status) {
-    char text[400];
-    idist_group *g = NULL;
-    bool failed;
-    snprintf(text, sizeof text, "%s: rank %d cannot go on: %.300s", name, idist_group_rank(group), idist_last_error());
-    if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
-    failed = g->status != IDIST_OK; // then all know already
-    idist__group_fail(g, status, text);
-    idist__group_flush(g);
-    pthread_mutex_unlock(&g->w->lock);
-    return failed ? status : idist__fail(status, "%s", text);
-}
-
-// Whether this rank has the shapes of root. root_n: how many it has; words: 2 numbers for each.
-static idist_status idist__shapes_differ(const char *name, const idist__shape *shapes, int n, const int64_t *words,
-                                         int64_t root_n, int root) {
-    char here[64], there[64], number[16];
+// Collective: root's shapes[from .. to-1] are those of all. words: room for 2 numbers each.
+static idist_status idist__shapes_compare(const char *name, const idist__shape *shapes, int from, int to, int64_t *words,
+                                          int root, const idist_opts *o) {
+    char here[64], there[64], number[16] = "";
     int i;
-    if (n != root_n)
-        return idist__fail(IDIST_ERR_MISMATCH, "%s: %d tensors and options here, and %lld on rank %d", name, n,
-                           (long long)root_n, root);
-    for (i = 0; i < n && words; i++) {
-        if (words[2 * i] == shapes[i].count && words[2 * i + 1] == shapes[i].dtype) continue;
-        idist__shape_say(here, sizeof here, shapes[i].count, shapes[i].dtype);
-        idist__shape_say(there, sizeof there, words[2 * i], words[2 * i + 1]);
-        number[0] = 0;
-        if (shapes[i].index >= 0) snprintf(number, sizeof number, " %d", shapes[i].index);
-        return idist__fail(IDIST_ERR_MISMATCH, "%s: %s%s is %s here, and %s on rank %d", name, shapes[i].what, number, here,
-                           there, root);
-    }
-    return IDIST_OK;
-}
-
-// Collective: the same status on all ranks, and not OK when `mine` of any is not. shapes may be NULL then.
-static idist_status idist__shapes_agree(const char *name, const idist__shape *shapes, int n, idist_status mine, int root,
-                                        const idist_opts *o) {
-    int64_t *words = (int64_t *)malloc(2 * ((size_t)n + 1) * sizeof *words), root_n = n;
-    idist_status s = mine;
-    int i;
-    if (s == IDIST_OK && !words) s = idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory to compare %d tensors", name, n);
-    if ((s = idist__agree(s, o)) == IDIST_OK) s = idist_broadcast(&root_n, 1, IDIST_I64, root, o);
-    if (s == IDIST_OK) s = idist__agree(idist__shapes_differ(name, shapes, n, NULL, root_n, root), o);
-    for (i = 0; i < n && s == IDIST_OK; i++) {
+    idist_status s;
+    for (i = from; i < to; i++) {
         words[2 * i] = shapes[i].count;
         words[2 * i + 1] = shapes[i].dtype;
     }
-    if (s == IDIST_OK) s = idist_broadcast(words, 2 * (size_t)n, IDIST_I64, root, o);
-    if (s == IDIST_OK) s = idist__agree(idist__shapes_differ(name, shapes, n, words, root_n, root), o);
+    s = idist_broadcast(words + 2 * from, 2 * (size_t)(to - from), IDIST_I64, root, o);
+    if (s != IDIST_OK) return s;
+    for (i = from; i < to && words[2 * i] == shapes[i].count && words[2 * i + 1] == shapes[i].dtype;) i++;
+    if (i < to) {
+        idist__shape_say(here, sizeof here, shapes[i].count, shapes[i].dtype);
+        idist__shape_say(there, sizeof there, words[2 * i], words[2 * i + 1]);
+        if (shapes[i].index >= 0) snprintf(number, sizeof number, " %d", shapes[i].index);
+        s = idist__fail(IDIST_ERR_MISMATCH, "%s: %s%s is %s here, and %s on rank %d", name, shapes[i].what, number, here,
+                        there, root);
+    }
+    return idist__agree(s, o);
+}
+
+// Collective: the same status on all ranks, and not OK when `mine` of any is not. shapes may be NULL then. The first
+// n_options, as many on all ranks, say how many there are of the others, and are compared before those.
+static idist_status idist__shapes_agree(const char *name, const idist__shape *shapes, int n_options, int n,
+                                        idist_status mine, int root, const idist_opts *o) {
+    int64_t *words = (int64_t *)malloc(2 * ((size_t)n + 1) * sizeof *words);
+    idist_status s = mine;
+    if (s == IDIST_OK && !words) s = idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory to compare %d tensors", name, n);
+    if ((s = idist__agree(s, o)) == IDIST_OK) s = idist__shapes_compare(name, shapes, 0, n_options, words, root, o);
+    if (s == IDIST_OK) s = idist__shapes_compare(name, shapes, n_options, n, words, root, o);
     free(words);
     return s;
 }
@@ -2095,11 +2146,13 @@ static idist_status idist__tensors_broadcast(const idist_tensor *tensors, int n,
         ended = idist_group_end();
         if (s == IDIST_OK) s = ended;
     }
-    return s == IDIST_OK ? IDIST_OK : idist__tensors_break("broadcast of tensors", o->group, s);
+    return s == IDIST_OK ? IDIST_OK : idist__agree_break("broadcast of tensors", o->group, s);
 }
 
 static idist_status idist__tensors_share(const char *name, const char *what, const idist_tensor *tensors, int n,
                                          void *options, size_t nbytes, int root, const idist_opts *opts) {
+    enum { IDIST__TENSORS_OPTIONS = 2 };
+    char number[48];
     idist_opts o;
     idist__shape *shapes = NULL;
     idist_status s = idist__agree_enter(name, opts, &o);
@@ -2108,16 +2161,15 @@ static idist_status idist__tensors_share(const char *name, const char *what, con
     if (s == IDIST_OK && (root < 0 || root >= idist_group_size(o.group)))
         s = idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, root, idist_group_size(o.group));
     if (s == IDIST_OK && nbytes && !options) s = idist__fail(IDIST_ERR_ARG, "%s: options is NULL", name);
-    if (s == IDIST_OK) shapes = (idist__shape *)malloc(((size_t)n + 1) * sizeof *shapes);
+    if (s == IDIST_OK) shapes = (idist__shape *)malloc(((size_t)n + IDIST__TENSORS_OPTIONS) * sizeof *shapes);
     if (s == IDIST_OK && !shapes) s = idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %d tensors", name, n);
     if (shapes) {
-        idist__shape_of(shapes, what, tensors, n);
-        shapes[n].what = "options_nbytes";
-        shapes[n].index = -1;
-        shapes[n].count = (int64_t)nbytes;
-        shapes[n].dtype = -1;
+        snprintf(number, sizeof number, "number of %ss", what);
+        shapes[0] = idist__shape_option(number, n);
+        shapes[1] = idist__shape_option("options_nbytes", (int64_t)nbytes);
+        idist__shape_of(shapes + IDIST__TENSORS_OPTIONS, what, tensors, n);
     }
-    s = idist__shapes_agree(name, shapes, shapes ? n + 1 : 0, s, root, &o);
+    s = idist__shapes_agree(name, shapes, IDIST__TENSORS_OPTIONS, shapes ? IDIST__TENSORS_OPTIONS + n : 0, s, root, &o);
     free(shapes);
     if (s == IDIST_OK) s = idist__tensors_broadcast(tensors, n, root, &o);
     if (s == IDIST_OK && nbytes) s = idist_broadcast(options, nbytes, IDIST_U8, root, &o);
@@ -2485,6 +2537,7 @@ struct idist_ddp {
     uint8_t *used;       // per parameter: whether any rank had a gradient
     void *saved;         // gradients of this rank that zeros took the place of, one after the other, ...
     size_t saved_nbytes; // ... and the room for them, which is kept
+    float *held;         // I8 and find_unused: see idist__ddp_hold
     bool filled;         // in this iteration
     uint8_t *has_data;
     int size;                  // of the group
@@ -2617,7 +2670,7 @@ static idist_status idist__ddp_make_buckets(idist_ddp *d) {
 static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     if (status == IDIST_OK) return IDIST_OK;
     if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->text);
-    d->status = idist__tensors_break("ddp", d->desc.group, status);
+    d->status = idist__agree_break("ddp", d->desc.group, status);
     idist__copy_text(d->text, sizeof d->text, idist_last_error());
     return status;
 }
@@ -2648,12 +2701,19 @@ static idist_status idist__ddp_count_active(idist_ddp *d) {
     return IDIST_OK;
 }
 
+// Whether the world is still there: a ddp of one rank makes no call that would notice.
+static idist_status idist__ddp_enter(const idist_ddp *d) {
+    idist_opts own = idist__ddp_opts(d, false), o;
+    return idist__agree_enter("ddp", &own, &o);
+}
+
 static idist_status idist__ddp_begin_iteration(idist_ddp *d) {
     idist_opts o = idist__ddp_opts(d, d->desc.on_device);
-    idist_status s = IDIST_OK;
+    idist_status s;
     if (idist_group_size(d->desc.group) != d->size)
         return idist__fail(IDIST_ERR_STATE, "ddp: made for %d ranks, and now there are %d: create it in each world anew",
                            d->size, idist_group_size(d->desc.group));
+    if ((s = idist__ddp_enter(d)) != IDIST_OK) return s;
     d->begun = true;
     if (d->desc.uneven) s = idist__ddp_count_active(d);
     if (s == IDIST_OK && d->active) s = idist__tensors_broadcast(d->buffers, d->desc.n_buffers, d->root, &o);
@@ -2697,6 +2757,34 @@ static void idist__ddp_trace(const idist__ddp_bucket *b) {
     idist_trace_span(name, "bucket", b->launched_ns, idist__os_now_ns(), args);
 }
 
+// What rounding took of gradients that are not there waits until they are, and zeros go out: before a call of the hook that
+// rounds it is set aside, and zeroed, after that put back. In `start` that are the gradients that this rank has not, in
+// `finish`, where a block of the sum is rounded, those that no rank has. (d->used knows either.)
+static idist_status idist__ddp_hold(idist_ddp *d, const idist__ddp_bucket *b, bool of_sum, bool back) {
+    const idist__packed *p = (const idist__packed *)b->pub.state;
+    const idist__memory *m = &d->how.memory;
+    size_t first = of_sum ? (size_t)idist_group_rank(d->desc.group) * p->block : 0; // in the bucket
+    size_t end = of_sum ? first + p->block : b->pub.count;
+    float *error = (float *)(of_sum ? p->own_error : p->error);
+    idist_status s = IDIST_OK;
+    int i;
+    for (i = 0; i < d->desc.n && s == IDIST_OK; i++) {
+        size_t from, to;
+        if (d->used[i] || !d->grads[i].count || &d->buckets[d->state[i].bucket] != b) continue;
+        from = (size_t)((char *)d->state[i].at - (char *)b->pub.data) / idist_dtype_size(b->pub.dtype);
+        to = from + d->grads[i].count < end ? from + d->grads[i].count : end;
+        from = from > first ? from : first;
+        if (from >= to) continue;
+        if (back) {
+            s = idist__memory_copy(m, error + (from - first), d->held + (from - first), (to - from) * sizeof *error);
+            continue;
+        }
+        s = idist__memory_copy(m, d->held + (from - first), error + (from - first), (to - from) * sizeof *error);
+        if (s == IDIST_OK) s = idist__memory_copy(m, error + (from - first), NULL, (to - from) * sizeof *error);
+    }
+    return s;
+}
+
 // Launches what is full. Nothing is computed beside the last one, so it waits for idist_ddp_wait (ending). What is launched
 // there are plain calls, one after the other: nobody has anything else to do.
 static idist_status idist__ddp_launch(idist_ddp *d, bool ending) {
@@ -2714,7 +2802,9 @@ static idist_status idist__ddp_launch(idist_ddp *d, bool ending) {
         if (!plain) b->pub.opts.request = &b->request;
         b->launched_ns = idist_trace_on() ? idist__os_now_ns() : 0;
         d->n_launched++;
-        s = idist__ddp_call_hook(d, d->hook.start, "start", b);
+        if (d->held && ending) s = idist__ddp_hold(d, b, false, false);
+        if (s == IDIST_OK) s = idist__ddp_call_hook(d, d->hook.start, "start", b);
+        if (d->held && ending && s == IDIST_OK) s = idist__ddp_hold(d, b, false, true);
     }
     return idist__ddp_fail(d, s);
 }
@@ -2784,7 +2874,9 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
     int b;
     for (b = 0; b < d->n_launched && s == IDIST_OK; b++) {
         d->buckets[b].pub.opts.request = NULL;
-        s = idist__ddp_call_hook(d, d->hook.finish, "finish", &d->buckets[b]);
+        if (d->held) s = idist__ddp_hold(d, &d->buckets[b], true, false);
+        if (s == IDIST_OK) s = idist__ddp_call_hook(d, d->hook.finish, "finish", &d->buckets[b]);
+        if (d->held && s == IDIST_OK) s = idist__ddp_hold(d, &d->buckets[b], true, true);
         idist__ddp_trace(&d->buckets[b]);
     }
     return idist__ddp_fail(d, s);
@@ -2813,6 +2905,7 @@ static idist_status idist__ddp_end(idist_ddp *d) {
     for (i = 0; i < d->desc.n && s == IDIST_OK && d->copies && !find_unused && !d->joined; i++)
         if (!idist__ddp_is_ready(d, i)) s = idist__ddp_gather(d, i);
     for (i = 0; i < d->n_buckets; i++) d->buckets[i].nready = d->buckets[i].n;
+    if (s == IDIST_OK && d->size == 1) s = idist__ddp_fail(d, idist__ddp_enter(d));
     if (s == IDIST_OK) s = idist__ddp_launch(d, true);
     if (s == IDIST_OK && d->desc.find_unused)
         s = idist__ddp_fail(d, idist_all_reduce(d->used, d->used, (size_t)d->desc.n, IDIST_U8, IDIST_MAX, &o));
@@ -2927,6 +3020,7 @@ static idist_status idist__ddp_choose_hook(idist_ddp *d) {
                                             {idist__half_start, idist__half_finish, idist__packed_free, NULL},
                                             {idist__byte_start, idist__byte_finish, idist__packed_free, NULL}};
     int way = d->desc.compression == IDIST_COMPRESS_I8 ? 2 : d->desc.compression ? 1 : 0, b;
+    size_t largest = 0;
     idist_status s = IDIST_OK;
     if (d->desc.on_device)
         s = IDIST__OWN(idist__own_ready("ddp_create", &d->how.memory.opts, way || idist__ddp_is_scaled(&d->desc)));
@@ -2939,7 +3033,15 @@ static idist_status idist__ddp_choose_hook(idist_ddp *d) {
         d->hook.finish = way == 1 ? idist__half_finish_device : idist__byte_finish_device;
     }
 #endif
-    for (b = 0; b < d->n_buckets && way && s == IDIST_OK; b++) s = idist__packed_create(&d->how, &d->buckets[b].pub);
+    for (b = 0; b < d->n_buckets && way && s == IDIST_OK; b++) {
+        s = idist__packed_create(&d->how, &d->buckets[b].pub);
+        largest = d->buckets[b].pub.count > largest ? d->buckets[b].pub.count : largest;
+    }
+    if (way == 2 && d->desc.find_unused && s == IDIST_OK) {
+        void *held = NULL;
+        s = idist__memory_alloc(&d->how.memory, &held, largest * sizeof *d->held);
+        d->held = (float *)held;
+    }
     return s;
 }
 
@@ -3002,42 +3104,35 @@ static idist_status idist__ddp_copy(idist_ddp *d, const idist_ddp_desc *c) {
 // Everything that has to be equal on all ranks.
 static idist_status idist__ddp_agree(const idist_ddp *d, idist_status mine) {
     const idist_ddp_desc *c = &d->desc;
-    int n = c->n > 0 ? c->n : 0, m = c->n_buffers > 0 ? c->n_buffers : 0, k, at = 0;
-    static const char *const names[] = {"bucket_nbytes", "compression",         "bits of postscale",
-                                        "sum",           "keep_params",         "find_unused",
-                                        "uneven",        "divide_by_active",    "on_device",
-                                        "hook",          "number of parameters"};
-    enum { IDIST__DDP_OPTIONS = sizeof names / sizeof names[0] };
-    int64_t options[IDIST__DDP_OPTIONS];
+    int n = c->n > 0 ? c->n : 0, m = c->n_buffers > 0 ? c->n_buffers : 0, at = 0;
+    int64_t bits;
     double post = c->postscale != 0 ? c->postscale : 1;
     idist_opts o = idist__ddp_opts(d, false);
+    enum { IDIST__DDP_OPTIONS = 12 };
     idist__shape *shapes = (idist__shape *)calloc(2 * (size_t)n + (size_t)m + IDIST__DDP_OPTIONS, sizeof *shapes);
     idist_status s;
-    options[0] = (int64_t)c->bucket_nbytes;
-    options[1] = c->compression;
-    memcpy(&options[2], &post, sizeof options[2]);
-    options[3] = c->sum;
-    options[4] = c->keep_params;
-    options[5] = c->find_unused;
-    options[6] = c->uneven;
-    options[7] = c->divide_by_active;
-    options[8] = c->on_device;
-    options[9] = c->hook != NULL;
-    options[10] = c->n;
+    memcpy(&bits, &post, sizeof bits);
     if (mine == IDIST_OK && !shapes) mine = idist__ddp_no_memory();
     if (mine == IDIST_OK) {
-        for (k = 0; k < IDIST__DDP_OPTIONS; k++, at++) {
-            shapes[at].what = names[k];
-            shapes[at].index = -1;
-            shapes[at].count = options[k];
-            shapes[at].dtype = -1;
-        }
+        shapes[at++] = idist__shape_option("number of parameters", n);
+        shapes[at++] = idist__shape_option("number of buffers", m);
+        shapes[at++] = idist__shape_option("bucket_nbytes", (int64_t)c->bucket_nbytes);
+        shapes[at++] = idist__shape_option("compression", c->compression);
+        shapes[at] = idist__shape_option("postscale", bits);
+        shapes[at++].dtype = IDIST__SHAPE_REAL;
+        shapes[at++] = idist__shape_option("sum", c->sum);
+        shapes[at++] = idist__shape_option("keep_params", c->keep_params);
+        shapes[at++] = idist__shape_option("find_unused", c->find_unused);
+        shapes[at++] = idist__shape_option("uneven", c->uneven);
+        shapes[at++] = idist__shape_option("divide_by_active", c->divide_by_active);
+        shapes[at++] = idist__shape_option("on_device", c->on_device);
+        shapes[at++] = idist__shape_option("hook", c->hook != NULL);
         idist__shape_of(shapes + at, "parameter", d->params, n);
         idist__shape_of(shapes + at + n, "gradient", d->grads, n);
         idist__shape_of(shapes + at + 2 * n, "buffer", d->buffers, m);
         at += 2 * n + m;
     }
-    s = idist__shapes_agree("ddp_create", shapes, at, mine, 0, &o);
+    s = idist__shapes_agree("ddp_create", shapes, IDIST__DDP_OPTIONS, at, mine, 0, &o);
     free(shapes);
     return s;
 }
@@ -3087,6 +3182,7 @@ void idist_ddp_free(idist_ddp **ddp) {
     }
     idist__memory_free(&d->how.memory, d->memory);
     idist__memory_free(&d->how.memory, d->saved);
+    idist__memory_free(&d->how.memory, d->held);
     free(d->buckets);
     free(d->params);
     free(d->grads);

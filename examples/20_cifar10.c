@@ -8,6 +8,7 @@
 //         srun -n 2 ./20_cifar10 --side 16
 //         for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29520 ./20_cifar10 & done; wait
 //         ./20_cifar10 --side 16 --nproc-per-node 2 --resume-from latest         goes on from the last checkpoint
+// Without --resume-from the folder of the checkpoints, --output-path, has none of another training.
 //
 // expected output of the second line, on stderr; a progress bar where that is a terminal:
 //         2026-01-30 19:26:12,180 CIFAR10-Training INFO: Train resnet8 on examples/data/digits.csv: 1442 images ...
@@ -464,6 +465,20 @@ static int resume(trainer *t) {
     return 0;
 }
 
+// A training that does not go on from the checkpoints of its folder would keep them, where they are better, and not its own.
+static int folder_is_free(const trainer *t) {
+    idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
+    char found[1024];
+    idist_status status = idist_checkpoint_find(&desc, true, found, sizeof found, NULL);
+    if (status == IDIST_ERR_NOT_FOUND) return 0;
+    if (status != IDIST_OK) return fprintf(stderr, "%s\n", idist_last_error()), 2;
+    if (t->rank == 0)
+        fprintf(stderr,
+                "%s has a training already, %s: go on from it with --resume_from latest, or give another --output_path\n",
+                cfg.output_path, found);
+    return 2;
+}
+
 // The images of a set, shared out in order. A set that does not divide evenly is filled up with its first images: those
 // come last here, and do not count.
 static int evaluate(trainer *t, const source *s, idist_loader *loader, const char *tag, double *accuracy) {
@@ -689,7 +704,7 @@ static int run_training(trainer *t) {
     if (other >= 0 && t->rank == 0) fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
     if (other >= 0) return 2;
     if ((code = make_network(t, batch)) != 0) return code;
-    if (cfg.resume_from && resume(t)) return 2;
+    if (cfg.resume_from ? resume(t) : folder_is_free(t)) return 2;
     if ((code = make_loaders(t, batch)) != 0) return code;
     log_configuration(t);
     start_s = seconds_now();

@@ -163,11 +163,20 @@ static int worker(int local_rank, void *arg) {
     return take_part(equal, size - 1, rank - 1, &train, &mine) || run_worker(&d, &mine);
 }
 
+// Argument i, or `none_given`; 0 when it is no number from min to max.
+static int number(int argc, char **argv, int i, int none_given, int min, int max) {
+    if (i >= argc) return none_given;
+    size_t n = strspn(argv[i], "0123456789");
+    int value = n >= 1 && n <= 9 && !argv[i][n] ? atoi(argv[i]) : 0;
+    return value >= min && value <= max ? value : 0;
+}
+
 int main(int argc, char **argv) {
     idist_desc desc;
-    int updates = argc == 3 ? atoi(argv[--argc]) : UPDATES, ranks = digits_ranks(argc, argv, RANKS, 2, MAX_RANKS);
-    if (!ranks) return 2;
-    if (updates < 4 || updates > MAX_UPDATES) return fprintf(stderr, "updates: 4 to %d\n", MAX_UPDATES), 2;
+    int ranks = number(argc, argv, 1, RANKS, 2, MAX_RANKS), updates = number(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
+    if (!ranks || !updates || argc > 3)
+        return fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0], MAX_RANKS, MAX_UPDATES),
+               2;
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // otherwise the launcher says how many

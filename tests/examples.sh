@@ -166,7 +166,12 @@ if [ -x "$WORK/$name" ]; then
     done
     without_data $name 'failed: .*rank 1 on .* was lost'
     refuses $name 1 17
-    for updates in 3 none; do ok_run 2 "$name: refuses $updates updates" 20 "$WORK/$name" 4 $updates; done
+    for updates in 3 none 100x "" 99999999999 100000001; do
+        ok_run 2 "$name: refuses '$updates' updates" 20 "$WORK/$name" 4 "$updates"
+        grep -q 'usage: .*number of ranks, 2 to 16.*updates, 4 to 100000000' "$WORK/log"
+        ok $? "$name: and names the argument" || diag <"$WORK/log"
+    done
+    ok_run 2 "$name: refuses a third argument" 20 "$WORK/$name" 4 8 8
     run_ranks 1 20 "$WORK/$name"
     grep -q '1 ranks: it takes 2 to 16' "$WORK/rank.0"
     ok $? "$name: a server alone is refused" || diag <"$WORK/rank.0"

@@ -55,6 +55,9 @@ echo "$alone $(losses "$WORK/log" | head -n 1)" | awk '{ d = $2 - $4; exit !(NF 
 ok $? "2 ranks: the first epoch is that of 1 rank, almost" || losses "$WORK/log" | diag
 ok $(($(find "$OUT" -name 'best_*' | wc -l) != 2)) "the two best networks are kept" || find "$OUT" | diag
 ok $(($(find "$OUT" -name 'training_*' | wc -l) != 1)) "and the last of the training" || find "$OUT" | diag
+refused "2 ranks: another start into that folder" "$OUT has .*training_.*--resume_from latest.*another --output_path" \
+    "${SMALL[@]}" --nproc_per_node 2
+ok $(($(grep -c resume_from "$WORK/log") != 1)) "2 ranks: once" || diag <"$WORK/log"
 rm -rf "$OUT"
 
 run_ranks 2 60 "$PROGRAM" "${SMALL[@]}"
@@ -112,6 +115,7 @@ refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR
 refused "an empty file" 'data_batch_1.bin: .*no image' "${CIFAR[@]}"
 rm "$WORK/cifar/data_batch_1.bin"
 refused "a missing file" 'data_batch_1.bin: No such file' "${CIFAR[@]}"
+rm -rf "$OUT"
 refused "no such data" 'nothing: No such file' --data "$WORK/nothing"
 head -c 5000 "$DIGITS" >"$WORK/torn.csv"
 refused "torn digits" 'torn.csv:[0-9]+: expected 65 numbers' --data "$WORK/torn.csv"

@@ -56,6 +56,14 @@ int step_unlinkat(int folder, const char *name, int flags) {
     return step('u') ? -1 : (int)syscall(SYS_unlinkat, folder, name, flags);
 }
 
+static char said[1000]; // the last line of the log that is about checkpoints
+
+static void note_line(idist_log_level level, const char *line, void *user) {
+    (void)user;
+    (void)level;
+    if (strstr(line, "checkpoint")) copy_text(said, sizeof said, line);
+}
+
 static char folder[64]; // a new one for each test
 
 static void new_folder(void) {
@@ -219,10 +227,47 @@ static void leaves_others_alone(void) {
     steps.armed = false;
     tap_is(status, IDIST_OK, "a worse one");
     tap_ok(steps.order[0] == 0, "is not written at all");
+    tap_like(said, "info: checkpoint_save: checkpoint_7_score=1.5.idist is not written to ", "and says so");
+    tap_like(said, folder, "and where");
+    tap_like(said, "checkpoint_6_score=2.idist", "and names what is better");
+    said[0] = 0;
+    tap_is(idist_checkpoint_save(&d, 5, 1.5, &small, 1, NULL, 0, NULL), IDIST_OK,
+           "one of a step before that of a better one");
+    tap_like(said, "warning: checkpoint_save: checkpoint_5_score=1.5.idist is not written to ", "is a warning");
+    tap_like(said, "earlier run", "of another run's files");
     tap_is(count_entries(folder, ""), 10, "what a crash left is removed, all other files are there");
     tap_is(idist_checkpoint_load(in_folder("checkpoint_3_score=9.idist"), &small, 1, NULL, 0, NULL), IDIST_ERR_ARG,
            "a pipe is not waited for");
     rmdir(in_folder("checkpoint_4_score=9.idist"));
+}
+
+// Scores that are equal in six digits make the same name.
+static void same_name(void) {
+    idist_checkpoint_desc d = desc_of(1);
+    float x[1] = {5}, y[1] = {0};
+    const idist_tensor from = {x, 1, IDIST_F32}, to = {y, 1, IDIST_F32};
+    for (int i = 0; i < 2; i++) {
+        d.keep = i ? -1 : 1;
+        tap_is(idist_checkpoint_save(&d, 7, 0.91234567, &from, 1, NULL, 0, NULL), IDIST_OK, "a good one");
+        x[0] = 6;
+        said[0] = 0;
+        tap_is(idist_checkpoint_save(&d, 7, 0.91234561, &from, 1, NULL, 0, NULL), IDIST_OK, "a worse one of that name");
+        tap_is(idist_checkpoint_load(in_folder("checkpoint_7_score=0.912346.idist"), &to, 1, NULL, 0, NULL), IDIST_OK,
+               "that name");
+        tap_is((int)y[0], 5, "is still the good one");
+        tap_like(said, "is not written", "and it says so");
+        x[0] = 7;
+        tap_is(idist_checkpoint_save(&d, 7, 0.91234568, &from, 1, NULL, 0, NULL), IDIST_OK, "a better one of that name");
+        tap_is(idist_checkpoint_load(in_folder("checkpoint_7_score=0.912346.idist"), &to, 1, NULL, 0, NULL), IDIST_OK,
+               "that name");
+        tap_is((int)y[0], 7, "is the better one");
+        TAP_REQUIRE(unlink(in_folder("checkpoint_7_score=0.912346.idist")) == 0);
+        x[0] = 5;
+    }
+    TAP_REQUIRE(mkdir(in_folder(".checkpoint_7_score=1.idist.tmp"), 0700) == 0);
+    tap_is(idist_checkpoint_save(&d, 7, 1, &from, 1, NULL, 0, NULL), IDIST_ERR_SYSTEM, "a folder in the way");
+    tap_like(idist_last_error(), "/.checkpoint_7_score=1.idist.tmp: File exists", "is named");
+    rmdir(in_folder(".checkpoint_7_score=1.idist.tmp"));
 }
 
 //------------------------------------------------------------------------------
@@ -530,9 +575,14 @@ int main(void) {
         remove_folder();
     }
     tap_is(idist_checkpoint_load("x", &small, 1, NULL, 0, NULL), IDIST_ERR_STATE, "no world");
-    TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK);
-    void (*const alone[])(void) = {leaves_others_alone, damaged, lies, full_disk};
-    for (int i = 0; i < 4; i++) {
+    idist_desc noted;
+    memset(&noted, 0, sizeof noted);
+    noted.logger.log_fn = note_line;
+    setenv("IDIST_LOG", "info", 1);
+    TAP_REQUIRE(idist_initialize(&noted) == IDIST_OK);
+    setenv("IDIST_LOG", "error", 1);
+    void (*const alone[])(void) = {leaves_others_alone, same_name, damaged, lies, full_disk};
+    for (int i = 0; i < 5; i++) {
         new_folder();
         alone[i]();
         remove_folder();

@@ -372,6 +372,80 @@ static void bytes(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
+// Bytes and find_unused: parameter 0 has no gradient in every second step, on no rank (arg 0) or on all but the last one.
+// What its rounding took has to come all the same, later.
+static void held(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 3000, OTHER = 700, STEPS = 40 }; // in the blocks of two ranks
+    bool nobody = *(const int *)arg == 0;
+    float values[OTHER + COUNT], grads[OTHER + COUNT];
+    idist_tensor params[2] = {{values, COUNT, IDIST_F32}, {values + COUNT, OTHER, IDIST_F32}};
+    idist_tensor list[2] = {{grads + OTHER, COUNT, IDIST_F32}, {grads, OTHER, IDIST_F32}}; // not in a row: copied
+    double given = 0, got = 0, got_behind = 0;
+    idist_ddp_desc desc;
+    idist_ddp *ddp = NULL;
+    memset(&desc, 0, sizeof desc);
+    memset(values, 0, sizeof values);
+    desc.params = params;
+    desc.grads = list;
+    if (nobody) list[0].data = grads, list[1].data = grads + COUNT; // in a row
+    desc.n = 2;
+    desc.group = world;
+    desc.find_unused = true;
+    desc.compression = IDIST_COMPRESS_I8;
+    rank_ok(rank, idist_ddp_create(&desc, &ddp));
+    for (int step = 0; step < STEPS; step++) {
+        bool used = step % 2 == 0 || (!nobody && rank == n - 1);
+        float *g = (float *)list[0].data, *other = (float *)list[1].data;
+        for (int i = 0; i < OTHER; i++) other[i] = 1;
+        for (int i = 0; i < COUNT; i++) g[i] = !used ? 77 : i % 500 == 0 ? 127 : 0.3f + 0.03f * (float)rank;
+        if (used) rank_ok(rank, idist_ddp_ready(ddp, 0));
+        rank_ok(rank, idist_ddp_ready(ddp, 1));
+        rank_ok(rank, idist_ddp_wait(ddp));
+        if (!idist_ddp_used(ddp, 0)) {
+            rank_check(nobody && g[5] == 77, "rank %d: a gradient that nobody had is %g", rank, (double)g[5]);
+            continue;
+        }
+        got += (double)g[5];
+        got_behind += (double)g[2900];
+        for (int r = 0; r < n; r++)
+            if (step % 2 == 0 || (!nobody && r == n - 1)) given += (0.3 + 0.03 * r) / n;
+    }
+    // Two roundings are on their way, each by half of 127/127 and a little.
+    rank_check(got - given < 1.02 && given - got < 1.02, "rank %d: %g was given, and %g came", rank, given, got);
+    rank_check(got_behind - given < 1.02 && given - got_behind < 1.02, "rank %d: %g was given, and %g came behind", rank,
+               given, got_behind);
+    idist_ddp_free(&ddp);
+}
+
+// A rank without the gradient adds exactly nothing, and what it has left goes out when it has one again.
+static void held_exactly(idist_group *world, int rank, int n, void *arg) {
+    static const float scale[3] = {127, 0, 0};
+    float values[1030], grads[1030];
+    idist_tensor params[1] = {{values, 1030, IDIST_F32}}, list[1] = {{grads, 1030, IDIST_F32}};
+    idist_ddp_desc desc;
+    idist_ddp *ddp = NULL;
+    int odd = *(const int *)arg ? 0 : n - 1;
+    memset(&desc, 0, sizeof desc);
+    memset(values, 0, sizeof values);
+    desc.params = params;
+    desc.grads = list;
+    desc.n = 1;
+    desc.group = world;
+    desc.find_unused = desc.sum = true;
+    desc.compression = IDIST_COMPRESS_I8;
+    rank_ok(rank, idist_ddp_create(&desc, &ddp));
+    for (int step = 0; step < 3; step++) {
+        // All; then one of them, with zeros; then the others, with zeros.
+        for (int i = 0; i < 1030; i++) grads[i] = i % 1024 == 0 ? scale[step] : step ? 0 : 0.4f;
+        if (step == 0 || (rank == odd) == (step == 1)) rank_ok(rank, idist_ddp_ready(ddp, 0));
+        rank_ok(rank, idist_ddp_wait(ddp));
+        double want = step == 0 ? 0 : step == 1 ? 0.4 : 0.4 * (n - 1), got = (double)grads[7];
+        if (n == 1 && step == 2) want = (double)grads[7]; // nobody
+        rank_check(got - want < 0.01 && want - got < 0.01, "rank %d, step %d: %g came, not %g", rank, step, got, want);
+    }
+    idist_ddp_free(&ddp);
+}
+
 typedef struct hooked {
     int started, finished, freed, fail_at; // fail_at: the start of that number fails
     int order_wrong;
@@ -570,13 +644,19 @@ static void disagree(idist_group *world, int rank, int n, void *arg) {
         if (rank == odd && how == 4) m.desc.find_unused = true;
         if (rank == odd && how == 5) m.params[1].data = NULL;
         if (rank == odd && how == 6) m.desc.n_buffers = 1, m.desc.buffers = m.params;
-        if (rank == odd && how == 7) m.desc.postscale = 2;
+        if (rank == odd && how == 7) m.desc.postscale = 2.5;
         rank_is(rank, idist_ddp_create(&m.desc, &ddp), want);
         rank_check(!ddp && (rank == odd || text_names_rank(idist_last_error(), odd)), "rank %d, %d: \"%s\"", rank, how,
                    idist_last_error());
-        if (how == 0)
-            rank_check(strstr(idist_last_error(), "parameter 5 is F32 x 16") && strstr(idist_last_error(), "F32 x 17"),
-                       "\"%s\"", idist_last_error());
+        static const char *const texts[8] = {"parameter 5 is F32 x 16 here, and F32 x 17 on rank 0",
+                                             "gradient 2 is I32",
+                                             "number of parameters is 8 here, and 9 on rank 0",
+                                             "bucket_nbytes is 7000 here, and 6000 on rank 0",
+                                             "find_unused is 1 here, and 0 on rank 0",
+                                             "parameter 1 is NULL",
+                                             "number of buffers is 1 here, and 0 on rank 0",
+                                             "postscale is 2.5 here, and 1 on rank 0"};
+        rank_check(strstr(idist_last_error(), texts[how]), "\"%s\"", idist_last_error());
         free(m.memory);
         rank_ok(rank, idist_all_reduce(&one, &one, 1, IDIST_I32, IDIST_MAX, &o));
     }
@@ -614,7 +694,9 @@ static void parameters(idist_group *world, int rank, int n, void *arg) {
     if (n > 1) {
         rank_is(rank, idist_broadcast_parameters(list, MANY, root, &o), IDIST_ERR_MISMATCH);
         rank_check(strstr(idist_last_error(), "parameter 150") != NULL, "\"%s\"", idist_last_error());
-        rank_is(rank, idist_broadcast_parameters(list, 100 + rank, root, &o), IDIST_ERR_MISMATCH);
+        rank_is(rank, idist_broadcast_parameters(list, rank == root ? 101 : 100, root, &o), IDIST_ERR_MISMATCH);
+        rank_check(strstr(idist_last_error(), "number of parameters is 100 here, and 101 on rank") != NULL, "\"%s\"",
+                   idist_last_error());
         rank_is(rank, idist_broadcast_optimizer_state(NULL, 0, &options, 4 + (size_t)rank, root, &o), IDIST_ERR_MISMATCH);
     }
     if (rank == 0) list[150].count--;
@@ -715,12 +797,48 @@ static void lost(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
+// A world of 1 sends nothing, and yet hears that it is gone.
+static void lost_alone(idist_group *world, int rank, int n, void *arg) {
+    bool begun = *(const int *)arg != 0;
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)n;
+    model_init(&m, world, rank, LAID_OUT, false);
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    one_step(&m, ddp, rank, 0);
+    if (begun) rank_ok(rank, idist_ddp_ready(ddp, 8));
+    rank_ok(rank, idist_abort(world));
+    if (!begun) rank_is(rank, idist_ddp_forward(ddp), IDIST_ERR_ABORTED);
+    if (!begun) rank_is(rank, idist_ddp_ready(ddp, 8), IDIST_ERR_ABORTED);
+    rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
+    rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+static void finalized(void) {
+    model m;
+    idist_ddp *ddp = NULL;
+    TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK);
+    model_init(&m, NULL, 0, LAID_OUT, false);
+    tap_is(idist_ddp_create(&m.desc, &ddp), IDIST_OK, "a ddp of a world of 1");
+    tap_is(idist_finalize(), IDIST_OK, "that is finalized");
+    tap_is(idist_ddp_forward(ddp), IDIST_ERR_STATE, "forward after it");
+    tap_is(idist_ddp_ready(ddp, 8), IDIST_ERR_STATE, "ready after it");
+    tap_is(idist_ddp_wait(ddp), IDIST_ERR_STATE, "wait after it");
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
 int main(void) {
     static const int sizes[] = {1, 2, 3, 8};
     static const idist_compression compressions[2] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16};
     int n_sizes = test_quick() ? 3 : 4;
     tap_deadline(60);
     assignment();
+    finalized();
+    for (int begun = 0; begun < 2; begun++)
+        ranks_case_fault(1, NULL, lost_alone, &begun, "a world of 1 that is gone, %s an iteration", begun ? "in" : "before");
     for (int k = 0; k < n_sizes; k++) {
         int n = sizes[k];
         for (int how = 0; how < 2 * N_LAYOUTS; how++)
@@ -735,6 +853,10 @@ int main(void) {
             ranks_case(n, NULL, halves, (void *)(uintptr_t)&compressions[c], "halves with %d ranks, %s", n,
                        c ? "BF16" : "F16");
         ranks_case(n, NULL, bytes, NULL, "bytes with error feedback, %d ranks", n);
+        for (int how = 0; how < 2; how++) {
+            ranks_case(n, NULL, held, &how, "bytes of gradients that %s not have, %d ranks", how ? "some do" : "all do", n);
+            ranks_case(n, NULL, held_exactly, &how, "bytes of a gradient that rank %d has, %d ranks", how ? 0 : n - 1, n);
+        }
         int fails = 0;
         ranks_case(n, NULL, hooks, &fails, "a hook with %d ranks", n);
         for (fails = 1; fails <= 2; fails++)

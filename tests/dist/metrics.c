@@ -1,11 +1,17 @@
 // metrics.c - batch statistics and clipped gradients against what PyTorch computes (tests/data/norm.txt, made by norm.py
 // beside it); accuracy, means, confusion and epoch metrics over ranks
+// A rank that has no memory is made by the malloc here.
+#define malloc test_malloc
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "idist_train.h"
 
 #include "ranks.h"
+
+static __thread size_t no_memory_from = SIZE_MAX; // bytes, in this thread
+
+void *test_malloc(size_t nbytes) { return nbytes >= no_memory_from ? NULL : calloc(nbytes ? nbytes : 1, 1); }
 
 static double distance(double a, double b) { return a < b ? b - a : a - b; }
 static double size_of(double a) { return a < 0 ? -a : a; }
@@ -237,7 +243,12 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     float not_a_number[2] = {idist__bits_to_float(0x7fc00000u), 1};
     static const int ones[2] = {1, 1};
     rank_ok(rank, idist_accuracy_update(&accuracy, not_a_number, ones, 1, 2));
+    static const int zero[1] = {0};
     rank_check(accuracy.total == 5 && accuracy.correct == (rank ? 2 : 4), "rank %d: a NaN is right", rank);
+    idist_accuracy one_class = {0, 0};
+    rank_ok(rank, idist_accuracy_update(&one_class, not_a_number, zero, 1, 1));
+    rank_ok(rank, idist_accuracy_update(&one_class, not_a_number + 1, zero, 1, 1));
+    rank_check(one_class.total == 2 && one_class.correct == 1, "rank %d: of one class a NaN is right", rank);
     idist_mean_update(&mean, rank, 1);
     idist_mean_update(&mean, 10, 3);
     rank_ok(rank, idist_mean_compute(&mean, &value, &o));
@@ -273,6 +284,9 @@ static void confusion(idist_group *world, int rank, int n, void *arg) {
     rank_check(all[0] == each && all[1] == 0 && all[2] == each && all[3] == each, "rank %d: wrong cells", rank);
     rank_check(own[2] == (uint64_t)rank + 1, "rank %d: its own cells have changed", rank);
     rank_is(rank, idist_confusion_compute(&m, own, &o), IDIST_ERR_ARG);
+    memset(all, 0, sizeof all);
+    rank_ok(rank, idist_confusion_compute(&m, rank == n - 1 ? all : NULL, &o)); // only the last rank wants it
+    rank_check(all[0] == (rank == n - 1 ? each : 0), "rank %d: wrong cells of all", rank);
 }
 
 // A number that depends on the order of all rows.
@@ -308,6 +322,28 @@ static void epoch_metric(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_epoch_metric(rows, rank == n - 1 ? SIZE_MAX / 4 : own, 8, fold, &fails, &value, &o), IDIST_ERR_ARG);
     rank_ok(rank, idist_epoch_metric(NULL, 0, 8, fold, &fails, &value, &o));
     rank_check(value == 0, "rank %d: of no rows %g", rank, value);
+    rank_ok(rank, idist_epoch_metric(own ? rows : NULL, own, 8, fold, &fails, rank == n - 1 ? &value : NULL, &o));
+    rank_check(value == (rank == n - 1 ? want : 0), "rank %d: %g, which only the last one wants", rank, value);
+}
+
+// One rank has no memory in the middle of what all do: an error on all, which names it.
+static void no_memory(idist_group *world, int rank, int n, void *arg) {
+    enum { CHANNELS = 5000 };
+    static __thread float a[CHANNELS], b[CHANNELS];
+    static __thread uint64_t cells[100 * 100];
+    idist_confusion m = {cells, 100};
+    idist_opts o = opts_of(world);
+    uint64_t count = 1;
+    int which = *(const int *)arg;
+    idist_status s;
+    if (rank == n - 1) no_memory_from = 30000;
+    if (which == 0) s = idist_sync_batch_norm(a, b, CHANNELS, &count, &o);
+    else if (which == 1) s = idist_sync_batch_norm_backward(a, b, CHANNELS, &o);
+    else s = idist_confusion_compute(&m, NULL, &o);
+    no_memory_from = SIZE_MAX;
+    rank_is(rank, s, IDIST_ERR_NO_MEMORY);
+    rank_check(strstr(idist_last_error(), "no memory") && text_names_rank(idist_last_error(), n - 1), "rank %d: \"%s\"",
+               rank, idist_last_error());
 }
 
 static int seeds(int local_rank, void *arg) {
@@ -326,6 +362,11 @@ int main(void) {
         ranks_case(sizes[i], NULL, metrics, NULL, "accuracy and means, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, confusion, NULL, "confusion, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, epoch_metric, NULL, "epoch metric, %d ranks", sizes[i]);
+        for (int k = 0; k < 3; k++)
+            ranks_case_fault(sizes[i], NULL, no_memory, &k, "a rank without memory, of %d: %s", sizes[i],
+                             k == 2 ? "confusion"
+                             : k    ? "backward norm"
+                                    : "batch norm");
     }
     double value;
     idist_mean mean = {1, 1};

@@ -42,6 +42,7 @@ cifar=(build/20_cifar10 --side 16 --num-epochs 1 --num-workers 0 --output-path "
 ok_run 0 "20_cifar10 builds" 120 make -s build/20_cifar10
 ok_run 0 "20_cifar10, two ranks spawned" 60 "${cifar[@]}" --nproc-per-node 2
 own=$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")
+rm -rf "$WORK/out"
 ok_run 0 "20_cifar10 under srun" 60 srun -N1 -n2 "${cifar[@]}"
 [ -n "$own" ] && [ "$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")" = "$own" ]
 ok $? "20_cifar10 under srun: the same weights" || tail -n 3 "$WORK/log" | diag

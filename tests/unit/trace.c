@@ -201,6 +201,16 @@ static int spans(void) {
     memcpy(long_args, "{\"a\":1", 6);
     memcpy(long_args + sizeof long_args - 2, "}", 2);
     idist_trace_span("too much", "compute", t, t, long_args);
+    idist_trace_span("all of time", "long", INT64_MIN, INT64_MAX, NULL);
+    idist_trace_span("its end", "compute", INT64_MAX - 5, INT64_MAX, NULL);
+    for (int i = 0; i < 2; i++) { // with the last character whole, and not
+        char category[90];
+        memset(category, 'c', sizeof category);
+        for (int k = 40 + i; k < 88; k += 2) memcpy(category + k, "\xc3\xa9", 2);
+        category[88 + i] = 0;
+        idist_trace_span("of a long category", category, t, t, NULL);
+        idist_trace_span("beside that", category, t - 5, t + 5, NULL);
+    }
     return idist_finalize() != IDIST_OK;
 }
 
@@ -272,13 +282,28 @@ static int unwritable(void) {
 // The file may not grow beyond its first window.
 static int no_room(void) {
     struct rlimit limit = {65536, 65536};
-    signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || !begin_alone() || !idist_trace_on()) return 1;
     freopen("/dev/null", "w", stderr);
     marks_of_a_thread(&limit);
     if (idist_trace_on()) return 2;
     marks_of_a_thread(NULL);
     return idist_finalize() != IDIST_OK;
+}
+
+// Nor even that.
+static int no_room_at_all(void) {
+    struct rlimit limit = {1000, 1000};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || !begin_alone() || idist_trace_on()) return 1;
+    if (n_warnings != 1 || !strstr(warning, path)) return 2;
+    return idist_finalize() != IDIST_OK;
+}
+
+// Every byte above 0x7f belongs to a whole character of two.
+static bool is_utf8(void) {
+    const unsigned char *p = (const unsigned char *)text;
+    for (; *p; p++)
+        if (*p > 0x7f && (*p++ != 0xc3 || *p != 0xa9)) return false;
+    return true;
 }
 
 //------------------------------------------------------------------------------
@@ -325,7 +350,11 @@ static void test_marks(void) {
     tap_is(in_process(spans, "spans.json"), 0, "spans");
     look_at("spans.json");
     tap_ok(is_json(), "spans: the file is JSON");
-    tap_is(count("\"ph\":\"X\""), 7, "spans: all");
+    tap_is(count("\"ph\":\"X\""), 13, "spans: all");
+    tap_ok(is_utf8() && count("\xc3\xa9") > 20, "spans: a long category is cut between characters");
+    tap_is(count("ccc 2\""), 0, "spans: and keeps its number");
+    tap_is(count("\xa9 2\"}"), 2, "spans: behind it");
+    tap_ok(count("\"dur\":-") == 0 && count("\"ts\":-") == 0, "spans: all of time fits");
     tap_is(count("\"tid\":1000,\"ts\""), 2, "spans: one after the other in one lane");
     tap_is(count("\"tid\":1001,\"ts\""), 1, "spans: those that overlap in two");
     tap_is(count("\"tid\":1002,\"ts\""), 1, "spans: another category has lanes of its own");
@@ -363,6 +392,7 @@ static void test_files(void) {
     tap_is(in_process(no_room, "full.json"), 0, "no room for more: it goes on without");
     look_at("full.json");
     tap_ok(is_json() && count("\"mark\"") > 100, "no room: what was written is JSON");
+    tap_is(in_process(no_room_at_all, "none.json"), 0, "no room at all: one warning");
     idist__trace_quote(name, sizeof name, "ab\xc3\xa9\xc3\xa9");
     tap_like(name, "ab", "a name that is cut");
     tap_is(strlen(name), 4, "not inside a character");
