@@ -11,8 +11,9 @@ strict=(-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -W
 
 compilers=(gcc clang "gcc -fsanitize=address,undefined -fno-sanitize-recover=all")
 for i in "${!compilers[@]}"; do
-    command -v "${compilers[i]%% *}" >/dev/null &&
-        later "host$i" 160 bash -c "${compilers[i]} ${strict[*]} tests/gpu/test_reduce.c -o $WORK/host$i -lpthread && $WORK/host$i"
+    with="${compilers[i]} ${strict[*]}"
+    command -v "${with%% *}" >/dev/null &&
+        later "host$i" 160 bash -c "$with tests/gpu/test_reduce.c -o $WORK/host$i -lpthread && $WORK/host$i"
 done
 for i in "${!compilers[@]}"; do
     name="the kernels on the host have its bits, ${compilers[i]}"
