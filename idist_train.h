@@ -2713,7 +2713,8 @@ static idist_status idist__ddp_begin_iteration(idist_ddp *d) {
     if (idist_group_size(d->desc.group) != d->size)
         return idist__fail(IDIST_ERR_STATE, "ddp: made for %d ranks, and now there are %d: create it in each world anew",
                            d->size, idist_group_size(d->desc.group));
-    if ((s = idist__ddp_enter(d)) != IDIST_OK) return s;
+    s = d->size == 1 ? idist__ddp_enter(d) : IDIST_OK;
+    if (s != IDIST_OK) return s;
     d->begun = true;
     if (d->desc.uneven) s = idist__ddp_count_active(d);
     if (s == IDIST_OK && d->active) s = idist__tensors_broadcast(d->buffers, d->desc.n_buffers, d->root, &o);
