@@ -638,7 +638,7 @@ static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why,
 // uses cuda load . used by setup route engine
 //
 // NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by the backend of the host
-// (idist__gpu_meet), so that calls that differ, late ranks and lost ones are found as they are on the host: NCCL itself
+// (idist__nccl_meet), so that calls that differ, late ranks and lost ones are found as they are on the host: NCCL itself
 // would wait for ever. When a group fails its communicator is aborted, which ends what runs on the device.
 //------------------------------------------------------------------------------
 
