@@ -5,7 +5,7 @@
 #   sections   a section says "uses" only of sections above it
 #   names      exported symbols start with idist_ and are declared in the API part; macros start with IDIST_
 #   text       ASCII, no tabs, no white space at the end of a line, at most 125 columns
-#   budgets    lines per header, lines per function
+#   functions  lines per function
 #   format     clang-format; also: shell scripts are executable and pass shellcheck
 #   speech     the project speaks of itself only: no paths of somebody's machine, no TODO without an owner
 #   tidy       clang-tidy over the implementation
@@ -136,7 +136,7 @@ check_macros() {
 }
 
 #------------------------------------------------------------------------------
-# text, budgets, speech
+# text, functions, speech
 #------------------------------------------------------------------------------
 
 check_text() {
@@ -153,20 +153,6 @@ check_text() {
         *.md | LICENSE) ;;
         *) awk -v m=$MAX_COLUMNS -v f="$f" 'length > m { printf "%s:%d: %d columns\n", f, FNR, length }' "$f" ;;
         esac
-    done
-}
-
-check_budgets() {
-    local h lines budget
-    for h in "${HEADERS[@]}"; do
-        case $h in
-        idist.h) budget=8000 ;;
-        idist_ring.h) budget=5000 ;;
-        idist_train.h) budget=3500 ;;
-        *) budget=2000 ;;
-        esac
-        lines=$(wc -l <"$h")
-        [ "$lines" -le $budget ] || echo "$h: $lines lines, the budget is $budget"
     done
 }
 
@@ -243,7 +229,6 @@ else
     check_sections "${HEADERS[@]}" | report "sections use the sections above them"
     check_names | report "exported names"
     check_macros "${HEADERS[@]}" | report "macros"
-    check_budgets | report "lines per header"
     long_functions $MAX_FUNCTION "${HEADERS[@]}" | report "no function of a header is longer than $MAX_FUNCTION lines"
 fi
 check_text | report "text: ASCII, tabs, line ends, $MAX_COLUMNS columns"
