@@ -4970,7 +4970,9 @@ struct idist_backend_api {
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
 #define IDIST__TIMERS_NS (5 * IDIST__MS) // who polls looks at the timers this often
+#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
+#endif
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
 #define IDIST__WATCH_NS (10 * IDIST__MS)
@@ -5239,6 +5241,12 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
+// After a thread that does not drive has moved the backend or ended tasks: what the driver sleeps for may have been read
+// from the links, and nothing else would wake it.
+static void idist__world_rouse(idist__world *w) {
+    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
+}
+
 // The group fails, for this reason, once: its tasks end, later calls are refused, and the others are told, also when
 // we were told ourselves: whoever sees our connection end after this must have heard the reason from us, or takes us
 // for the cause.
@@ -5262,6 +5270,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     }
     for (child = w->group.next; child; child = child->next)
         if (child->maker == g) idist__group_fail(child, status, cause);
+    idist__world_rouse(w); // the call that another thread sleeps for may be one of those that ended
 }
 
 // A rank is gone: every group with it fails.
@@ -5539,9 +5548,9 @@ static void idist__task_start(idist__task *t) {
         g->nrequests++;
     }
     w->backend->start(t);
-    // Also when t is done: starting it may have read from the links what the sleeper waits for.
-    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
-    else if (!t->done && t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
+    idist__world_rouse(w); // also when t is done: starting it may have read from the links
+    if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_runs && !w->nblocked)
+        pthread_cond_signal(&w->work);
 }
 
 static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int n) {
@@ -6500,7 +6509,6 @@ idist_status idist_abort(idist_group *group) {
     if (g) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
         idist__group_fail(g, IDIST_ERR_ABORTED, cause);
-        g->w->backend->wake(g->w);
         pthread_mutex_unlock(&g->w->lock);
     }
     pthread_mutex_unlock(&idist__default_lock);
@@ -7194,6 +7202,7 @@ idist_status idist_free_group(idist_group **group) {
         w->backend->progress(w); // messages for it that lie there: once it is gone nobody knows where they belong
         if (g->node) idist__group_free(g->node);
         idist__group_free(g);
+        idist__world_rouse(w);
         *group = NULL;
     }
     pthread_mutex_unlock(&w->lock);

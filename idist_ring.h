@@ -390,6 +390,11 @@ static void idist__shm_falls_asleep(const idist__shm *m, uint32_t how) {
     if (!m->fenced) idist__os_fence_others(false);
 }
 
+// Whether somebody has knocked since idist__shm_falls_asleep.
+static bool idist__shm_was_woken(const idist__shm *m) {
+    return __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == 0;
+}
+
 static void idist__shm_awake(const idist__shm *m) {
     __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, 0u, __ATOMIC_RELAXED);
     __atomic_fetch_sub(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
@@ -3790,6 +3795,10 @@ static void idist__ring_progress(idist__world *w) {
 
 // Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank,
 // every 10 ms, in a long wait every 30; otherwise in poll. Looks at everything once more after having said that we sleep.
+//
+// Nobody knocks at a bell that was rung already. A knock that arrives during that last look may be read by the look itself
+// (it polls when there are many streams), so we sleep only while the bell is still set. Another thread that reads from the
+// links while we sleep may take a knock away as well; it has to call `wake` afterwards.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     idist__shm *m = ring->shm;
@@ -3804,9 +3813,10 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         ring->polled_ns = now;
         idist__ring_poll(ring, 0, false);
     }
+
     idist__shm_falls_asleep(m, ring->nstreams ? 2 : 1);
     idist__ring_move(ring);
-    if (w->nended == ended && !ring->failed) {
+    if (w->nended == ended && !ring->failed && !idist__shm_was_woken(m)) {
         if (ring->nstreams) {
             idist__ring_poll(ring, until_ns, true);
         } else {
