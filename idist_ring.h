@@ -129,6 +129,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
+#define IDIST__UNKNOWN_MOST 1024              // messages that a rank may send for groups that do not exist here yet
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 #define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
 #define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
@@ -159,6 +160,7 @@ typedef struct idist__message {
     size_t moved;           // how much of it is here
     idist__verb *claim;     // the receive that takes it once it is complete
     idist__verb *self_send; // to ourselves: the payload is still with the sender
+    bool unknown;           // its group did not exist here when it came
     uint64_t stamp;
 } idist__message;
 
@@ -190,6 +192,8 @@ typedef struct idist__link { // the connection to one rank
     idist__message *early, **early_end; // unexpected, in order of arrival
     // window + what is on its way, lies early over there, or is owed to us there = IDIST__WINDOW_BYTES, always.
     size_t window, owed; // eager bytes we may still send; consumed but not yet told
+    size_t their_window; // eager bytes the other rank may still send
+    int nunknown;        // messages in `early` that came for a group which does not exist here
     char *stage;         // bytes read but not looked at: stage[at .. end)
     size_t at, end;
     idist__frame in;
@@ -800,6 +804,7 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     memset(&f, 0, sizeof f);
     f.type = IDIST__CREDIT;
     f.nbytes = l->owed;
+    l->their_window += l->owed;
     l->owed = 0;
     idist__link_control(ring, l, &f, NULL);
 }
@@ -816,6 +821,7 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
         l->in_message = NULL;
         l->target = NULL;
     }
+    if (m->unknown) l->nunknown--;
     idist__mem_free(&ring->w->cfg.mem, m);
 }
 
@@ -826,6 +832,8 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     m->frame = *f;
     m->data = (char *)(m + 1);
     m->stamp = ++ring->stamp;
+    m->unknown = !idist__world_find_group(ring->w, f->ctx);
+    if (m->unknown) l->nunknown++;
     *l->early_end = m;
     l->early_end = &m->next;
     return m;
@@ -1225,11 +1233,13 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     if (f.print.dtype != c->dtype || f.print.check > c->count || (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag))
         return false;
     if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
+    if (f.nbytes + sizeof f > l->their_window) return false;
     if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes) return false; // the rest is still to come
     l->transport->read(l->port, &f, sizeof f);                                            // all of it is there
     if (f.nbytes) l->transport->read(l->port, c->recv, (size_t)f.nbytes);
     l->p2p_got++;
     l->peer_waits.type = 0;
+    l->their_window -= (size_t)f.nbytes + sizeof f;
     idist__link_consumed(ring, l, (size_t)f.nbytes);
     idist__recv_tell(c, c->root, (int)f.tag, (size_t)f.print.check);
     return true;
@@ -3451,7 +3461,9 @@ static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
         idist__group_fail(g, (idist_status)status, l->text);
     } else {
         idist__message *m = idist__message_new(ring, l, &l->in, sizeof l->text);
-        if (m) memcpy(m->data, l->text, sizeof l->text);
+        if (!m) return;
+        m->frame.aux = (uint64_t)(int64_t)status;
+        memcpy(m->data, l->text, sizeof l->text);
     }
 }
 
@@ -3537,7 +3549,6 @@ static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
 static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     bool p2p = l->in.print.kind == IDIST__SEND;
-    if (l->in.type == IDIST__EAGER && l->in.nbytes > IDIST__EAGER_BYTES) return false;
     if (p2p && (l->in.print.check > SIZE_MAX / 16 ||
                 l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
         return false;
@@ -3592,10 +3603,38 @@ static void idist__link_pulled(idist__ring *ring, idist__link *l) {
 static bool idist__link_data(idist__link *l) {
     idist__verb *v;
     for (v = l->receiving; v && v->id != l->in.id; v = v->next) continue;
-    if (l->in.nbytes > IDIST__PIECE_BYTES || (v && l->in.nbytes > v->nbytes - v->moved)) return false;
+    if (v && l->in.nbytes > v->nbytes - v->moved) return false;
     l->in_verb = v; // NULL: the receive was cancelled meanwhile
     l->target = v ? v->data + v->moved : NULL;
     return true;
+}
+
+// Whether this rank may send the frame that has arrived. It knows the secret of the job, but may be broken all the same:
+// nothing that it says makes us write outside of our memory, hold more than the eager window and IDIST__UNKNOWN_MOST
+// messages for groups that do not exist here yet, or read a payload that no such frame has.
+static bool idist__link_allows(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    const idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool of_group = f->type <= IDIST__RTS || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+
+    if (of_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
+
+    switch (f->type) {
+    case IDIST__EAGER:
+        if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + IDIST__FRAME_BYTES > l->their_window) return false;
+        return g || l->nunknown < IDIST__UNKNOWN_MOST;
+    case IDIST__RTS: return g || l->nunknown < IDIST__UNKNOWN_MOST;
+    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES && (g || l->nunknown < IDIST__UNKNOWN_MOST);
+    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES;
+    case IDIST__CREDIT: return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    case IDIST__CTS:
+    case IDIST__PULLED:
+    case IDIST__WAITS:
+    case IDIST__HERE:
+    case IDIST__LEFT:
+    case IDIST__BYE: return f->nbytes == 0;
+    default: return false;
+    }
 }
 
 // A frame's 64 bytes are here. False when they make no sense.
@@ -3604,15 +3643,19 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
     l->in_verb = NULL;
     l->in_message = NULL;
     l->target = NULL;
+    if (!idist__link_allows(ring, l, peer)) return false;
+
     l->left = (size_t)l->in.nbytes;
     switch (l->in.type) {
     case IDIST__EAGER:
+        l->their_window -= (size_t)l->in.nbytes + IDIST__FRAME_BYTES;
+        ok = idist__link_begins(ring, l, peer);
+        break;
     case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
     case IDIST__CTS: idist__link_cts(ring, l); break;
     case IDIST__DATA: ok = idist__link_data(l); break;
     case IDIST__PULLED: idist__link_pulled(ring, l); break;
     case IDIST__CREDIT:
-        if (l->in.nbytes > IDIST__WINDOW_BYTES) return false;
         l->window += (size_t)l->in.nbytes;
         l->left = 0;
         break;
@@ -3622,13 +3665,9 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
         if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
         break;
     }
-    case IDIST__ABORT:
-        if (l->in.nbytes > IDIST__TEXT_BYTES) return false;
-        l->target = l->text;
-        break;
+    case IDIST__ABORT: l->target = l->text; break;
     case IDIST__LEFT: idist__share_left(ring, l->in.ctx); break;
-    case IDIST__BYE: l->bye = true; break;
-    default: return false;
+    default: l->bye = true; break; // IDIST__BYE
     }
     return ok;
 }
@@ -4113,9 +4152,12 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     return n;
 }
 
+static void idist__ring_group_close(idist_group *g);
+
 static idist_status idist__ring_group_open(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
+    idist_status s;
     int i;
     rg->rank_of = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->w->group.size);
     rg->seen = (idist__seen *)idist__mem_alloc(&g->w->cfg.mem, sizeof *rg->seen * (size_t)g->size);
@@ -4140,7 +4182,9 @@ static idist_status idist__ring_group_open(idist_group *g) {
     }
     if (g != &g->w->group) return IDIST_OK;
     idist__share_offer_place(g);
-    return idist__host_open(g, NULL);
+    s = idist__host_open(g, NULL);
+    if (s != IDIST_OK) idist__ring_group_close(g);
+    return s;
 }
 
 static void idist__ring_group_close(idist_group *g) {
@@ -4906,7 +4950,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
         idist__link *l = &ring->links[i];
         l->out_end = &l->out;
         l->early_end = &l->early;
-        l->window = IDIST__WINDOW_BYTES;
+        l->window = l->their_window = IDIST__WINDOW_BYTES;
         l->fd = -1;
         if ((l->stage = (char *)idist__mem_raw(&w->cfg.mem, IDIST__STAGE_BYTES)) == NULL) return IDIST_ERR_NO_MEMORY;
     }
