@@ -2329,14 +2329,17 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 //     hello C (64 bytes, with a nonce)  ------>
 //                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
 //     HMAC(K, "C" | C | S)              ------>
+//                                       <------  one byte: you are in
 //
 // K comes from the job's secret. Different labels keep one side's answer from being thrown back at it, the nonces
 // keep an old conversation from being replayed, and the tags cover version, role, rank and job, so that nothing in
 // them can be changed on the way. A stranger makes the server read 96 bytes and allocate none. Nothing is encrypted.
+// A hello that does not fit is answered all the same, so that the client can say what differs. A client whose connection
+// ends before the last byte was turned away because all places were taken, and tries again; see idist__porch_place.
 // Without a secret K is a constant: then this only keeps out other programs and other versions.
 //------------------------------------------------------------------------------
 
-#define IDIST__WIRE_VERSION 2
+#define IDIST__WIRE_VERSION 3
 #define IDIST__HELLO_BYTES 64
 
 typedef struct idist__hello {
@@ -2358,8 +2361,10 @@ enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 typedef struct idist__handshake {
     int fd;
     bool server;
-    int stage;   // client: write hello, read answer, write tag. server: read hello, write answer, read tag.
+    int stage;   // client: write hello, read answer, write tag, read byte. server: the other side of each.
     size_t done; // bytes of this stage
+    bool broke;  // the connection ended, or broke
+    bool ready;  // poll has seen something there, or it is new
     const uint8_t *key;
     idist__hello mine, theirs;
     uint8_t out[96], in[96];
@@ -2433,35 +2438,52 @@ static int idist__auth_move(idist__handshake *h, bool write, uint8_t *buf, size_
     return 1;
 }
 
-// IDIST_OK with *done set when both sides are sure of each other. Does not block.
-static idist_status idist__auth_step(idist__handshake *h, bool *done) {
-    idist_status s;
-    int rc;
-    *done = false;
-    while (h->stage < 3) {
-        bool write = h->server ? h->stage == 1 : h->stage != 1;
-        size_t nbytes = h->stage == 1 ? 96 : h->stage == 2 ? 32 : 64;
-        rc = idist__auth_move(h, write, write ? h->out : h->in, nbytes);
-        if (rc < 0) {
-            if (errno) return idist__fail_errno("handshake", errno);
-            return idist__fail(IDIST_ERR_AUTH, "the other side closed the connection during the handshake: it does not "
-                                               "share the secret, or it ended");
-        }
-        if (rc == 0) return IDIST_OK;
-        h->stage++;
-        if (h->server && h->stage == 1) {
-            memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
-            idist__auth_tag(h, "S", h->out + 64);
-        } else if (!h->server && h->stage == 2) {
-            memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
-            if (!idist__auth_tag_is(h, "S", h->in + 64))
-                return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
-            idist__auth_tag(h, "C", h->out);
-        } else if (h->server && h->stage == 3 && !idist__auth_tag_is(h, "C", h->in)) {
+static bool idist__auth_writes(const idist__handshake *h) { return (h->stage % 2 == 1) == h->server; }
+
+// A stage is complete: checks what it has brought, prepares what comes next.
+static idist_status idist__auth_next(idist__handshake *h) {
+    h->stage++;
+    if (h->server && h->stage == 1) {
+        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+        if (memcmp(h->theirs.magic, "IDST", 4) != 0) return idist__auth_check_hello(h);
+        idist__auth_tag(h, "S", h->out + 64);
+    } else if (h->server && h->stage == 2) {
+        return idist__auth_check_hello(h);
+    } else if (h->server && h->stage == 3) {
+        if (!idist__auth_tag_is(h, "C", h->in))
             return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
-        }
+        h->out[0] = 1;
+    } else if (!h->server && h->stage == 2) {
+        idist_status status;
+        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+        status = idist__auth_check_hello(h);
+        if (status != IDIST_OK) return status;
+        if (!idist__auth_tag_is(h, "S", h->in + 64))
+            return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
+        idist__auth_tag(h, "C", h->out);
+    }
+    return IDIST_OK;
+}
+
+// IDIST_OK with *done set when both sides are sure of each other. Does not block. h->broke: the connection ended.
+static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+    static const size_t nbytes[4] = {64, 96, 32, 1};
+    idist_status status = IDIST_OK;
+
+    *done = false;
+    while (h->stage < 4) {
+        bool write = idist__auth_writes(h);
+        int rc = idist__auth_move(h, write, write ? h->out : h->in, nbytes[h->stage]);
+        if (rc == 0) return IDIST_OK;
+        h->broke = rc < 0;
+        if (rc < 0 && errno) return idist__fail(IDIST_ERR_PEER_LOST, "the handshake broke off: %s", strerror(errno));
+        if (rc < 0)
+            return idist__fail(IDIST_ERR_PEER_LOST,
+                               "the other side closed the connection during the handshake: it ended, it had no room for "
+                               "one more connection, or it does not speak idist");
+
+        status = idist__auth_next(h);
+        if (status != IDIST_OK) return status;
     }
     *done = true;
     return IDIST_OK;
@@ -2472,9 +2494,8 @@ static idist_status idist__auth_run(idist__handshake *h) {
     bool done = false;
     for (;;) {
         idist_status s = idist__auth_step(h, &done);
-        bool write = h->server ? h->stage == 1 : h->stage != 1;
         if (s != IDIST_OK || done) return s;
-        if (!idist__sock_wait(h->fd, write ? POLLOUT : POLLIN, h->deadline_ns))
+        if (!idist__sock_wait(h->fd, idist__auth_writes(h) ? POLLOUT : POLLIN, h->deadline_ns))
             return idist__fail(IDIST_ERR_TIMEOUT, "the other side did not answer the handshake in time");
     }
 }
@@ -2540,9 +2561,10 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 }
 
 // Where strangers wait until their handshake is through: a fixed number of places, so that nobody makes us allocate.
-// When all are taken, newcomers stay in the listener's queue; whoever has stood here for a second then has to give
-// his place up.
-enum { IDIST__PORCH = 64, IDIST__PORCH_MS = 5000 };
+// When all are taken, newcomers stay in the listener's queue until somebody may be sent away: first one who has said
+// nothing for 50 ms, the one who has been here longest; then one who began a second ago. An honest client that this hits,
+// because it got no processor time, tries again.
+enum { IDIST__PORCH = 256, IDIST__PORCH_MS = 5000, IDIST__PORCH_SILENT_MS = 50, IDIST__PORCH_SLOW_MS = 1000 };
 
 typedef struct idist__porch {
     idist__handshake place[IDIST__PORCH]; // fd -1: free
@@ -2559,20 +2581,37 @@ static void idist__porch_close(idist__porch *p) {
     for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&p->place[i].fd);
 }
 
-// A free place, or NULL. Those whose time is over have to go.
-static idist__handshake *idist__porch_room(idist__porch *p) {
+// The place for a newcomer: a free one, else that of the stranger who may be sent away first, which the caller does by
+// closing his connection when the newcomer is there. NULL: nobody may. any:
+// whoever has been silent may, however shortly, since without that nobody can come in at all.
+static idist__handshake *idist__porch_place(idist__porch *p, bool any) {
     int64_t now = idist__os_now_ns();
-    idist__handshake *oldest = NULL;
+    idist__handshake *silent = NULL, *slow = NULL;
     int i;
+
     for (i = 0; i < IDIST__PORCH; i++) {
         idist__handshake *h = &p->place[i];
-        if (h->fd >= 0 && now >= h->deadline_ns) idist__os_close(&h->fd);
-        if (h->fd < 0) return h;
-        if (!oldest || h->deadline_ns < oldest->deadline_ns) oldest = h;
+        idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+        if (h->fd < 0 && !any) return h;
+        if (h->fd < 0) continue;
+        if (now >= h->deadline_ns) return h;
+        if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
     }
-    if (now < oldest->deadline_ns - (IDIST__PORCH_MS - 1000) * IDIST__MS) return NULL;
-    idist__os_close(&oldest->fd);
-    return oldest;
+    if (silent && (any || now >= silent->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SILENT_MS) * IDIST__MS))
+        return silent;
+    if (slow && now >= slow->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SLOW_MS) * IDIST__MS) return slow;
+    return NULL;
+}
+
+// Descriptors are short: sends a stranger away if one may be. False: there are no strangers, we need more of them.
+static bool idist__porch_make_way(idist__porch *p) {
+    idist__handshake *h = idist__porch_place(p, true);
+    int i;
+
+    if (h) idist__os_close(&h->fd);
+    for (i = 0; !h && i < IDIST__PORCH; i++)
+        if (p->place[i].fd >= 0) h = &p->place[i];
+    return h != NULL;
 }
 
 // What poll should look at; returns how many.
@@ -2581,9 +2620,18 @@ static int idist__porch_poll(const idist__porch *p, struct pollfd *fds) {
     for (i = 0; i < IDIST__PORCH; i++) {
         if (p->place[i].fd < 0) continue;
         fds[n].fd = p->place[i].fd;
-        fds[n++].events = p->place[i].stage == 1 ? POLLOUT : POLLIN;
+        fds[n++].events = idist__auth_writes(&p->place[i]) ? POLLOUT : POLLIN;
     }
     return n;
+}
+
+// What poll has seen there. The places are those of idist__porch_poll.
+static void idist__porch_polled(idist__porch *p, const struct pollfd *fds) {
+    int i, n = 0;
+    for (i = 0; i < IDIST__PORCH; i++) {
+        if (p->place[i].fd < 0) continue;
+        p->place[i].ready = fds[n++].revents != 0;
+    }
 }
 
 //------------------------------------------------------------------------------
@@ -2604,7 +2652,8 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
     IDIST__REQ_WAIT = 6,
     IDIST__REQ_NUM_KEYS = 7,
     IDIST__REQ_DELETE = 8,
-    IDIST__REQ_CANCEL_WAIT = 12
+    IDIST__REQ_CANCEL_WAIT = 12,
+    IDIST__REQ_WILL = 100 // not torch's: set this key when my connection ends
 };
 
 #define IDIST__KEY_MAX 1024u
@@ -3139,6 +3188,7 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
         r.p += 4;
         break;
     case IDIST__REQ_SET:
+    case IDIST__REQ_WILL:
         req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
         if (!r.more && !r.bad) req->a = idist__read_blob(&r, IDIST__VALUE_MAX);
         break;
@@ -3273,6 +3323,8 @@ typedef struct idist__client { // one connection of the server
     size_t nin, capin;
     char *out;
     size_t nout, capout;
+    char *will; // key and value, behind each other: put into the table when the client is gone and has not taken it back
+    size_t will_nkey, will_nbytes;
 } idist__client;
 
 typedef struct idist__server {
@@ -3289,13 +3341,25 @@ typedef struct idist__server {
     idist__porch porch;
     idist__client *clients[4096];
     int nclients;
-    int nrefused; // handshakes that failed, for the text of a time-out
-    int no_fds;   // a connection could not be accepted for want of a descriptor
+    bool executed; // a will: the table has changed
+    int nrefused;  // handshakes that failed, for the text of a time-out
+    int no_fds;    // a connection could not be accepted for want of a descriptor
 } idist__server;
+
+// The client has gone without taking its will back. A value that stands there already stays.
+static void idist__client_execute(idist__server *sv, const idist__client *c) {
+    idist__blob key;
+    key.data = c->will;
+    key.nbytes = c->will_nkey;
+    if (*idist__table_find(&sv->table, key.data, key.nbytes)) return;
+    sv->executed = idist__table_put(&sv->table, key, c->will + c->will_nkey, c->will_nbytes - c->will_nkey) == IDIST_OK;
+}
 
 static void idist__server_drop(idist__server *sv, int i) {
     idist__client *c = sv->clients[i];
     idist__os_close(&c->fd);
+    if (c->will_nkey) idist__client_execute(sv, c);
+    idist__mem_free(&sv->mem, c->will);
     idist__mem_free(&sv->mem, c->in);
     idist__mem_free(&sv->mem, c->out);
     idist__mem_free(&sv->mem, c);
@@ -3339,6 +3403,19 @@ static bool idist__client_answer(idist__server *sv, idist__client *c, const idis
     }
 }
 
+// An empty key takes the will back.
+static bool idist__client_bequeath(idist__server *sv, idist__client *c, const idist__req *r) {
+    idist__mem_free(&sv->mem, c->will);
+    c->will_nkey = c->will_nbytes = 0;
+    c->will = r->key.nbytes ? (char *)idist__mem_raw(&sv->mem, r->key.nbytes + r->a.nbytes) : NULL;
+    if (!c->will) return !r->key.nbytes;
+    memcpy(c->will, r->key.data, r->key.nbytes);
+    if (r->a.nbytes) memcpy(c->will + r->key.nbytes, r->a.data, r->a.nbytes);
+    c->will_nkey = r->key.nbytes;
+    c->will_nbytes = r->key.nbytes + r->a.nbytes;
+    return true;
+}
+
 // Carries out one request of a client. *wait: it has to be tried again when the table has changed. False: drop the
 // client.
 static bool idist__client_request(idist__server *sv, idist__client *c, idist__req *r, bool *wait, bool *changed) {
@@ -3348,6 +3425,7 @@ static bool idist__client_request(idist__server *sv, idist__client *c, idist__re
     if (r->op == IDIST__REQ_VALIDATE) return c->valid = r->number == (int64_t)IDIST__STORE_MAGIC;
     if (!c->valid) return false;
     if (r->op == IDIST__REQ_CANCEL_WAIT) return true; // nothing waits any more: it crossed our answer
+    if (r->op == IDIST__REQ_WILL) return idist__client_bequeath(sv, c, r);
     r->value = sv->value;
     r->capacity = IDIST__VALUE_MAX;
     if (idist__table_apply(&sv->table, r, wait, &touched) != IDIST_OK) {
@@ -3420,14 +3498,16 @@ static bool idist__client_write(idist__client *c) {
 // Takes newcomers onto the porch while it has room.
 static void idist__server_accept(idist__server *sv) {
     idist__handshake *h;
-    while ((h = idist__porch_room(&sv->porch)) != NULL) {
+    while ((h = idist__porch_place(&sv->porch, false)) != NULL) {
         int fd = idist__sock_accept(sv->listener);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
-            idist__os_pause_ms(10); // no spin while descriptors are short
+            if (!idist__porch_make_way(&sv->porch)) __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
+            idist__os_pause_ms(1); // no spin while descriptors are short
         }
         if (fd < 0) return;
+        idist__os_close(&h->fd);
         idist__auth_begin(h, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0, idist__os_deadline(IDIST__PORCH_MS));
+        h->ready = true;
     }
 }
 
@@ -3438,7 +3518,9 @@ static void idist__server_porch(idist__server *sv) {
         idist__handshake *h = &sv->porch.place[i];
         bool done = false;
         idist__client *c;
-        if (h->fd < 0) continue;
+        if (h->fd >= 0 && idist__os_now_ns() >= h->deadline_ns) idist__os_close(&h->fd);
+        if (h->fd < 0 || !h->ready) continue;
+        h->ready = false;
         if (idist__auth_step(h, &done) != IDIST_OK) {
             idist__os_close(&h->fd);
             __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
@@ -3465,7 +3547,7 @@ static void *idist__server_main(void *arg) {
     struct pollfd *fds = sv->polls;
     for (;;) {
         int i, n = sv->nclients, strangers;
-        bool changed = false, room = idist__porch_room(&sv->porch) != NULL;
+        bool changed = false, room = idist__porch_place(&sv->porch, false) != NULL;
         fds[0].fd = sv->wake;
         fds[1].fd = room ? sv->listener : -1;
         fds[2].fd = sv->cast.fd;
@@ -3475,12 +3557,14 @@ static void *idist__server_main(void *arg) {
             fds[i + 3].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
         }
         strangers = idist__porch_poll(&sv->porch, fds + n + 3);
-        if (poll(fds, (nfds_t)n + 3 + (nfds_t)strangers, strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
+        i = !strangers ? -1 : room ? 100 : 10;
+        if (poll(fds, (nfds_t)n + 3 + (nfds_t)strangers, i) < 0 && errno != EINTR) return NULL;
         if (fds[0].revents) return NULL;
+        idist__porch_polled(&sv->porch, fds + n + 3);
         for (i = n - 1; i >= 0; i--) // downwards: a dropped client is replaced by the last one
             if (fds[i + 3].revents && !idist__server_client(sv, sv->clients[i], &changed)) idist__server_drop(sv, i);
-        while (changed) {
-            changed = false;
+        while (changed || sv->executed) {
+            changed = sv->executed = false;
             for (i = sv->nclients - 1; i >= 0; i--) {
                 idist__client *c = sv->clients[i];
                 if (c->waiting && !(idist__client_serve(sv, c, &changed) && idist__client_write(c)))
@@ -3552,6 +3636,9 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 // itself.
 enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50 };
 
+// How long a client that was turned away tries again.
+enum { IDIST__RETRY_MS = 10000 };
+
 typedef struct idist__tcp_store {
     pthread_mutex_t lock;
     int nwant; // threads that want the lock
@@ -3593,7 +3680,8 @@ static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
         for (i = 0; i < r->nkeys; i++) idist__put_blob(store, r->keys[i], "/", &ok);
         break;
     case IDIST__REQ_SET:
-        idist__put_blob(store, r->key, "/", &ok);
+    case IDIST__REQ_WILL:
+        idist__put_blob(store, r->key, r->key.nbytes || r->op == IDIST__REQ_SET ? "/" : "", &ok);
         idist__put_blob(store, r->a, "", &ok);
         break;
     case IDIST__REQ_COMPARE_SET:
@@ -3649,11 +3737,18 @@ static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t
 // they are there.
 static idist_status idist__tcp_wait_slice(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), soon = idist__os_deadline(IDIST__ANSWER_MS);
+    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), soon;
     uint8_t answer = 0, cancel = IDIST__REQ_CANCEL_WAIT;
-    if (slice > r->deadline_ns) slice = r->deadline_ns;
-    if (!idist__sock_read_all(t->fd, &answer, 1, slice)) {
+    bool there;
+    do {
+        if (slice > r->deadline_ns) slice = r->deadline_ns;
+        there = idist__sock_read_all(t->fd, &answer, 1, slice);
+        if (there || errno != ETIMEDOUT || slice == r->deadline_ns) break;
+        slice = idist__os_deadline(IDIST__SLICE_MS);
+    } while (!__atomic_load_n(&t->nwant, __ATOMIC_RELAXED)); // nobody else wants the connection: no need to ask anew
+    if (!there) {
         if (errno != ETIMEDOUT) return idist__tcp_broken(t);
+        soon = idist__os_deadline(IDIST__ANSWER_MS);
         if (!idist__sock_write_all(t->fd, &cancel, 1, soon) || !idist__sock_read_all(t->fd, &answer, 1, soon))
             return idist__tcp_broken(t);
     }
@@ -3738,6 +3833,7 @@ static void idist__tcp_store_close(idist_store *store) {
 static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32],
                                              int64_t deadline_ns) {
     int pause_ms = 1;
+    int64_t give_up_ns = 0; // the server has closed a connection, and is not to be asked again after this
     for (;;) {
         idist__addr addr;
         idist_status s = idist__addr_parse(&addr, addr_text);
@@ -3758,11 +3854,18 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                 s = idist__auth_run(&h);
                 if (s != IDIST_OK && t->server && __atomic_load_n(&t->server->no_fds, __ATOMIC_RELAXED))
                     return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
-                return s;
+                if (!h.broke) return s;
+                idist__os_close(&t->fd);
+                if (!give_up_ns) give_up_ns = idist__os_deadline(IDIST__RETRY_MS);
+                if (idist__os_ms_until(give_up_ns) == 0) return s;
+            } else if (give_up_ns && errno == ECONNREFUSED) {
+                return idist__fail(IDIST_ERR_PEER_LOST, "store: the server at %s (rank 0) was lost during the handshake",
+                                   addr_text);
+            } else {
+                idist__fail(IDIST_ERR_TIMEOUT,
+                            "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ",
+                            addr_text, strerror(errno));
             }
-            idist__fail(IDIST_ERR_TIMEOUT,
-                        "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
-                        strerror(errno));
         }
         if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_pause_ms(pause_ms);
@@ -4970,7 +5073,7 @@ struct idist_backend_api {
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
 #define IDIST__TIMERS_NS (5 * IDIST__MS) // who polls looks at the timers this often
-#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
+#ifndef IDIST__ANNOUNCE_NS               // a test sets it so high that an announcement never wakes anybody
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 #define IDIST__WARN_NS (60000 * IDIST__MS)

@@ -4249,9 +4249,11 @@ typedef struct idist__join {
     int listeners[2]; // local, tcp; -1
     char tcp[128];    // where our TCP socket listens
     bool need_tcp;
-    idist__handshake *shakes; // outgoing, by rank
-    idist__porch porch;       // incoming
-    int nlinks;               // connected
+    const idist__record *records; // by rank
+    idist__handshake *shakes;     // outgoing, by rank; only to lower ranks
+    int64_t *again_ns;            // when to connect to a lower rank once more; 0: it is connecting, or connected
+    idist__porch *porch;          // incoming
+    int nlinks;                   // connected
     int64_t deadline_ns;
 } idist__join;
 
@@ -4273,7 +4275,7 @@ typedef struct idist__join_failure { // why a rank could not join: the others ne
 static idist_status idist__join_no_fds(const idist__join *j) {
     return idist__fail(IDIST_ERR_NO_FDS,
                        "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
-                       j->w->group.size, 2 * j->w->group.size + 16);
+                       j->w->group.size, 2 * j->w->group.size + 8);
 }
 
 // The server of our own store, in the process that has it.
@@ -4301,10 +4303,14 @@ static idist_status idist__join_failed(idist__join *j) {
     const char *keys[1];
     bool there = false;
     size_t n = 0;
+    idist_status s;
     keys[0] = key;
     if (sv && __atomic_load_n(&sv->no_fds, __ATOMIC_RELAXED)) return idist__join_no_fds(j);
     idist__join_key(j, key, sizeof key, "failed", -1);
-    if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || !there) return IDIST_OK;
+    s = idist_store_check(j->store, keys, 1, &there);
+    if (s == IDIST_ERR_PEER_LOST)
+        return idist__fail(s, "initialize: rank 0 was lost, or gave up: the connection to its store ended");
+    if (s != IDIST_OK || !there) return IDIST_OK;
     if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
     f.text[sizeof f.text - 1] = 0;
     j->told = true;
@@ -4313,6 +4319,26 @@ static idist_status idist__join_failed(idist__join *j) {
         return idist__join_hint(j);
     }
     return idist__fail((idist_status)f.status, "initialize: rank %d could not join: %s", (int)f.rank, f.text);
+}
+
+// How often a rank that waits asks whether another one has given up. Hundreds of them ask one server.
+static int idist__join_slice_ms(const idist__join *j) { return 100 + j->w->group.size / 2; }
+
+// What the store's server is to tell the others when our process ends before all have met. NULL takes that back.
+static void idist__join_will(idist__join *j, const idist__join_failure *failure) {
+    idist__req r;
+    char key[128] = "";
+
+    if (j->store->run != idist__tcp_store_run || strncmp(j->w->cfg.where, "torch:", 6) == 0) return;
+    memset(&r, 0, sizeof r);
+    if (failure) idist__join_key(j, key, sizeof key, "failed", -1);
+    r.op = IDIST__REQ_WILL;
+    r.key.data = key;
+    r.key.nbytes = strlen(key);
+    r.a.data = (const char *)failure;
+    r.a.nbytes = failure ? sizeof *failure : 0;
+    r.deadline_ns = j->deadline_ns;
+    j->store->run(j->store, &r); // if the connection is gone, the next request says so
 }
 
 // Tells the others why we give up, unless we have it from them. Whoever owns the store stays a moment, so that they
@@ -4328,6 +4354,7 @@ static void idist__join_tell(idist__join *j, idist_status status) {
     idist__copy_text(f.text, sizeof f.text, strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
     idist__join_key(j, key, sizeof key, "failed", -1);
     if (!j->told) idist_store_set(j->store, key, &f, sizeof f); // if that fails they learn it from the store's end
+    idist__join_will(j, NULL);
     if (j->own_store && f.rank == 0) idist__os_pause_ms(500);
     memcpy(idist__me.text, text, sizeof text);
 }
@@ -4352,21 +4379,24 @@ static idist_status idist__join_missing(idist__join *j, const char *what, int ra
     return idist__join_hint(j);
 }
 
-// Gets a value that a rank puts there when it starts; the time-out names the ranks that did not.
-static idist_status idist__join_get(idist__join *j, const char *what, int rank, void *value, size_t nbytes) {
+// Gets a value that a rank puts there when it starts; the time-out names the ranks that did not, or those without `cause`
+// if it is made of what these put there.
+static idist_status idist__join_get(idist__join *j, const char *what, int rank, const char *cause, void *value,
+                                    size_t nbytes) {
     char key[128];
     size_t n = 0;
     idist_status s;
+    int slice_ms = idist__join_slice_ms(j);
     idist__join_key(j, key, sizeof key, what, rank);
     do {
         int ms = idist__join_ms_left(j);
-        s = idist_store_get(j->store, key, value, nbytes, &n, ms < 0 || ms > 100 ? 100 : ms);
+        s = idist_store_get(j->store, key, value, nbytes, &n, ms < 0 || ms > slice_ms ? slice_ms : ms);
         if (s == IDIST_OK && n != nbytes)
             return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
         if (s != IDIST_ERR_TIMEOUT) return s;
         if ((s = idist__join_failed(j)) != IDIST_OK) return s;
     } while (idist__os_ms_until(j->deadline_ns) != 0);
-    return idist__join_missing(j, what, rank < 0 ? 0 : rank);
+    return idist__join_missing(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
 static idist_status idist__join_set(idist__join *j, const char *what, int rank, const void *value, size_t nbytes) {
@@ -4384,6 +4414,7 @@ static idist_status idist__join_store(idist__join *j) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     char base[40] = "idist", key[64];
     int64_t nth = 0;
+    idist__join_failure will;
     idist_status s;
     j->store = cfg->store;
     if (!j->store) {
@@ -4412,6 +4443,11 @@ static idist_status idist__join_store(idist__join *j) {
         return idist__fail(IDIST_ERR_RANK_TAKEN, "initialize: another process already is rank %d of this job (%s)",
                            cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
     snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)nth);
+    memset(&will, 0, sizeof will);
+    will.status = (int32_t)IDIST_ERR_PEER_LOST;
+    will.rank = cfg->rank;
+    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize", j->w->hostname);
+    if (cfg->rank > 0) idist__join_will(j, &will); // that of rank 0 takes the store with it
     return IDIST_OK;
 }
 
@@ -4425,7 +4461,7 @@ static idist_status idist__join_job(idist__join *j) {
         job[1] = (uint64_t)j->w->group.size;
         s = idist__join_set(j, "job", -1, job, sizeof job);
     } else {
-        s = idist__join_get(j, "job", -1, job, sizeof job);
+        s = idist__join_get(j, "job", -1, NULL, job, sizeof job);
     }
     if (s != IDIST_OK) return s;
     if (job[1] != (uint64_t)j->w->group.size)
@@ -4483,30 +4519,45 @@ static idist_status idist__join_listen_tcp(idist__join *j, bool one_host) {
     return idist__join_set(j, "tcp", j->w->group.rank, j->tcp, sizeof j->tcp);
 }
 
+// What every rank says about itself, on all of them. Rank 0 collects it: n requests and as many answers.
+static idist_status idist__join_records(idist__join *j, idist__record *records) {
+    int i, n = j->w->group.size, me = j->w->group.rank;
+    idist_status s = idist__join_set(j, "node", me, &records[me], sizeof *records);
+
+    if (s != IDIST_OK) return s;
+    if (me) return idist__join_get(j, "nodes", -1, "node", records, sizeof *records * (size_t)n);
+    for (i = 1; i < n && s == IDIST_OK; i++) s = idist__join_get(j, "node", i, NULL, &records[i], sizeof *records);
+    return s == IDIST_OK ? idist__join_set(j, "nodes", -1, records, sizeof *records * (size_t)n) : s;
+}
+
 // Everybody's host; afterwards it is known whether TCP is needed at all.
 static idist_status idist__join_table(idist__join *j, idist__record *records) {
     idist__world *w = j->w;
     idist__record *me = &records[w->group.rank];
+    uint64_t host = idist__host_key(&w->cfg);
+    uint32_t algorithm = (uint32_t)w->cfg.algorithm;
     bool one_host = true;
     idist_status s = IDIST_OK;
     int i;
+
     idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
-    me->host = idist__host_key(&w->cfg);
+    me->host = host;
     me->shm = w->cfg.transport == 0;
-    me->algorithm = (uint32_t)w->cfg.algorithm;
+    me->algorithm = algorithm;
     if (w->cfg.transport != 2) s = idist__join_listen_local(j, me);
-    if (s == IDIST_OK) s = idist__join_set(j, "node", w->group.rank, me, sizeof *me);
+    if (s == IDIST_OK) s = idist__join_records(j, records);
+
     for (i = 0; i < w->group.size && s == IDIST_OK; i++) {
-        if (i != w->group.rank) s = idist__join_get(j, "node", i, &records[i], sizeof records[i]);
         records[i].hostname[sizeof records[i].hostname - 1] = 0;
         records[i].local[sizeof records[i].local - 1] = 0;
         idist__copy_text(w->nodes[i].hostname, sizeof w->nodes[i].hostname, records[i].hostname);
         w->nodes[i].host = records[i].host;
-        if (records[i].host != me->host) one_host = false;
-        if (s == IDIST_OK && records[i].algorithm != me->algorithm)
+        if (records[i].host != host) one_host = false;
+        if (records[i].algorithm != algorithm)
             s = idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ALGO (desc.algorithm) differs between rank %d and rank %d", i,
                             w->group.rank);
     }
+    j->records = records;
     if (s == IDIST_OK && (w->cfg.transport == 2 || !one_host)) s = idist__join_listen_tcp(j, one_host);
     return s;
 }
@@ -4521,45 +4572,83 @@ static void idist__join_linked(idist__join *j, int rank, int fd, bool local) {
     j->nlinks++;
 }
 
-// Begins the connection to a lower rank.
-static idist_status idist__join_connect(idist__join *j, int rank, const idist__record *record, bool local) {
+// A rank is gone. It may have given up and said why, or the store's server is about to say that it died.
+static idist_status idist__join_lost(idist__join *j, int rank, const char *how) {
+    int64_t soon = idist__os_deadline(300);
+    char text[300];
+
+    idist__copy_text(text, sizeof text, how); // may lie where a failure writes its text
+    do {
+        idist_status s = idist__join_failed(j);
+        if (s != IDIST_OK) return s;
+        idist__os_pause_ms(10);
+    } while (idist__os_ms_until(soon) != 0);
+    return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: %s", rank, j->w->nodes[rank].hostname,
+                       text);
+}
+
+static bool idist__join_is_local(const idist__join *j, int rank) {
+    const idist__record *me = &j->records[j->w->group.rank], *other = &j->records[rank];
+    return j->w->cfg.transport != 2 && other->host == me->host && other->local[0];
+}
+
+// Begins the connection to a lower rank, or says when to try again: its queue of newcomers may be full.
+static idist_status idist__join_connect(idist__join *j, int rank) {
     idist__addr addr;
-    char where[128];
+    char where[128], how[200];
+    int64_t soon = idist__os_deadline(3000);
     idist_status s;
     int fd;
-    idist__copy_text(where, sizeof where, record->local);
-    if (!local && (s = idist__join_get(j, "tcp", rank, where, sizeof where)) != IDIST_OK) return s;
+
+    j->again_ns[rank] = 0;
+    idist__copy_text(where, sizeof where, j->records[rank].local);
+    if (!idist__join_is_local(j, rank) && (s = idist__join_get(j, "tcp", rank, NULL, where, sizeof where)) != IDIST_OK)
+        return s;
     where[sizeof where - 1] = 0;
     if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
-    fd = idist__sock_connect(&addr, j->deadline_ns);
+
+    fd = idist__sock_connect(&addr, soon < j->deadline_ns ? soon : j->deadline_ns);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__join_no_fds(j);
-    if (fd < 0)
-        return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank,
-                           record->hostname, where, strerror(errno));
+    if (fd < 0 && (errno == EAGAIN || errno == ETIMEDOUT || errno == EINTR)) {
+        j->again_ns[rank] = idist__os_deadline(20);
+        return idist__join_failed(j);
+    }
+    if (fd < 0) {
+        snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(errno));
+        return idist__join_lost(j, rank, how);
+    }
     idist__auth_begin(&j->shakes[rank], fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
                       j->deadline_ns);
+    j->shakes[rank].ready = true;
     return IDIST_OK;
 }
 
 static idist_status idist__join_accept(idist__join *j, int listener) {
     idist__handshake *h;
-    while ((h = idist__porch_room(&j->porch)) != NULL) {
+    while ((h = idist__porch_place(j->porch, false)) != NULL) {
         int fd = idist__sock_accept(listener);
-        if (fd < 0) return errno == EMFILE || errno == ENFILE ? idist__join_no_fds(j) : IDIST_OK;
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+            return idist__porch_make_way(j->porch) ? IDIST_OK : idist__join_no_fds(j);
+        if (fd < 0) return IDIST_OK;
+        idist__os_close(&h->fd);
         idist__auth_begin(h, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
                           idist__os_deadline(IDIST__PORCH_MS));
+        h->ready = true;
     }
     return IDIST_OK;
 }
 
-// Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is
-// somebody else's problem.
+// Moves a handshake on; a finished one becomes a link. An incoming one that fails is somebody else's problem; an outgoing
+// one that broke off is tried again, and any other failure of it is fatal.
 static idist_status idist__join_step(idist__join *j, idist__handshake *h, int to) {
     bool done = false, incoming = to < 0, local;
-    idist_status s = idist__auth_step(h, &done);
+    idist_status s;
     struct sockaddr_storage sa;
     socklen_t n = sizeof sa;
     int rank;
+
+    h->ready = false;
+    s = idist__auth_step(h, &done);
     if (s == IDIST_OK && !done) return IDIST_OK;
     rank = s == IDIST_OK ? (int)h->theirs.rank : -1;
     if (s == IDIST_OK && (incoming ? rank <= j->w->group.rank || rank >= j->w->group.size : rank != to)) s = IDIST_ERR_AUTH;
@@ -4568,6 +4657,10 @@ static idist_status idist__join_step(idist__join *j, idist__handshake *h, int to
         if (incoming) idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s", idist__me.text);
         idist__os_close(&h->fd);
         if (incoming) return IDIST_OK;
+        if (h->broke) {
+            j->again_ns[to] = idist__os_deadline(5 + to % 16); // not all at the same moment
+            return IDIST_OK;
+        }
         return idist__fail(s, "initialize: connecting to rank %d on %s: %s", to, j->w->nodes[to].hostname, idist__me.text);
     }
     local = getsockname(h->fd, (struct sockaddr *)&sa, &n) == 0 && sa.ss_family == AF_UNIX;
@@ -4586,38 +4679,69 @@ static idist_status idist__join_late(const idist__join *j) {
                        text, missing > 16 ? ", ..." : "");
 }
 
+// What poll should look at: the listeners while there is room for newcomers, then the outgoing handshakes in the order
+// of ranks, then the incoming ones. Returns how many.
+static int idist__join_poll_set(const idist__join *j, bool room, struct pollfd *fds) {
+    int i, n = 0;
+
+    for (i = 0; i < 2; i++) {
+        if (j->listeners[i] < 0 || !room) continue;
+        fds[n].fd = j->listeners[i];
+        fds[n++].events = POLLIN;
+    }
+    for (i = 0; i < j->w->group.rank; i++) {
+        if (j->shakes[i].fd < 0) continue;
+        fds[n].fd = j->shakes[i].fd;
+        fds[n++].events = idist__auth_writes(&j->shakes[i]) ? POLLOUT : POLLIN;
+    }
+    return n + idist__porch_poll(j->porch, fds + n);
+}
+
+// Goes on with what poll has seen.
+static idist_status idist__join_polled(idist__join *j, bool room, const struct pollfd *fds) {
+    int i, n = 0, me = j->w->group.rank;
+    idist_status s = IDIST_OK;
+
+    for (i = 0; i < 2; i++) n += room && j->listeners[i] >= 0;
+    for (i = 0; i < me; i++)
+        if (j->shakes[i].fd >= 0) j->shakes[i].ready = fds[n++].revents != 0;
+    idist__porch_polled(j->porch, fds + n);
+
+    for (i = 0; i < 2 && s == IDIST_OK; i++)
+        if (j->listeners[i] >= 0) s = idist__join_accept(j, j->listeners[i]);
+    for (i = 0; i < me && s == IDIST_OK; i++) {
+        if (j->shakes[i].fd >= 0 && j->shakes[i].ready) s = idist__join_step(j, &j->shakes[i], i);
+        else if (j->again_ns[i] && idist__os_now_ns() >= j->again_ns[i]) s = idist__join_connect(j, i);
+    }
+    for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
+        if (j->porch->place[i].fd >= 0 && j->porch->place[i].ready) s = idist__join_step(j, &j->porch->place[i], -1);
+    return s;
+}
+
 // All handshakes at once, so that no order of ranks can block another.
 static idist_status idist__join_links(idist__join *j) {
-    int i, n, size = j->w->group.size, turns = 0;
-    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * (size_t)(size + IDIST__PORCH + 2));
+    int i, n, size = j->w->group.size;
+    size_t room_for = (size_t)(size + IDIST__PORCH + 2);
+    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * room_for);
+    int64_t asked_ns = idist__os_now_ns();
     idist_status s = fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+
+    for (i = 0; i < j->w->group.rank && s == IDIST_OK; i++) s = idist__join_connect(j, i);
     while (s == IDIST_OK && j->nlinks < size - 1) {
-        bool room = idist__porch_room(&j->porch) != NULL;
-        for (i = n = 0; i < 2 && room; i++) {
-            if (j->listeners[i] < 0) continue;
-            fds[n].fd = j->listeners[i];
-            fds[n++].events = POLLIN;
-        }
-        for (i = 0; i < size; i++) {
-            if (j->shakes[i].fd < 0) continue;
-            fds[n].fd = j->shakes[i].fd;
-            fds[n++].events = j->shakes[i].stage == 1 ? POLLIN : POLLOUT;
-        }
-        n += idist__porch_poll(&j->porch, fds + n);
+        bool room = idist__porch_place(j->porch, false) != NULL;
+        n = idist__join_poll_set(j, room, fds);
         i = idist__os_ms_until(j->deadline_ns);
         if (i == 0) {
             s = idist__join_late(j);
             break;
         }
-        i = poll(fds, (nfds_t)n, i < 0 || i > 100 ? 100 : i);
+        i = poll(fds, (nfds_t)n, i < 0 || i > 20 ? 20 : i);
         if (i < 0 && errno != EINTR) s = idist__fail_errno("poll", errno);
-        if (i == 0 && ++turns % 4 == 0) s = idist__join_failed(j);
-        for (i = 0; i < 2 && s == IDIST_OK; i++)
-            if (j->listeners[i] >= 0) s = idist__join_accept(j, j->listeners[i]);
-        for (i = 0; i < size && s == IDIST_OK; i++)
-            if (j->shakes[i].fd >= 0) s = idist__join_step(j, &j->shakes[i], i);
-        for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
-            if (j->porch.place[i].fd >= 0) s = idist__join_step(j, &j->porch.place[i], -1);
+        if (s == IDIST_OK) s = idist__join_polled(j, room, fds);
+        if (s == IDIST_OK && idist__os_now_ns() - asked_ns > 3 * idist__join_slice_ms(j) * IDIST__MS) {
+            s = idist__join_failed(j);
+            asked_ns = idist__os_now_ns();
+        }
     }
     idist__mem_free(&j->w->cfg.mem, fds);
     return s;
@@ -4758,27 +4882,50 @@ static bool idist__shm_recv_fd(int sock, void *buf, size_t nbytes, int *fd, int6
     return n > 0 && idist__sock_read_all(sock, (char *)buf + n, nbytes - (size_t)n, deadline_ns);
 }
 
-static idist_status idist__join_broken(const idist__join *j, int rank) {
-    return idist__fail(errno == ETIMEDOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                       "initialize: rank %d on %s was lost while the ranks of this host agreed on shared memory", rank,
-                       j->w->nodes[rank].hostname);
+static idist_status idist__join_broken(idist__join *j, int rank) {
+    if (errno == ETIMEDOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s did not come to the vote of this host on shared memory", rank,
+                           j->w->nodes[rank].hostname);
+    return idist__join_lost(j, rank, "its connection ended while the ranks of this host agreed on shared memory");
+}
+
+// Waits until a link has something to read. Asks now and then whether somebody else has given up: this rank may be waiting
+// just because of that.
+static idist_status idist__join_await(idist__join *j, int rank) {
+    idist_status s;
+    for (;;) {
+        int64_t slice = idist__os_deadline(idist__join_slice_ms(j));
+        if (idist__sock_wait(j->ring->links[rank].fd, POLLIN, slice < j->deadline_ns ? slice : j->deadline_ns))
+            return IDIST_OK;
+        s = idist__join_failed(j);
+        if (s != IDIST_OK) return s;
+        errno = ETIMEDOUT;
+        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__join_broken(j, rank);
+    }
 }
 
 // The least of what the ranks of this host say, on all of them. The lowest one collects.
 static idist_status idist__shm_vote(idist__join *j, const idist__shm *m, const int *ranks, char *vote) {
     const idist__link *links = j->ring->links;
     int i, n = m->me == 0 ? m->n : 1, lead = ranks[0];
+    idist_status s;
+
     for (i = 1; i < n; i++) {
         char other = 0;
+        s = idist__join_await(j, ranks[i]);
+        if (s != IDIST_OK) return s;
         if (!idist__sock_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns)) return idist__join_broken(j, ranks[i]);
         if (other < *vote) *vote = other;
     }
     for (i = 1; i < n; i++)
         if (!idist__sock_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns)) return idist__join_broken(j, ranks[i]);
-    if (m->me && (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns) ||
-                  !idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns)))
-        return idist__join_broken(j, lead);
-    return IDIST_OK;
+    if (!m->me) return IDIST_OK;
+
+    if (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns)) return idist__join_broken(j, lead);
+    s = idist__join_await(j, lead);
+    if (s != IDIST_OK) return s;
+    return idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns) ? IDIST_OK : idist__join_broken(j, lead);
 }
 
 // Makes the file and passes it on, or receives it. all: everybody has mapped it.
@@ -4786,9 +4933,11 @@ static idist_status idist__shm_open(idist__join *j, idist__shm *m, const int *ra
     idist__shm_hello hello;
     int i, fd = -1, err = EINVAL;
     char vote;
-    idist_status s;
+    idist_status s = IDIST_OK;
     hello.shm_nbytes = j->w->cfg.shm_nbytes;
     hello.window_nbytes = m->window_nbytes;
+    if (m->me) s = idist__join_await(j, ranks[0]);
+    if (s != IDIST_OK) return s;
     if (m->me && !idist__shm_recv_fd(j->ring->links[ranks[0]].fd, &hello, sizeof hello, &fd, j->deadline_ns))
         return idist__join_broken(j, ranks[0]);
     idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
@@ -4888,26 +5037,44 @@ static idist_status idist__join_share(idist__join *j, const idist__record *recor
     return s;
 }
 
+// Everything is there. Rank 0 closes the store when that is so on all ranks: until then a death is told through it. Rank 0
+// may do so before it has answered whoever told it.
+static idist_status idist__join_leave(idist__join *j) {
+    int64_t there = 0;
+    char key[128], one = 1;
+    idist_status s;
+
+    idist__join_key(j, key, sizeof key, "njoined", -1);
+    s = idist__join_set(j, "joined", j->w->group.rank, &one, sizeof one);
+    if (s == IDIST_OK) s = idist_store_add(j->store, key, 1, &there);
+    if (s != IDIST_OK) return s;
+    if (there == j->w->group.size) idist__join_set(j, "all", -1, &one, sizeof one);
+    idist__join_will(j, NULL);
+    return j->own_store && j->w->group.rank == 0 ? idist__join_get(j, "all", -1, "joined", &one, sizeof one) : IDIST_OK;
+}
+
 static idist_status idist__join_run(idist__join *j) {
     idist__world *w = j->w;
-    int i, n = w->group.size, me = w->group.rank;
+    int i, n = w->group.size;
     idist__record *records = (idist__record *)idist__mem_alloc(&w->cfg.mem, sizeof *records * (size_t)n);
-    idist_status s;
+    idist_status s = IDIST_OK;
     j->shakes = (idist__handshake *)idist__mem_alloc(&w->cfg.mem, sizeof *j->shakes * (size_t)n);
-    if (!records || !j->shakes) {
+    j->again_ns = (int64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *j->again_ns * (size_t)n);
+    j->porch = (idist__porch *)idist__mem_raw(&w->cfg.mem, sizeof *j->porch);
+    if (j->porch) idist__porch_init(j->porch);
+    if (!records || !j->shakes || !j->again_ns || !j->porch) {
         idist__mem_free(&w->cfg.mem, records);
+        idist__mem_free(&w->cfg.mem, j->shakes);
+        j->shakes = NULL;
         return IDIST_ERR_NO_MEMORY;
     }
     for (i = 0; i < n; i++) j->shakes[i].fd = -1;
-    s = idist__join_store(j);
     if (s == IDIST_OK) s = idist__join_job(j);
     if (s == IDIST_OK) s = idist__join_table(j, records);
-    for (i = 0; i < me && s == IDIST_OK; i++)
-        s = idist__join_connect(j, i, &records[i],
-                                w->cfg.transport != 2 && records[i].host == records[me].host && records[i].local[0]);
     if (s == IDIST_OK) s = idist__join_links(j);
     if (s == IDIST_OK) s = idist__join_share(j, records);
-    if (s != IDIST_OK) idist__join_tell(j, s);
+    if (s == IDIST_OK) s = idist__join_leave(j);
+    j->records = NULL;
     idist__mem_free(&w->cfg.mem, records);
     return s;
 }
@@ -4959,24 +5126,26 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
 
 static idist_status idist__ring_open(idist__world *w) {
     idist__join j;
-    idist_status s;
+    idist_status s = IDIST_OK;
     int i;
     memset(&j, 0, sizeof j);
     j.w = w;
     j.listeners[0] = j.listeners[1] = -1;
-    idist__porch_init(&j.porch);
     j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
     // Now, and not when it is needed: with a second thread, such as the server of the store, the kernel takes 15 ms for it.
     if (w->cfg.transport == 0 && w->group.size > 1) idist__os_fence_others(true);
-    s = idist__ring_new(w, &j.ring);
-    if (s == IDIST_OK && w->group.size == 1)
-        idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
-    else if (s == IDIST_OK) s = idist__join_run(&j);
+    if (w->group.size == 1) idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    else s = idist__join_store(&j); // first, so that the others hear of everything that goes wrong here
+    if (s == IDIST_OK) s = idist__ring_new(w, &j.ring);
+    if (s == IDIST_OK && w->group.size > 1) s = idist__join_run(&j);
+    if (s != IDIST_OK) idist__join_tell(&j, s);
     idist__os_close(&w->cfg.listener);
     idist__os_close(&j.listeners[0]);
     idist__os_close(&j.listeners[1]);
     for (i = 0; j.shakes && i < w->group.size; i++) idist__os_close(&j.shakes[i].fd);
-    idist__porch_close(&j.porch);
+    if (j.porch) idist__porch_close(j.porch);
+    idist__mem_free(&w->cfg.mem, j.porch);
+    idist__mem_free(&w->cfg.mem, j.again_ns);
     idist__mem_free(&w->cfg.mem, j.shakes);
     if (j.own_store) {
         char text[sizeof idist__me.text];
