@@ -216,7 +216,9 @@ THREADS
 
 MEMORY
 
-    desc.allocator serves everything but idist_alloc, shared memory and a few short-lived buffers. Per connection:
+    desc.allocator serves everything but idist_alloc, shared memory, the handles of worlds and groups, and a few short-lived
+    buffers. Up to 16 handles of closed worlds and 256 of their groups (about 340 KiB) are kept for what is told of them
+    under idist_close. Per connection:
     32 KiB, and up to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch
     of up to twice their size.
 
@@ -516,7 +518,8 @@ typedef struct idist_desc {
 
 // Leaves the world; collective. Waits for the others to get here (their pending calls with this rank complete first),
 // then frees everything. With requests or a group_begin still open it fails with IDIST_ERR_STATE and does nothing; in
-// every other case the world is gone afterwards, also when it returns an error (the error the world died of).
+// every other case the world is gone afterwards, also when it returns an error (the error the world died of), and all its
+// groups with it: a call on one of them gives IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.
@@ -548,6 +551,9 @@ IDIST_API idist_status idist_abort(idist_group *group);
 
 // A further, independent world; several may be open at once, in any thread. Its group is returned: put it into
 // idist_opts.group, and end it with idist_close. Collective over the ranks of that world. *world is NULL on failure.
+// idist_close is to this world what idist_finalize is to the default one, and sets the pointer to NULL. Copies of it, and
+// the groups made from it, are of no more use: IDIST_ERR_STATE, as there (16 worlds and 256 groups later at the latest such
+// a handle may become that of a new one).
 #define idist_open(desc, world) idist_open_with((desc), (world), IDIST_BACKENDS)
 IDIST_API idist_status idist_close(idist_group **world);
 
@@ -729,6 +735,8 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op);
 // SUM of factor * send: each rank's own factor. Floating dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
+// Frees the number for the next op, at once. It waits for nothing: what is under way with the op, pending requests too, runs
+// to its end with it, so fn and arg must stay until that is complete. IDIST_ERR_ARG for what is no op of this world.
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // inout[i] = in[i] (op) inout[i], in this process. For built-in ops except AVG.
@@ -5555,6 +5563,52 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
+// A program may keep the handle of a group, or of a world, beyond the end of the world, and call with it. That is an
+// IDIST_ERR_STATE like any other, so the struct must still be there and say so. It lies in one of these lists, marked, until
+// enough others have followed it and a new one takes its place. It is plain memory: the world's allocator may be gone.
+typedef struct idist__ended {
+    idist_group *first, *last; // the oldest, the newest
+    int n;
+} idist__ended;
+
+#define IDIST__ENDED_GROUPS 256
+#define IDIST__ENDED_WORLDS 16
+
+static pthread_mutex_t idist__ended_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__ended idist__ended_groups, idist__ended_worlds; // a world is its group, and some more
+
+static void idist__ended_keep(idist__ended *list, idist_group *g) {
+    g->w = NULL;
+    g->rank = -1;
+    g->freed = true;
+    g->next = NULL;
+
+    pthread_mutex_lock(&idist__ended_lock);
+    if (list->last) list->last->next = g;
+    else list->first = g;
+    list->last = g;
+    list->n++;
+    pthread_mutex_unlock(&idist__ended_lock);
+}
+
+// Zeroed memory for a handle, which the program may hold on to.
+static idist_group *idist__ended_reuse(idist__ended *list, int most, size_t nbytes) {
+    idist_group *g = NULL;
+
+    pthread_mutex_lock(&idist__ended_lock);
+    if (list->n >= most) {
+        g = list->first;
+        list->first = g->next;
+        if (!list->first) list->last = NULL;
+        list->n--;
+    }
+    pthread_mutex_unlock(&idist__ended_lock);
+
+    if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
+    memset(g, 0, nbytes);
+    return g;
+}
+
 // Room for n ranks; in no list yet. Freed groups stay behind, marked, until a new one takes their place: a call on a stale
 // pointer gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
@@ -5563,7 +5617,7 @@ static idist_group *idist__group_new(idist__world *w, int n) {
         w->freed_groups = g->next;
         memset(g, 0, sizeof *g);
     } else {
-        g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
+        g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
     }
     if (!g) return NULL;
     g->w = w;
@@ -5573,7 +5627,8 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     if (g->ranks && g->impl) return g;
     idist__mem_free(&w->cfg.mem, g->ranks);
     idist__mem_free(&w->cfg.mem, g->impl);
-    idist__mem_free(&w->cfg.mem, g);
+    memset(g, 0, sizeof *g);
+    idist__ended_keep(&idist__ended_groups, g);
     return NULL;
 }
 
@@ -5823,6 +5878,7 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
 // Locks the world of a call and finds its group. On failure nothing is locked.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
+    if (group && !w) return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
@@ -6288,7 +6344,7 @@ static void idist__world_free(idist__world *w) {
     while (w->freed_groups) {
         idist_group *g = w->freed_groups;
         w->freed_groups = g->next;
-        idist__mem_free(&mem, g);
+        idist__ended_keep(&idist__ended_groups, g);
     }
     while (w->all_tasks) {
         idist__task *t = w->all_tasks;
@@ -6302,12 +6358,13 @@ static void idist__world_free(idist__world *w) {
     pthread_cond_destroy(&w->changed);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
-    memset(&w->cfg.secret, 0, sizeof w->cfg.secret);
-    idist__mem_free(&mem, w);
+    memset(w, 0, sizeof *w); // the secret among it
+    idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
 static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list, idist__world **out) {
-    idist__world *w = (idist__world *)idist__mem_alloc(&cfg->mem, sizeof *w);
+    // A world is its group, which comes first in it.
+    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds, IDIST__ENDED_WORLDS, sizeof *w);
     idist_status s;
     int i, n;
     *out = w;
@@ -6460,6 +6517,7 @@ idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_
 
 idist_status idist_close(idist_group **world) {
     idist_status s;
+    if (world && *world && !(*world)->w) return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
     s = idist__world_close((*world)->w, false);
@@ -7182,6 +7240,10 @@ idist_status idist_free_group(idist_group **group) {
     idist_status s = IDIST_OK;
     if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
+    if (!g->w) { // the world has taken it along
+        *group = NULL;
+        return IDIST_OK;
+    }
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
     if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL)) return IDIST_ERR_STATE;
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
@@ -7292,6 +7354,10 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
     void *p = NULL;
+    if (opts && opts->group && !w) {
+        idist__fail(IDIST_ERR_STATE, "alloc: the world of this group was closed");
+        return NULL;
+    }
     if (w && !idist__world_forked(w) && w->backend->alloc && (p = w->backend->alloc(w, nbytes)) != NULL) return p;
     if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);

@@ -119,6 +119,89 @@ static void two_at_once(void) {
     ranks_report("two worlds open at once in each thread");
 }
 
+// What a program holds on to beyond the end of its worlds.
+typedef struct handles {
+    idist_group *world[3], *part[3], *outside[3];
+} handles;
+
+static void hand_out(idist_group *world, int rank, int n, void *arg) {
+    handles *h = (handles *)arg;
+    (void)n;
+    h->world[rank] = world;
+    rank_ok(rank, idist_split(world, rank % 2, 0, &h->part[rank]));
+    rank_ok(rank, idist_split(world, -1, 0, &h->outside[rank]));
+}
+
+// Every call on such a handle is an error, and none touches what the world has given back.
+static void is_of_no_more_use(idist_group *g) {
+    idist_opts o = opts_of(g);
+    idist_request request = {NULL};
+    idist_opts a = opts_async(g, &request);
+    idist_group *made = NULL;
+    idist_op op;
+    int flag = 1;
+    int32_t x = 1, y = 2;
+    rank_is(0, idist_barrier(&o), IDIST_ERR_STATE);
+    rank_check(strstr(idist_last_error(), "world of this group was closed"), "got \"%s\"", idist_last_error());
+    rank_is(0, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &a), IDIST_ERR_STATE);
+    rank_ok(0, idist_wait(&request));
+    rank_is(0, idist_send(&x, 1, IDIST_I32, 0, 0, &o), IDIST_ERR_STATE);
+    rank_is(0, idist_sendrecv(&x, 1, 0, 0, &y, 1, 0, 0, IDIST_I32, NULL, &o), IDIST_ERR_STATE);
+    rank_is(0, idist_split(g, 0, 0, &made), IDIST_ERR_STATE);
+    rank_is(0, idist_shrink(g, &made), IDIST_ERR_STATE);
+    rank_is(0, idist_agree(g, &flag), IDIST_ERR_STATE);
+    rank_is(0, idist_abort(g), IDIST_ERR_STATE);
+    rank_is(0, idist_op_create_premul_sum(2, g, &op), IDIST_ERR_STATE);
+    rank_is(0, idist_op_free(IDIST_OP_USER, g), IDIST_ERR_STATE);
+    rank_check(idist_alloc(64, &o) == NULL, "idist_alloc gave memory");
+    rank_check(idist_group_rank(g) == -1 && idist_group_size(g) == 0, "rank %d of %d", idist_group_rank(g),
+               idist_group_size(g));
+    rank_check(idist_group_translate(g, 0, g) == -1, "translate");
+}
+
+static void handles_of_closed_worlds(const char *transport, int n) {
+    idist_desc d = desc_with(transport, "auto");
+    handles old, later;
+    memset(&old, 0, sizeof old);
+    memset(&later, 0, sizeof later);
+    tap_running("handles of closed worlds, %s", transport);
+    ranks_reset();
+    ranks_threads(n, &d, hand_out, &old);
+    ranks_threads(n, &d, hand_out, &later); // a new world does not take their places
+    for (int i = 0; i < n; i++) {
+        idist_group *copy = old.world[i];
+        for (int k = 0; k < n; k++)
+            rank_check(old.part[i] != later.part[k] && old.outside[i] != later.outside[k] && old.world[i] != later.world[k],
+                       "a handle is used again");
+        is_of_no_more_use(old.world[i]);
+        is_of_no_more_use(old.part[i]);
+        is_of_no_more_use(old.outside[i]);
+        rank_is(0, idist_close(&copy), IDIST_ERR_STATE);
+        copy = old.part[i];
+        rank_ok(0, idist_free_group(&copy));
+        rank_check(!copy, "free_group leaves the pointer");
+        rank_ok(0, idist_free_group(&old.outside[i]));
+    }
+    ranks_report("calls on handles of closed worlds of %d are refused, %s", n, transport);
+}
+
+// The same for the groups of the default world, which idist_finalize ends; and they do not pile up.
+static void handles_after_finalize(void) {
+    tap_running("handles after finalize");
+    ranks_reset();
+    for (int i = 0; i < 600; i++) {
+        idist_group *g = NULL;
+        rank_ok(0, idist_initialize(NULL));
+        rank_ok(0, idist_split(NULL, 0, 0, &g));
+        rank_ok(0, idist_finalize());
+        if (i % 50 == 0) is_of_no_more_use(g);
+    }
+    rank_check(idist__ended_groups.n <= IDIST__ENDED_GROUPS + 3 * RANKS_MAX && // as many more may have been open at once
+                   idist__ended_worlds.n <= IDIST__ENDED_WORLDS + RANKS_MAX,
+               "%d groups and %d worlds are kept", idist__ended_groups.n, idist__ended_worlds.n);
+    ranks_report("calls on groups after idist_finalize are refused");
+}
+
 // The allocator of the desc gets everything back.
 typedef struct tally {
     int n_live; // atomic
@@ -144,7 +227,9 @@ static void allocator_is_used(void) {
     d.allocator.alloc_fn = tally_alloc;
     d.allocator.free_fn = tally_free;
     d.allocator.user = &t;
+    handles unused;
     ranks_case(3, &d, a_little_work, NULL, "a world with an allocator of its own");
+    ranks_case(3, &d, hand_out, &unused, "and one whose groups are not freed");
     tap_ok(t.n_calls > 0, "the allocator was called %d times", t.n_calls);
     tap_is(t.n_live, 0, "blocks not given back");
 }
@@ -291,6 +376,8 @@ int main(void) {
     one_after_another("tcp", 3);
     two_at_once();
     allocator_is_used();
+    for (int i = 0; i < 3; i++) handles_of_closed_worlds(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
+    handles_after_finalize();
     buffers();
     logger();
     forked();
