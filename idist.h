@@ -216,11 +216,11 @@ THREADS
 
 MEMORY
 
-    desc.allocator serves everything but idist_alloc, shared memory, the handles of worlds and groups, and a few short-lived
-    buffers. Up to 16 handles of closed worlds and 256 of their groups (about 340 KiB) are kept for what is told of them
-    under idist_close. Per connection:
-    32 KiB, and up to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch
-    of up to twice their size.
+    desc.allocator serves everything but idist_alloc, shared memory, the handles of worlds and groups, and a few
+    short-lived buffers. Handles of closed worlds (up to 16) and of their groups (up to 256), about 340 KiB in all, are
+    kept for what is told of them under idist_close. A world of the ring takes 32 KiB, and per connection 32 KiB, and up
+    to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch of up to twice
+    their size.
 
     Ranks of one host share a file in memory that has no name: 4 MiB per rank (desc.shm_nbytes), reserved when they
     join, gone with the last of them. Where it cannot be had (no memfd, a limit on memory, addresses or file sizes)
@@ -1255,6 +1255,7 @@ typedef struct idist__thread {
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
     idist__task *group_tasks;  // what they started
+    idist__task *group_last;   // and the last of it, if there is any
     idist__world *held_world;  // whose device backend holds some of it back until the end
 } idist__thread;
 
@@ -5025,6 +5026,7 @@ struct idist__world {
     int64_t patience_ns;     // the same, as it has proved worth it lately
     uint32_t nasking;        // threads that want the lock while another one has it
     int64_t timers_ns;       // when somebody who polls looks at the timers again
+    int64_t due_ns;          // before this no task has anything that idist__world_timers would do
     int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
     int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
@@ -5294,15 +5296,23 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
     return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
-// Deadlines and announcements of the running tasks; returns when to look again.
+// Deadlines and announcements of the running tasks; returns when to look again. Thousands may be running, and this is asked
+// before every sleep: so it looks at them only when something is due, and lets announcements wait for each other a little.
 static int64_t idist__world_timers(idist__world *w) {
     int64_t now = idist__os_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
+    uint32_t ended;
+
+    if (now < w->due_ns) return w->due_ns;
+    w->due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+
     for (t = w->tasks; t; t = following) {
         int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
         char cause[400];
         following = t->next;
+        ended = w->nended;
         if (t->away && at < now + IDIST__MS) at = now + IDIST__MS; // the others hear of it when the backend has it
+        else if (at > now && at < now + IDIST__TIMERS_NS) at = now + IDIST__TIMERS_NS;
         if (now >= t->deadline_ns) {
             int missing;
             snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
@@ -5311,6 +5321,7 @@ static int64_t idist__world_timers(idist__world *w) {
             if (t->call.kind == IDIST__RECV && !missing && !t->patient) { // its message is coming in: that goes to its end
                 t->patient = true;
                 t->deadline_ns = w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+                next = now;
                 continue;
             }
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
@@ -5322,7 +5333,7 @@ static int64_t idist__world_timers(idist__world *w) {
         if (!t->announced && now >= at) {
             t->announced = true;
             w->backend->announce(t);
-            following = w->tasks; // any task may have ended
+            if (w->nended != ended) following = w->tasks; // any task may have ended
             next = now;
             continue;
         }
@@ -5340,7 +5351,9 @@ static int64_t idist__world_timers(idist__world *w) {
         if (t->deadline_ns < at) at = t->deadline_ns;
         if (at < next) next = at;
     }
-    return next;
+
+    if (next < w->due_ns) w->due_ns = next;
+    return w->due_ns;
 }
 
 // One turn at the wheel: sleep until something happens, then move what moves. Not when the timers have just ended a
@@ -5538,6 +5551,8 @@ static void idist__task_start(idist__task *t) {
     t->started_ns = idist__os_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (t->call.kind != IDIST__SEND && t->call.kind != IDIST__RECV) t->seq = ++g->seq;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->due_ns) w->due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->due_ns) w->due_ns = t->deadline_ns;
     t->next = w->tasks;
     if (w->tasks) w->tasks->prev = t;
     w->tasks = t;
@@ -5961,9 +5976,9 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
         return IDIST_OK;
     }
     if (self->group_depth) { // idist_group_end waits for it
-        idist__task **last = &self->group_tasks;
-        while (*last) last = &(*last)->chain;
-        *last = t;
+        if (self->group_tasks) self->group_last->chain = t;
+        else self->group_tasks = t;
+        self->group_last = t;
         return IDIST_OK;
     }
     idist__task_wait(t);
@@ -6903,16 +6918,20 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
 }
 
 typedef struct idist__several { // several requests, and the first of them that is complete
+    const idist__world *w;
     const idist_request *requests;
     size_t n, at;
+    uint32_t ended; // w->nended when they were looked at
 } idist__several;
 
 static bool idist__several_ready(void *arg) {
     idist__several *any = (idist__several *)arg;
+    if (any->w->nended == any->ended) return false; // there may be thousands
     for (any->at = 0; any->at < any->n; any->at++) {
         const idist__task *t = (const idist__task *)any->requests[any->at].impl;
         if (t && t->done) return true;
     }
+    any->ended = any->w->nended;
     return false;
 }
 
@@ -6931,9 +6950,11 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     }
     if (!w) return IDIST_OK;
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
+    any.w = w;
     any.requests = requests;
     any.n = n;
     idist__world_lock(w);
+    any.ended = w->nended - 1;
     idist__trace_begin("wait", "wait_any", NULL, NULL);
     idist__world_wait(w, idist__several_ready, &any);
     *index = any.at;
