@@ -129,6 +129,9 @@ BACKENDS
     ring   any number of ranks; idist_ring.h, included by this header.
     mpi    the ranks of an MPI communicator; idist_mpi.h, which you include, says what MPI does not give.
 
+    gloo   another name of ring, which does what gloo does for torch.distributed.
+    nccl   ring with the device backend nccl, as in Ignite; takes idist_nccl.h.
+
     idist_nccl.h adds device memory to any of them. Including a backend's header before the call of idist_initialize (a
     macro) is all it takes to have it in the list, IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise
     the first that fits is taken.
@@ -469,7 +472,8 @@ typedef struct idist_report {
 // Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
-    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
+    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND. "gloo" is
+                             // another name of "ring"; "nccl" is "ring" with device_backend "nccl", unless that says more
     const char *init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
                              // Needs rank and world_size in this struct or in the environment.
     idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
@@ -4123,6 +4127,8 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
 #define IDIST__SHM_MIB 4 // shared memory per rank
 
+#define IDIST__DEVICE_BACKEND_NCCL 1
+
 typedef struct idist__config {
     int rank, world_size;
     int local_rank, local_size;      // what the launcher says; -1: nothing
@@ -4144,7 +4150,7 @@ typedef struct idist__config {
     bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
     char device[32];    // asked for, or ""
-    int device_backend; // 0 auto, 1 nccl, 2 ipc, 3 staged
+    int device_backend; // 0 auto, 1 IDIST__DEVICE_BACKEND_NCCL, 2 ipc, 3 staged
     const void *nccl_comm, *nccl_config;
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
@@ -6306,6 +6312,40 @@ static const idist_backend_api *idist__backend_named(const idist_backend_list *l
     return NULL;
 }
 
+static bool idist__text_is(const char *text, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(text, word, n) == 0;
+}
+
+// The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here: ring plays the part
+// of gloo, and nccl is ring for what lies on the host, with NCCL beside it for what lies on devices.
+static const idist_backend_api *idist__backend_asked(const idist_backend_list *list, const char *name, size_t n) {
+    const idist_backend_api *named = idist__backend_named(list, name, n);
+    if (idist__text_is(name, n, "gloo") || (named && named->wrap)) return idist__backend_named(list, "ring", 4);
+    return named;
+}
+
+static idist_status idist__backend_unknown(const char *backends, const char *name, size_t n) {
+    bool device = idist__text_is(name, n, "nccl"), gloo = idist__text_is(name, n, "gloo");
+    if (device && !strstr(backends, "nccl"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"nccl\" (ring for host memory, NCCL for that of devices) needs idist_nccl.h: include "
+                           "it where idist_initialize is called. There are: %s",
+                           backends);
+    if (device || gloo || idist__text_is(name, n, "ring"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"%.*s\" needs idist_ring.h, which IDIST_NO_RING leaves out. There are: %s", (int)n,
+                           name, backends);
+    if (idist__text_is(name, n, "mpi"))
+        return idist__fail(
+            IDIST_ERR_NO_BACKEND,
+            "backend \"mpi\" is not built in: include idist_mpi.h where idist_initialize is called. There are: "
+            "%s",
+            backends);
+    return idist__fail(IDIST_ERR_NO_BACKEND,
+                       "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and nccl; there are: %s",
+                       (int)n, name, backends);
+}
+
 // The first backend that fits: of those asked for by name, else of all; alone, `self`.
 static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
     const char *at = w->cfg.backends, *why = "none was built in";
@@ -6313,13 +6353,17 @@ static idist_status idist__backend_choose(idist__world *w, const idist_backend_l
     size_t i;
     while (*at && s == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
-        w->backend = idist__backend_named(list, at, n);
-        if (!w->backend)
-            return idist__fail(IDIST_ERR_NO_BACKEND,
-                               "backend \"%.*s\" is not built in; there are: %s. Include its header "
-                               "(idist_%.*s.h) where idist_initialize is called",
-                               (int)n, at, w->backends, (int)n, at);
+        w->backend = idist__backend_asked(list, at, n);
+        if (!w->backend) return idist__backend_unknown(w->backends, at, n);
         s = w->backend->claim(&w->cfg, &why);
+        if (s == IDIST_OK && idist__text_is(at, n, "gloo"))
+            idist__log_print(&w->log, IDIST_LOG_INFO, "the backend asked for is \"gloo\", whose part ring plays");
+        if (s == IDIST_OK && idist__text_is(at, n, "nccl")) {
+            if (!w->cfg.device_backend) w->cfg.device_backend = IDIST__DEVICE_BACKEND_NCCL;
+            idist__log_print(&w->log, IDIST_LOG_INFO,
+                             "the backend asked for is \"nccl\": ring for host memory, NCCL for "
+                             "that of devices (device_backend)");
+        }
         at += n + (at[n] == ',');
     }
     for (i = 0; !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
@@ -7988,7 +8032,7 @@ static idist_status idist__parallel_check(const idist_desc *d, const idist_backe
     int port = d->master_port ? d->master_port : text ? atoi(text) : 0;
     while (at && *at) {
         size_t n = strcspn(at, ",");
-        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_named(backends, at, n))
+        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_asked(backends, at, n))
             return idist__fail(IDIST_ERR_NO_BACKEND, "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
                                idist_available_backends_of(*backends));
         at += n + (at[n] == ',');

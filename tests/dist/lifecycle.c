@@ -263,6 +263,11 @@ static void keep_line(idist_log_level level, const char *line, void *user) {
     copy_text(l->last, sizeof l->last, line);
 }
 
+static void keep_first_line(idist_log_level level, const char *line, void *user) {
+    lines *l = (lines *)user;
+    if (!l->n) keep_line(level, line, user);
+}
+
 static void logger(void) {
     lines l;
     idist_desc d = desc_with(NULL, NULL);
@@ -341,6 +346,87 @@ static void backends(void) {
     if (w) idist_close(&w);
 }
 
+// Names that programs bring along from torch.distributed and Ignite.
+static int seen_device_backend;
+
+static idist_status take_device(idist__world *w) {
+    seen_device_backend = w->cfg.device_backend;
+    return IDIST_OK;
+}
+
+static idist_status serves_no_host(idist__config *config, const char **why) {
+    (void)config;
+    *why = "it moves device memory";
+    return IDIST_ERR_NO_BACKEND;
+}
+
+static int gloo_worker(int local_rank, void *arg) {
+    int32_t x = local_rank;
+    (void)arg;
+    rank_check(strcmp(idist_backend(), "ring") == 0, "the backend is %s", idist_backend());
+    rank_ok(local_rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL));
+    rank_check(x == 1, "got %d expected 1", x);
+    return 0;
+}
+
+static void names_of_others(void) {
+    idist_backend_api nccl;
+    idist_backend_list with, without = idist_backend_list_of(NULL, NULL, idist_ring_backend());
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *w = NULL;
+    lines l;
+    memset(&nccl, 0, sizeof nccl);
+    nccl.abi = IDIST__BACKEND_ABI;
+    nccl.size = sizeof nccl;
+    nccl.name = "nccl";
+    nccl.claim = serves_no_host;
+    nccl.wrap = take_device;
+    with = idist_backend_list_of(&nccl, NULL, idist_ring_backend());
+    memset(&l, 0, sizeof l);
+    d.logger.log_fn = keep_first_line;
+    d.logger.user = &l;
+    setenv("IDIST_LOG", "info", 1);
+
+    d.backend = "gloo";
+    tap_is(idist_open_with(&d, &w, without), IDIST_OK, "gloo: got %s", idist_last_error());
+    tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "gloo is ring");
+    tap_ok(strstr(l.last, "gloo") && strstr(l.last, "ring"), "and says so: \"%s\"", l.last);
+    if (w) idist_close(&w);
+    tap_is(idist_open_with(&d, &w, idist_backend_list_of(NULL, NULL, NULL)), IDIST_ERR_NO_BACKEND, "gloo without ring");
+    tap_like(idist_last_error(), "idist_ring.h", "names what is missing");
+
+    d.backend = "nccl";
+    tap_is(idist_open_with(&d, &w, without), IDIST_ERR_NO_BACKEND, "nccl without its header");
+    tap_like(idist_last_error(), "idist_nccl.h", "which the error names");
+    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "nccl with it: got %s", idist_last_error());
+    tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "nccl is ring, ...");
+    tap_is(seen_device_backend, 1, "... and the device backend nccl");
+    if (w) idist_close(&w);
+    d.device_backend = "staged";
+    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "nccl and another device backend");
+    tap_is(seen_device_backend, 3, "the device backend asked for counts");
+    if (w) idist_close(&w);
+    d.device_backend = NULL;
+    setenv("IDIST_BACKEND", "nccl", 1);
+    d.backend = NULL;
+    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "IDIST_BACKEND=nccl");
+    tap_is(seen_device_backend, 1, "is the same");
+    if (w) idist_close(&w);
+    unsetenv("IDIST_BACKEND");
+
+    d.backend = "horovod";
+    tap_is(idist_open_with(&d, &w, with), IDIST_ERR_NO_BACKEND, "a name that nobody has");
+    tap_ok(!strstr(idist_last_error(), "idist_horovod.h") && strstr(idist_last_error(), "ring (or gloo)"), "got \"%s\"",
+           idist_last_error());
+    setenv("IDIST_LOG", "error", 1);
+    memset(&d, 0, sizeof d);
+    d.backend = "gloo";
+    d.nproc_per_node = 2;
+    ranks_reset();
+    rank_ok(-1, idist_parallel_run_with(&d, gloo_worker, NULL, "gloo_worker", without));
+    ranks_report("idist_parallel_run with the backend gloo");
+}
+
 static int init_worker(int local_rank, void *arg) {
     int expected = *(const int *)arg;
     rank_check(idist_is_initialized() && idist_get_rank() == local_rank && idist_get_local_rank() == local_rank,
@@ -382,6 +468,7 @@ int main(void) {
     logger();
     forked();
     backends();
+    names_of_others();
     spawned();
     return tap_done();
 }
