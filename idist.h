@@ -2250,6 +2250,11 @@ static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
     return -1;
 }
 
+// Whether it is the network that is missing, and not the other side.
+static bool idist__sock_cut_off(int err) {
+    return err == ENETUNREACH || err == ENETDOWN || err == EHOSTUNREACH || err == EHOSTDOWN;
+}
+
 // Moves what is possible now. > 0: bytes; 0: would block; -1: end of stream (errno 0) or an error.
 static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
     for (;;) {
@@ -3747,6 +3752,25 @@ static void idist__tcp_store_close(idist_store *store) {
     idist__mem_free(&store->mem, t);
 }
 
+// Nobody answers at an address: why that may be. It is tried again until the deadline passes.
+static void idist__tcp_unreached(const char *addr_text, bool local, int err) {
+    if (idist__sock_cut_off(err))
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "%s cannot be reached from here (%s): the network interface is down, or no route "
+                    "leads there",
+                    addr_text, strerror(err));
+    else if (local)
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, or it is of another "
+                    "user, network namespace (container) or host. Ranks of one host meet at a local socket of their "
+                    "user and network namespace",
+                    addr_text, strerror(err));
+    else
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
+                    strerror(err));
+}
+
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
 static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32],
                                              int64_t deadline_ns) {
@@ -3773,9 +3797,7 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                     return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
                 return s;
             }
-            idist__fail(IDIST_ERR_TIMEOUT,
-                        "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
-                        strerror(errno));
+            idist__tcp_unreached(addr_text, addr.sa.ss_family == AF_UNIX, errno);
         }
         if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_pause_ms(pause_ms);
@@ -7611,7 +7633,11 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     size_t nbytes = 0, cap = 0, argc = 0, envc = 0, i, n;
     ssize_t got = readlink("/proc/self/exe", r->path, sizeof r->path - 1);
     int fd = got > 0 ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0) return idist__fail_errno("spawn: finding out which program this is", errno);
+    if (fd < 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "spawn: start_method \"exec\" finds the program in /proc (self/exe and self/cmdline), which "
+                           "cannot be read: %s. Mount /proc, or take start_method \"fork\" or a launcher",
+                           strerror(errno));
     r->path[got] = 0;
     for (got = 1; got > 0; nbytes += (size_t)got) {
         if (!idist__buffer_reserve(mem, &r->args, &cap, nbytes, nbytes + 4096)) break;

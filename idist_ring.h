@@ -4414,6 +4414,10 @@ static idist_status idist__join_missing(idist__join *j, const char *what, int ra
                            j->w->cfg.init_timeout_ms);
     idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". The ranks meet at a local socket, which those of another user, network namespace (container) or "
+                      "host cannot reach");
     return idist__join_hint(j);
 }
 
@@ -4598,6 +4602,11 @@ static idist_status idist__join_connect(idist__join *j, int rank, const idist__r
     if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
     fd = idist__sock_connect(&addr, j->deadline_ns);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__join_no_fds(j);
+    if (fd < 0 && idist__sock_cut_off(errno))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network interface is down, or no "
+                           "route leads there",
+                           rank, record->hostname, where, strerror(errno));
     if (fd < 0)
         return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank,
                            record->hostname, where, strerror(errno));
