@@ -473,7 +473,8 @@ typedef struct idist_report {
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
     const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND. "gloo" is
-                             // another name of "ring"; "nccl" is "ring" with device_backend "nccl", unless that says more
+                             // another name of "ring"; "nccl" is "ring" with device_backend "nccl",
+                             // unless that says more
     const char *init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
                              // Needs rank and world_size in this struct or in the environment.
     idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
@@ -522,8 +523,9 @@ typedef struct idist_desc {
 
 // Leaves the world; collective. Waits for the others to get here (their pending calls with this rank complete first),
 // then frees everything. With requests or a group_begin still open it fails with IDIST_ERR_STATE and does nothing; in
-// every other case the world is gone afterwards, also when it returns an error (the error the world died of), and all its
-// groups with it: a call on one of them gives IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
+// every other case the world is gone afterwards, also when it returns an error (the error the world
+// died of), and all its groups with it: a call on one of them gives IDIST_ERR_STATE, and
+// idist_free_group only sets the pointer to NULL.
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.
@@ -555,9 +557,9 @@ IDIST_API idist_status idist_abort(idist_group *group);
 
 // A further, independent world; several may be open at once, in any thread. Its group is returned: put it into
 // idist_opts.group, and end it with idist_close. Collective over the ranks of that world. *world is NULL on failure.
-// idist_close is to this world what idist_finalize is to the default one, and sets the pointer to NULL. Copies of it, and
-// the groups made from it, are of no more use: IDIST_ERR_STATE, as there (16 worlds and 256 groups later at the latest such
-// a handle may become that of a new one).
+// idist_close is to this world what idist_finalize is to the default one, and sets the pointer to
+// NULL. Copies of it, and the groups made from it, are of no more use: IDIST_ERR_STATE, as there
+// (16 worlds and 256 groups later at the latest such a handle may become that of a new one).
 #define idist_open(desc, world) idist_open_with((desc), (world), IDIST_BACKENDS)
 IDIST_API idist_status idist_close(idist_group **world);
 
@@ -739,8 +741,9 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op);
 // SUM of factor * send: each rank's own factor. Floating dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
-// Frees the number for the next op, at once. It waits for nothing: what is under way with the op, pending requests too, runs
-// to its end with it, so fn and arg must stay until that is complete. IDIST_ERR_ARG for what is no op of this world.
+// Frees the number for the next op, at once. It waits for nothing: what is under way with the op,
+// pending requests too, runs to its end with it, so fn and arg must stay until that is complete.
+// IDIST_ERR_ARG for what is no op of this world.
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // inout[i] = in[i] (op) inout[i], in this process. For built-in ops except AVG.
@@ -5324,8 +5327,9 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
     return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
-// Deadlines and announcements of the running tasks; returns when to look again. Thousands may be running, and this is asked
-// before every sleep: so it looks at them only when something is due, and lets announcements wait for each other a little.
+// Deadlines and announcements of the running tasks; returns when to look again. Thousands may be
+// running, and this is asked before every sleep: so it looks at them only when something is due,
+// and lets announcements wait for each other a little.
 static int64_t idist__world_timers(idist__world *w) {
     int64_t now = idist__os_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
@@ -5606,9 +5610,10 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
-// A program may keep the handle of a group, or of a world, beyond the end of the world, and call with it. That is an
-// IDIST_ERR_STATE like any other, so the struct must still be there and say so. It lies in one of these lists, marked, until
-// enough others have followed it and a new one takes its place. It is plain memory: the world's allocator may be gone.
+// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
+// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there and say so.
+// It lies in one of these lists, marked, until enough others have followed it and a new one takes
+// its place. It is plain memory: the world's allocator may be gone.
 typedef struct idist__ended {
     idist_group *first, *last; // the oldest, the newest
     int n;
@@ -6338,8 +6343,9 @@ static bool idist__text_is(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-// The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here: ring plays the part
-// of gloo, and nccl is ring for what lies on the host, with NCCL beside it for what lies on devices.
+// The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here:
+// ring plays the part of gloo, and nccl is ring for what lies on the host, with NCCL beside it for
+// what lies on devices.
 static const idist_backend_api *idist__backend_asked(const idist_backend_list *list, const char *name, size_t n) {
     const idist_backend_api *named = idist__backend_named(list, name, n);
     if (idist__text_is(name, n, "gloo") || (named && named->wrap)) return idist__backend_named(list, "ring", 4);

@@ -134,8 +134,9 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
 #define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
-// Thousands of sends and receives may be under way at once, and every frame asks for one of them. So those that frames ask
-// for, and messages that came early, can be found by a hash of what identifies them; equal ones come oldest first.
+// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
+// So those that frames ask for, and messages that came early, can be found by a hash of what
+// identifies them; equal ones come oldest first.
 typedef struct idist__hook { // the place in a bucket
     struct idist__hook *next, **at;
     struct idist__bucket *bucket;
@@ -148,8 +149,8 @@ typedef struct idist__bucket {
 #define IDIST__BUCKETS 1024
 
 // One send or receive under way: what algorithms are made of. It is in one list at a time (a link's out, waiting, posted
-// or receiving, a group's recvs or wild, the ring's idle ones), or in none while it is a link's in_verb or the claim on a
-// message.
+// or receiving, a group's recvs or wild, the ring's idle ones), or in none while it is a link's
+// in_verb or the claim on a message.
 typedef struct idist__verb {
     struct idist__verb *next;  // in the one list that holds it
     struct idist__verb **at;   // what points to it there
@@ -705,7 +706,8 @@ static idist__message *idist__hook_message(idist__hook *hook) {
     return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
 }
 
-// Of what a rank sends in a group: which is the tag of a message of its own (p2p), or the number of a collective.
+// Of what a rank sends in a group: which is the tag of a message of its own (p2p), or the number of
+// a collective.
 static uint64_t idist__ring_key(uint64_t ctx, int peer, bool p2p, uint32_t which) {
     return idist__mix(ctx + ((uint64_t)(uint32_t)peer << 33), ((uint64_t)p2p << 32) | which);
 }

@@ -203,8 +203,8 @@ IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batc
 // Ignite's auto_dataloader: desc says batch_size, batch_nbytes and num_workers of all ranks together (of the sampler's
 // group; see idist_auto_batch_size), and the loader makes its own sampler, of `samples` (desc.sampler is NULL). Where the
 // rank has a device (idist_nccl.h is included before this header) and desc.allocator is not set, batches lie in pinned
-// memory. Logs what came of it at info level, and warns, as Ignite does, when samples.num_replicas and samples.rank are
-// not those of the group.
+// memory. Logs what came of it at info level, and warns, as Ignite does, when samples.num_replicas
+// and samples.rank are not those of the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sampler_desc *samples,
                                          idist_loader **loader);
 
@@ -457,7 +457,8 @@ IDIST_API void idist_train_log_metrics(const char *name, int epoch, double secon
                                        const char *const *names, const double *values, int n);
 
 // A bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       | loss=1.2 [00:12<00:27]". done == total
-// ends the line. On a narrow terminal it goes without the picture, and then without its end, to stay one line.
+// ends the line. On a narrow terminal it goes without the picture, and then without its end, to
+// stay one line.
 typedef struct idist_progress {
     const char *title; // "Epoch [3/24]"
     uint64_t total;
@@ -3296,7 +3297,8 @@ static void idist__progress_time(char *text, size_t cap, int64_t ns) {
     else snprintf(text, cap, "%02d:%02d", (int)(s / 60), (int)(s % 60));
 }
 
-// How many bytes of a text of UTF-8 are its first `most` characters, each of which is taken for one column.
+// How many bytes of a text of UTF-8 are its first `most` characters, each of which is taken for one
+// column.
 static size_t idist__progress_cut(const char *text, size_t most) {
     size_t i, n = 0;
     for (i = 0; text[i]; i++)
@@ -3304,8 +3306,9 @@ static size_t idist__progress_cut(const char *text, size_t most) {
     return i;
 }
 
-// Writes one line that no terminal has to break: the next picture would begin in the middle of it. The last column stays
-// free, because some terminals go on in the next line as soon as it is written.
+// Writes one line that no terminal has to break: the next picture would begin in the middle of it.
+// The last column stays free, because some terminals go on in the next line as soon as it is
+// written.
 static void idist__progress_draw(const char *before, const char *picture, const char *behind, const char *end) {
     struct winsize size;
     char line[1024];

@@ -254,8 +254,8 @@ static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A call keeps the function it was made with, although the op is freed and its number used again while it runs; also one
-// of several that wait for their turn.
+// A call keeps the function it was made with, although the op is freed and its number used again
+// while it runs; also one of several that wait for their turn.
 static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     enum { MANY = 5000, CALLS = 6 };
     uint32_t all = UINT32_MAX, tiny = 1; // modulo 1 everything is 0

@@ -300,8 +300,9 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     TAP_REQUIRE(pthread_join(thread, NULL) == 0);
 }
 
-// Who gets which of many messages: the oldest receive that wants it, whether the receives were there before the messages or
-// after them, and whether they name a tag, a source, both or none. A model decides it; rank 1 sends, rank 0 receives.
+// Who gets which of many messages: the oldest receive that wants it, whether the receives were
+// there before the messages or after them, and whether they name a tag, a source, both or none. A
+// model decides it; rank 1 sends, rank 0 receives.
 enum { RECEIVES = 400, MATCHES = 3 * RECEIVES };
 
 typedef struct matching {
@@ -379,8 +380,9 @@ static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
 #ifndef RANKS_MPI
 // ---- a request costs the same beside thousands of others ----
 //
-// What MANY at once cost is compared with what as many cost in parts of FEW: processor time of both ranks, all of it. One list
-// that every call or frame searches from its beginning makes it ten times as much.
+// What MANY at once cost is compared with what as many cost in parts of FEW: processor time of both
+// ranks, all of it. One list that every call or frame searches from its beginning makes it ten
+// times as much.
 enum { FEW = 1000, MANY = 16000 };
 
 static idist_request *crowd_requests[2];
@@ -396,8 +398,8 @@ static void crowd_send(idist_group *world, int rank, int k, size_t nbytes, int t
     rank_ok(rank, idist_send(crowd_buffers[rank], nbytes, IDIST_U8, 0, tag, &a));
 }
 
-// The receives first, and the messages from the last to the first: none is for the oldest receive. Both sides have told each
-// other that they wait before it goes on.
+// The receives first, and the messages from the last to the first: none is for the oldest receive.
+// Both sides have told each other that they wait before it goes on.
 static void receives_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 0; k++) crowd_recv(world, rank, k, 4, k);
