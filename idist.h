@@ -5359,7 +5359,7 @@ static int64_t idist__world_timers(idist__world *w) {
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
             if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
-            following = w->tasks; // any task may have ended
+            if (!t->done || w->nended != ended + 1) following = w->tasks; // others may have ended, too
             continue;
         }
         if (!t->announced && now >= at) {

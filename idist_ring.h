@@ -570,6 +570,7 @@ struct idist__op {
     uint16_t past;      // digest of the group's calls before
     uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
+    idist__verb *verb;  // of a send or receive of the program; NULL: there is none, or none any more
     int n, r, root;
     size_t size; // of an element as reduced: F16 is carried as F32
     size_t count;
@@ -747,6 +748,7 @@ static idist__verb *idist__verb_named(idist__ring *ring, const idist__verbs *lis
 
 static void idist__verb_free(idist__ring *ring, idist__verb *v) {
     idist__mem_free(&ring->w->cfg.mem, v->owned);
+    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->verb = NULL;
     v->next = ring->idle;
     ring->idle = v;
 }
@@ -1151,7 +1153,10 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->frame.tag = tag;
     v->frame.print = *print;
     v->frame.nbytes = nbytes;
-    if (print->kind == IDIST__SEND) l->p2p_sent++;
+    if (print->kind == IDIST__SEND) {
+        l->p2p_sent++;
+        idist__op_of(t)->verb = v;
+    }
     if (nbytes <= idist__eager_nbytes(ring, l) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
@@ -1363,6 +1368,7 @@ static void idist__recv_start(idist__task *t) {
     v->task = t;
     v->data = (char *)t->call.recv;
     v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    idist__op_of(t)->verb = v;
     if (t->call.root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) idist__verb_list(&rg->wild, v);
     else
         idist__verb_put(ring, &rg->recvs, v,
@@ -3577,7 +3583,8 @@ static bool idist__verb_in(const idist__verbs *list, const idist__task *t) {
 // Whether a receive has found no message yet.
 static bool idist__recv_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    return idist__verb_in(&rg->recvs, t) || idist__verb_in(&rg->wild, t);
+    const idist__verb *v = idist__op_of(t)->verb;
+    return v && (v->list == &rg->recvs || v->list == &rg->wild);
 }
 
 // ---- two ranks that wait for each other, in different calls ----
@@ -4105,12 +4112,9 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
     return heard;
 }
 
-static bool idist__ring_cancel(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
-    idist__frame f;
-    idist__op *o;
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    bool unmatched = idist__verbs_purge(ring, &rg->recvs, t) || idist__verbs_purge(ring, &rg->wild, t), heard = false;
+// Forgets what a task has among the links. Returns whether the other side has heard of any of it.
+static bool idist__links_purge(idist__ring *ring, const idist__task *t) {
+    bool heard = false;
     int i;
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -4141,6 +4145,27 @@ static bool idist__ring_cancel(idist__task *t) {
         heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
         idist__verbs_purge(ring, &l->posted, t);
     }
+    return heard;
+}
+
+// The same for a send or receive that waits for the other side: it has one verb, and thousands may
+// be cancelled at once. False when it is not like that.
+static bool idist__verb_purge(idist__ring *ring, const idist__task *t) {
+    idist__verb *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
+    if (!v || !v->list || (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t))) return false;
+    if (t->call.kind == IDIST__SEND && ring->shm)
+        __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
+    idist__verb_take(v);
+    idist__verb_free(ring, v);
+    return true;
+}
+
+static bool idist__ring_cancel(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__frame f;
+    idist__op *o;
+    bool waited = idist__verb_purge(ring, t), unmatched = waited && t->call.kind == IDIST__RECV;
+    bool heard = waited || idist__links_purge(ring, t);                     // a send waits when its RTS is out
     if (t->call.kind == IDIST__RECV && t->announced && t->call.root >= 0) { // it does not wait any more
         memset(&f, 0, sizeof f);
         f.type = IDIST__WAITS;

@@ -443,6 +443,18 @@ static void in_one_group(idist_group *world, int rank, int count) {
     rank_ok(rank, idist_group_end());
 }
 
+// Nobody sends: the receives are cancelled one by one.
+static void time_outs(idist_group *world, int rank, int count) {
+    idist_opts o = opts_of(world);
+    for (int k = 0; k < count && rank == 0; k++) {
+        idist_opts a = opts_async(world, &crowd_requests[rank][k]);
+        a.timeout_ms = 30;
+        rank_ok(rank, idist_recv(crowd_buffers[rank] + 4 * k, 4, IDIST_U8, 1, k, NULL, &a));
+    }
+    if (rank == 0) rank_is(rank, idist_wait_all(crowd_requests[rank], (size_t)count), IDIST_ERR_TIMEOUT);
+    rank_ok(rank, idist_barrier(&o));
+}
+
 typedef struct crowd {
     void (*body)(idist_group *world, int rank, int count);
     const char *name;
@@ -481,12 +493,13 @@ static void crowded(idist_group *world, int rank, int n, void *arg) {
 }
 
 static void crowds(void) {
-    static const crowd all[4] = {{receives_first, "receives first"},
+    static const crowd all[5] = {{receives_first, "receives first"},
                                  {messages_first, "messages first"},
                                  {all_reduces, "all_reduces"},
-                                 {in_one_group, "between group_begin and group_end"}};
+                                 {in_one_group, "between group_begin and group_end"},
+                                 {time_outs, "time-outs"}};
     for (int t = 0; t < N_TRANSPORTS; t++) {
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 5; i++) {
             idist_desc d = desc_with(transport_names[t], "auto");
             crowd c = all[i];
             ranks_case(2, &d, crowded, &c, "a request costs the same among 16,000 as among 1,000: %s, %s", c.name,
