@@ -129,6 +129,9 @@ BACKENDS
     ring   any number of ranks; idist_ring.h, included by this header.
     mpi    the ranks of an MPI communicator; idist_mpi.h, which you include, says what MPI does not give.
 
+    gloo   another name of ring, which does what gloo does for torch.distributed.
+    nccl   ring with the device backend nccl, as in Ignite; takes idist_nccl.h.
+
     idist_nccl.h adds device memory to any of them. Including a backend's header before the call of idist_initialize (a
     macro) is all it takes to have it in the list, IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise
     the first that fits is taken.
@@ -216,9 +219,11 @@ THREADS
 
 MEMORY
 
-    desc.allocator serves everything but idist_alloc, shared memory and a few short-lived buffers. Per connection:
-    32 KiB, and up to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch
-    of up to twice their size.
+    desc.allocator serves everything but idist_alloc, shared memory, the handles of worlds and groups, and a few
+    short-lived buffers. Handles of closed worlds (up to 16) and of their groups (up to 256), about 340 KiB in all, are
+    kept for what is told of them under idist_close. A world of the ring takes 32 KiB, and per connection 32 KiB, and up
+    to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch of up to twice
+    their size.
 
     Ranks of one host share a file in memory that has no name: 4 MiB per rank (desc.shm_nbytes), reserved when they
     join, gone with the last of them. Where it cannot be had (no memfd, a limit on memory, addresses or file sizes)
@@ -467,7 +472,9 @@ typedef struct idist_report {
 // Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
-    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
+    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND. "gloo" is
+                             // another name of "ring"; "nccl" is "ring" with device_backend "nccl",
+                             // unless that says more
     const char *init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
                              // Needs rank and world_size in this struct or in the environment.
     idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
@@ -516,7 +523,9 @@ typedef struct idist_desc {
 
 // Leaves the world; collective. Waits for the others to get here (their pending calls with this rank complete first),
 // then frees everything. With requests or a group_begin still open it fails with IDIST_ERR_STATE and does nothing; in
-// every other case the world is gone afterwards, also when it returns an error (the error the world died of).
+// every other case the world is gone afterwards, also when it returns an error (the error the world
+// died of), and all its groups with it: a call on one of them gives IDIST_ERR_STATE, and
+// idist_free_group only sets the pointer to NULL.
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.
@@ -548,6 +557,9 @@ IDIST_API idist_status idist_abort(idist_group *group);
 
 // A further, independent world; several may be open at once, in any thread. Its group is returned: put it into
 // idist_opts.group, and end it with idist_close. Collective over the ranks of that world. *world is NULL on failure.
+// idist_close is to this world what idist_finalize is to the default one, and sets the pointer to
+// NULL. Copies of it, and the groups made from it, are of no more use: IDIST_ERR_STATE, as there
+// (16 worlds and 256 groups later at the latest such a handle may become that of a new one).
 #define idist_open(desc, world) idist_open_with((desc), (world), IDIST_BACKENDS)
 IDIST_API idist_status idist_close(idist_group **world);
 
@@ -729,6 +741,9 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op);
 // SUM of factor * send: each rank's own factor. Floating dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
+// Frees the number for the next op, at once. It waits for nothing: what is under way with the op,
+// pending requests too, runs to its end with it, so fn and arg must stay until that is complete.
+// IDIST_ERR_ARG for what is no op of this world.
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // inout[i] = in[i] (op) inout[i], in this process. For built-in ops except AVG.
@@ -1247,6 +1262,7 @@ typedef struct idist__thread {
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
     idist__task *group_tasks;  // what they started
+    idist__task *group_last;   // and the last of it, if there is any
     idist__world *held_world;  // whose device backend holds some of it back until the end
 } idist__thread;
 
@@ -2235,6 +2251,11 @@ static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
     close(fd);
     errno = err;
     return -1;
+}
+
+// Whether it is the network that is missing, and not the other side.
+static bool idist__sock_cut_off(int err) {
+    return err == ENETUNREACH || err == ENETDOWN || err == EHOSTUNREACH || err == EHOSTDOWN;
 }
 
 // Moves what is possible now. > 0: bytes; 0: would block; -1: end of stream (errno 0) or an error.
@@ -3829,6 +3850,25 @@ static void idist__tcp_store_close(idist_store *store) {
     idist__mem_free(&store->mem, t);
 }
 
+// Nobody answers at an address: why that may be. It is tried again until the deadline passes.
+static void idist__tcp_unreached(const char *addr_text, bool local, int err) {
+    if (idist__sock_cut_off(err))
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "%s cannot be reached from here (%s): the network interface is down, or no route "
+                    "leads there",
+                    addr_text, strerror(err));
+    else if (local)
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, or it is of another "
+                    "user, network namespace (container) or host. Ranks of one host meet at a local socket of their "
+                    "user and network namespace",
+                    addr_text, strerror(err));
+    else
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
+                    strerror(err));
+}
+
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
 static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32],
                                              int64_t deadline_ns) {
@@ -3862,9 +3902,7 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                 return idist__fail(IDIST_ERR_PEER_LOST, "store: the server at %s (rank 0) was lost during the handshake",
                                    addr_text);
             } else {
-                idist__fail(IDIST_ERR_TIMEOUT,
-                            "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ",
-                            addr_text, strerror(errno));
+                idist__tcp_unreached(addr_text, addr.sa.ss_family == AF_UNIX, errno);
             }
         }
         if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
@@ -4217,6 +4255,8 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
 #define IDIST__SHM_MIB 4 // shared memory per rank
 
+#define IDIST__DEVICE_BACKEND_NCCL 1
+
 typedef struct idist__config {
     int rank, world_size;
     int local_rank, local_size;      // what the launcher says; -1: nothing
@@ -4238,7 +4278,7 @@ typedef struct idist__config {
     bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
     char device[32];    // asked for, or ""
-    int device_backend; // 0 auto, 1 nccl, 2 ipc, 3 staged
+    int device_backend; // 0 auto, 1 IDIST__DEVICE_BACKEND_NCCL, 2 ipc, 3 staged
     const void *nccl_comm, *nccl_config;
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
@@ -5122,6 +5162,7 @@ struct idist__world {
     int64_t patience_ns;     // the same, as it has proved worth it lately
     uint32_t nasking;        // threads that want the lock while another one has it
     int64_t timers_ns;       // when somebody who polls looks at the timers again
+    int64_t due_ns;          // before this no task has anything that idist__world_timers would do
     int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
     int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
@@ -5398,15 +5439,24 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
     return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
-// Deadlines and announcements of the running tasks; returns when to look again.
+// Deadlines and announcements of the running tasks; returns when to look again. Thousands may be
+// running, and this is asked before every sleep: so it looks at them only when something is due,
+// and lets announcements wait for each other a little.
 static int64_t idist__world_timers(idist__world *w) {
     int64_t now = idist__os_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
+    uint32_t ended;
+
+    if (now < w->due_ns) return w->due_ns;
+    w->due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+
     for (t = w->tasks; t; t = following) {
         int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
         char cause[400];
         following = t->next;
+        ended = w->nended;
         if (t->away && at < now + IDIST__MS) at = now + IDIST__MS; // the others hear of it when the backend has it
+        else if (at > now && at < now + IDIST__TIMERS_NS) at = now + IDIST__TIMERS_NS;
         if (now >= t->deadline_ns) {
             int missing;
             snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
@@ -5415,18 +5465,19 @@ static int64_t idist__world_timers(idist__world *w) {
             if (t->call.kind == IDIST__RECV && !missing && !t->patient) { // its message is coming in: that goes to its end
                 t->patient = true;
                 t->deadline_ns = w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+                next = now;
                 continue;
             }
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
             if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
-            following = w->tasks; // any task may have ended
+            if (!t->done || w->nended != ended + 1) following = w->tasks; // others may have ended, too
             continue;
         }
         if (!t->announced && now >= at) {
             t->announced = true;
             w->backend->announce(t);
-            following = w->tasks; // any task may have ended
+            if (w->nended != ended) following = w->tasks; // any task may have ended
             next = now;
             continue;
         }
@@ -5444,7 +5495,9 @@ static int64_t idist__world_timers(idist__world *w) {
         if (t->deadline_ns < at) at = t->deadline_ns;
         if (at < next) next = at;
     }
-    return next;
+
+    if (next < w->due_ns) w->due_ns = next;
+    return w->due_ns;
 }
 
 // One turn at the wheel: sleep until something happens, then move what moves. Not when the timers have just ended a
@@ -5642,6 +5695,8 @@ static void idist__task_start(idist__task *t) {
     t->started_ns = idist__os_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (t->call.kind != IDIST__SEND && t->call.kind != IDIST__RECV) t->seq = ++g->seq;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->due_ns) w->due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->due_ns) w->due_ns = t->deadline_ns;
     t->next = w->tasks;
     if (w->tasks) w->tasks->prev = t;
     w->tasks = t;
@@ -5667,6 +5722,53 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
+// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
+// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there and say so.
+// It lies in one of these lists, marked, until enough others have followed it and a new one takes
+// its place. It is plain memory: the world's allocator may be gone.
+typedef struct idist__ended {
+    idist_group *first, *last; // the oldest, the newest
+    int n;
+} idist__ended;
+
+#define IDIST__ENDED_GROUPS 256
+#define IDIST__ENDED_WORLDS 16
+
+static pthread_mutex_t idist__ended_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__ended idist__ended_groups, idist__ended_worlds; // a world is its group, and some more
+
+static void idist__ended_keep(idist__ended *list, idist_group *g) {
+    g->w = NULL;
+    g->rank = -1;
+    g->freed = true;
+    g->next = NULL;
+
+    pthread_mutex_lock(&idist__ended_lock);
+    if (list->last) list->last->next = g;
+    else list->first = g;
+    list->last = g;
+    list->n++;
+    pthread_mutex_unlock(&idist__ended_lock);
+}
+
+// Zeroed memory for a handle, which the program may hold on to.
+static idist_group *idist__ended_reuse(idist__ended *list, int most, size_t nbytes) {
+    idist_group *g = NULL;
+
+    pthread_mutex_lock(&idist__ended_lock);
+    if (list->n >= most) {
+        g = list->first;
+        list->first = g->next;
+        if (!list->first) list->last = NULL;
+        list->n--;
+    }
+    pthread_mutex_unlock(&idist__ended_lock);
+
+    if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
+    memset(g, 0, nbytes);
+    return g;
+}
+
 // Room for n ranks; in no list yet. Freed groups stay behind, marked, until a new one takes their place: a call on a stale
 // pointer gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
@@ -5675,7 +5777,7 @@ static idist_group *idist__group_new(idist__world *w, int n) {
         w->freed_groups = g->next;
         memset(g, 0, sizeof *g);
     } else {
-        g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
+        g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
     }
     if (!g) return NULL;
     g->w = w;
@@ -5685,7 +5787,8 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     if (g->ranks && g->impl) return g;
     idist__mem_free(&w->cfg.mem, g->ranks);
     idist__mem_free(&w->cfg.mem, g->impl);
-    idist__mem_free(&w->cfg.mem, g);
+    memset(g, 0, sizeof *g);
+    idist__ended_keep(&idist__ended_groups, g);
     return NULL;
 }
 
@@ -5935,6 +6038,7 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
 // Locks the world of a call and finds its group. On failure nothing is locked.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
+    if (group && !w) return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
@@ -6017,9 +6121,9 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
         return IDIST_OK;
     }
     if (self->group_depth) { // idist_group_end waits for it
-        idist__task **last = &self->group_tasks;
-        while (*last) last = &(*last)->chain;
-        *last = t;
+        if (self->group_tasks) self->group_last->chain = t;
+        else self->group_tasks = t;
+        self->group_last = t;
         return IDIST_OK;
     }
     idist__task_wait(t);
@@ -6347,6 +6451,41 @@ static const idist_backend_api *idist__backend_named(const idist_backend_list *l
     return NULL;
 }
 
+static bool idist__text_is(const char *text, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(text, word, n) == 0;
+}
+
+// The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here:
+// ring plays the part of gloo, and nccl is ring for what lies on the host, with NCCL beside it for
+// what lies on devices.
+static const idist_backend_api *idist__backend_asked(const idist_backend_list *list, const char *name, size_t n) {
+    const idist_backend_api *named = idist__backend_named(list, name, n);
+    if (idist__text_is(name, n, "gloo") || (named && named->wrap)) return idist__backend_named(list, "ring", 4);
+    return named;
+}
+
+static idist_status idist__backend_unknown(const char *backends, const char *name, size_t n) {
+    bool device = idist__text_is(name, n, "nccl"), gloo = idist__text_is(name, n, "gloo");
+    if (device && !strstr(backends, "nccl"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"nccl\" (ring for host memory, NCCL for that of devices) needs idist_nccl.h: include "
+                           "it where idist_initialize is called. There are: %s",
+                           backends);
+    if (device || gloo || idist__text_is(name, n, "ring"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"%.*s\" needs idist_ring.h, which IDIST_NO_RING leaves out. There are: %s", (int)n,
+                           name, backends);
+    if (idist__text_is(name, n, "mpi"))
+        return idist__fail(
+            IDIST_ERR_NO_BACKEND,
+            "backend \"mpi\" is not built in: include idist_mpi.h where idist_initialize is called. There are: "
+            "%s",
+            backends);
+    return idist__fail(IDIST_ERR_NO_BACKEND,
+                       "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and nccl; there are: %s",
+                       (int)n, name, backends);
+}
+
 // The first backend that fits: of those asked for by name, else of all; alone, `self`.
 static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
     const char *at = w->cfg.backends, *why = "none was built in";
@@ -6354,13 +6493,17 @@ static idist_status idist__backend_choose(idist__world *w, const idist_backend_l
     size_t i;
     while (*at && s == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
-        w->backend = idist__backend_named(list, at, n);
-        if (!w->backend)
-            return idist__fail(IDIST_ERR_NO_BACKEND,
-                               "backend \"%.*s\" is not built in; there are: %s. Include its header "
-                               "(idist_%.*s.h) where idist_initialize is called",
-                               (int)n, at, w->backends, (int)n, at);
+        w->backend = idist__backend_asked(list, at, n);
+        if (!w->backend) return idist__backend_unknown(w->backends, at, n);
         s = w->backend->claim(&w->cfg, &why);
+        if (s == IDIST_OK && idist__text_is(at, n, "gloo"))
+            idist__log_print(&w->log, IDIST_LOG_INFO, "the backend asked for is \"gloo\", whose part ring plays");
+        if (s == IDIST_OK && idist__text_is(at, n, "nccl")) {
+            if (!w->cfg.device_backend) w->cfg.device_backend = IDIST__DEVICE_BACKEND_NCCL;
+            idist__log_print(&w->log, IDIST_LOG_INFO,
+                             "the backend asked for is \"nccl\": ring for host memory, NCCL for "
+                             "that of devices (device_backend)");
+        }
         at += n + (at[n] == ',');
     }
     for (i = 0; !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
@@ -6400,7 +6543,7 @@ static void idist__world_free(idist__world *w) {
     while (w->freed_groups) {
         idist_group *g = w->freed_groups;
         w->freed_groups = g->next;
-        idist__mem_free(&mem, g);
+        idist__ended_keep(&idist__ended_groups, g);
     }
     while (w->all_tasks) {
         idist__task *t = w->all_tasks;
@@ -6414,12 +6557,13 @@ static void idist__world_free(idist__world *w) {
     pthread_cond_destroy(&w->changed);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
-    memset(&w->cfg.secret, 0, sizeof w->cfg.secret);
-    idist__mem_free(&mem, w);
+    memset(w, 0, sizeof *w); // the secret among it
+    idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
 static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list, idist__world **out) {
-    idist__world *w = (idist__world *)idist__mem_alloc(&cfg->mem, sizeof *w);
+    // A world is its group, which comes first in it.
+    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds, IDIST__ENDED_WORLDS, sizeof *w);
     idist_status s;
     int i, n;
     *out = w;
@@ -6572,6 +6716,7 @@ idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_
 
 idist_status idist_close(idist_group **world) {
     idist_status s;
+    if (world && *world && !(*world)->w) return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
     s = idist__world_close((*world)->w, false);
@@ -6956,16 +7101,20 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
 }
 
 typedef struct idist__several { // several requests, and the first of them that is complete
+    const idist__world *w;
     const idist_request *requests;
     size_t n, at;
+    uint32_t ended; // w->nended when they were looked at
 } idist__several;
 
 static bool idist__several_ready(void *arg) {
     idist__several *any = (idist__several *)arg;
+    if (any->w->nended == any->ended) return false; // there may be thousands
     for (any->at = 0; any->at < any->n; any->at++) {
         const idist__task *t = (const idist__task *)any->requests[any->at].impl;
         if (t && t->done) return true;
     }
+    any->ended = any->w->nended;
     return false;
 }
 
@@ -6984,9 +7133,11 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     }
     if (!w) return IDIST_OK;
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
+    any.w = w;
     any.requests = requests;
     any.n = n;
     idist__world_lock(w);
+    any.ended = w->nended - 1;
     idist__trace_begin("wait", "wait_any", NULL, NULL);
     idist__world_wait(w, idist__several_ready, &any);
     *index = any.at;
@@ -7293,6 +7444,10 @@ idist_status idist_free_group(idist_group **group) {
     idist_status s = IDIST_OK;
     if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
+    if (!g->w) { // the world has taken it along
+        *group = NULL;
+        return IDIST_OK;
+    }
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
     if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL)) return IDIST_ERR_STATE;
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
@@ -7404,6 +7559,10 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
     void *p = NULL;
+    if (opts && opts->group && !w) {
+        idist__fail(IDIST_ERR_STATE, "alloc: the world of this group was closed");
+        return NULL;
+    }
     if (w && !idist__world_forked(w) && w->backend->alloc && (p = w->backend->alloc(w, nbytes)) != NULL) return p;
     if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
@@ -7592,7 +7751,11 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     size_t nbytes = 0, cap = 0, argc = 0, envc = 0, i, n;
     ssize_t got = readlink("/proc/self/exe", r->path, sizeof r->path - 1);
     int fd = got > 0 ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0) return idist__fail_errno("spawn: finding out which program this is", errno);
+    if (fd < 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "spawn: start_method \"exec\" finds the program in /proc (self/exe and self/cmdline), which "
+                           "cannot be read: %s. Mount /proc, or take start_method \"fork\" or a launcher",
+                           strerror(errno));
     r->path[got] = 0;
     for (got = 1; got > 0; nbytes += (size_t)got) {
         if (!idist__buffer_reserve(mem, &r->args, &cap, nbytes, nbytes + 4096)) break;
@@ -8013,7 +8176,7 @@ static idist_status idist__parallel_check(const idist_desc *d, const idist_backe
     int port = d->master_port ? d->master_port : text ? atoi(text) : 0;
     while (at && *at) {
         size_t n = strcspn(at, ",");
-        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_named(backends, at, n))
+        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_asked(backends, at, n))
             return idist__fail(IDIST_ERR_NO_BACKEND, "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
                                idist_available_backends_of(*backends));
         at += n + (at[n] == ',');

@@ -526,6 +526,7 @@ static void idist__gpu_part(idist__task *t, const idist__call *part) {
     t->call = *part;
     t->call.label = op->call.label;
     t->away = t->announced = false;
+    t->group->w->due_ns = 0; // it is to be announced again
     op->running = true;
     idist__gpu_waits(t, false);
     if (!idist__kind_is_p2p(part->kind)) {

@@ -135,13 +135,31 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
 #define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
+// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
+// So those that frames ask for, and messages that came early, can be found by a hash of what
+// identifies them; equal ones come oldest first.
+typedef struct idist__hook { // the place in a bucket
+    struct idist__hook *next, **at;
+    struct idist__bucket *bucket;
+} idist__hook;
+
+typedef struct idist__bucket {
+    idist__hook *first, **end; // end: of one that is not empty
+} idist__bucket;
+
+#define IDIST__BUCKETS 1024
+
 // One send or receive under way: what algorithms are made of. It is in one list at a time (a link's out, waiting, posted
-// or receiving, a group's recvs, the ring's idle ones), or in none while it is a link's in_verb or the claim on a message.
+// or receiving, a group's recvs or wild, the ring's idle ones), or in none while it is a link's
+// in_verb or the claim on a message.
 typedef struct idist__verb {
-    struct idist__verb *next; // in the one list that holds it
-    idist__task *task;        // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
-    int slot;                 // of a receive in a collective, -1: none
-    bool send, started;       // started: the other side was told about it
+    struct idist__verb *next;  // in the one list that holds it
+    struct idist__verb **at;   // what points to it there
+    struct idist__verbs *list; // an idist__verbs that holds it, ...
+    idist__hook hook;          // ... and its bucket, or none
+    idist__task *task;         // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
+    int slot;                  // of a receive in a collective, -1: none
+    bool send, started;        // started: the other side was told about it
     char *data;
     size_t nbytes, moved;
     idist__frame frame;        // what goes out, or what the receive wants
@@ -152,9 +170,15 @@ typedef struct idist__verb {
     char *owned;    // payload that is freed with the verb
 } idist__verb;
 
+typedef struct idist__verbs {
+    idist__verb *first, **end; // oldest first; end: of a list that is not empty
+} idist__verbs;
+
 // A message that came before anybody asked for it.
 typedef struct idist__message {
-    struct idist__message *next;
+    struct idist__message *next, **at; // as of a verb
+    idist__hook hook;
+    int peer;
     idist__frame frame;
     char *data;             // eager: the payload, behind this struct
     size_t moved;           // how much of it is here
@@ -186,9 +210,9 @@ typedef struct idist__link { // the connection to one rank
     int ended_errno;
     bool write_dead;                    // writing failed; reading will tell why
     idist__verb *out, **out_end;        // going out, in order
-    idist__verb *waiting;               // sends that wait for CTS
-    idist__verb *posted;                // receives of collectives, not matched yet
-    idist__verb *receiving;             // matched, DATA is coming
+    idist__verbs waiting;               // sends that wait for CTS
+    idist__verbs posted;                // receives of collectives, not matched yet
+    idist__verbs receiving;             // matched, DATA is coming
     idist__message *early, **early_end; // unexpected, in order of arrival
     // window + what is on its way, lies early over there, or is owed to us there = IDIST__WINDOW_BYTES, always.
     size_t window, owed; // eager bytes we may still send; consumed but not yet told
@@ -225,6 +249,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
+    idist__bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS];
 } idist__ring;
 
 #define IDIST__HISTORY 64
@@ -238,7 +263,8 @@ typedef struct idist__seen { // what is known of a member's progress in a group
 typedef struct idist__ring_group {
     int *rank_of;                         // rank in the group by world rank; -1
     idist__seen *seen;                    // by rank in the group
-    idist__verb *recvs;                   // receives of recv, oldest first
+    idist__verbs recvs;                   // receives of recv
+    idist__verbs wild;                    // those from any source or with any tag
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
     uint16_t past[IDIST__HISTORY];        // and the digest of those before each that are made of messages
     uint16_t digest;                      // of all of them so far
@@ -553,6 +579,7 @@ struct idist__op {
     uint16_t past;      // digest of the group's calls before
     uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
+    idist__verb *verb;  // of a send or receive of the program; NULL: there is none, or none any more
     int n, r, root;
     size_t size; // of an element as reduced: F16 is carried as F32
     size_t count;
@@ -663,8 +690,74 @@ static idist__verb *idist__verb_new(idist__ring *ring) {
     return v;
 }
 
+// ---- what frames ask for ----
+
+static void idist__hook_on(idist__hook *hook, idist__bucket *table, uint64_t key) {
+    idist__bucket *bucket = &table[key % IDIST__BUCKETS];
+    hook->next = NULL;
+    hook->at = bucket->first ? bucket->end : &bucket->first;
+    hook->bucket = bucket;
+    *hook->at = hook;
+    bucket->end = &hook->next;
+}
+
+static void idist__hook_off(idist__hook *hook) {
+    *hook->at = hook->next;
+    if (hook->next) hook->next->at = hook->at;
+    else hook->bucket->end = hook->at;
+    hook->bucket = NULL;
+}
+
+static idist__verb *idist__hook_verb(idist__hook *hook) {
+    return (idist__verb *)(void *)((char *)hook - offsetof(idist__verb, hook));
+}
+
+static idist__message *idist__hook_message(idist__hook *hook) {
+    return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
+}
+
+// Of what a rank sends in a group: which is the tag of a message of its own (p2p), or the number of
+// a collective.
+static uint64_t idist__ring_key(uint64_t ctx, int peer, bool p2p, uint32_t which) {
+    return idist__mix(ctx + ((uint64_t)(uint32_t)peer << 33), ((uint64_t)p2p << 32) | which);
+}
+
+static uint64_t idist__frame_key(int peer, const idist__frame *f) {
+    bool p2p = f->print.kind == IDIST__SEND;
+    return idist__ring_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
+}
+
+static void idist__verb_list(idist__verbs *list, idist__verb *v) {
+    v->next = NULL;
+    v->at = list->first ? list->end : &list->first;
+    v->list = list;
+    *v->at = v;
+    list->end = &v->next;
+}
+
+static void idist__verb_put(idist__ring *ring, idist__verbs *list, idist__verb *v, uint64_t key) {
+    idist__verb_list(list, v);
+    idist__hook_on(&v->hook, ring->verbs, key);
+}
+
+static void idist__verb_take(idist__verb *v) {
+    *v->at = v->next;
+    if (v->next) v->next->at = v->at;
+    else v->list->end = v->at;
+    v->list = NULL;
+    if (v->hook.bucket) idist__hook_off(&v->hook);
+}
+
+// The verb with this name, among those that wait for CTS or DATA.
+static idist__verb *idist__verb_named(idist__ring *ring, const idist__verbs *list, uint64_t id) {
+    idist__hook *hook = ring->verbs[idist__mix(id, 0) % IDIST__BUCKETS].first;
+    while (hook && (idist__hook_verb(hook)->list != list || idist__hook_verb(hook)->id != id)) hook = hook->next;
+    return hook ? idist__hook_verb(hook) : NULL;
+}
+
 static void idist__verb_free(idist__ring *ring, idist__verb *v) {
     idist__mem_free(&ring->w->cfg.mem, v->owned);
+    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->verb = NULL;
     v->next = ring->idle;
     ring->idle = v;
 }
@@ -730,8 +823,7 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) {
     idist__link_pop(l);
     if (v->frame.type == IDIST__RTS) {
-        v->next = l->waiting;
-        l->waiting = v;
+        idist__verb_put(ring, &l->waiting, v, idist__mix(v->id, 0));
     } else if (v->frame.type == IDIST__DATA && (v->moved += v->piece) < v->nbytes) {
         v->piece = v->nbytes - v->moved < IDIST__PIECE_BYTES ? v->nbytes - v->moved : IDIST__PIECE_BYTES;
         v->frame.nbytes = v->piece;
@@ -810,13 +902,10 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
 }
 
 static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
-    idist__message **at;
-    for (at = &l->early; *at && *at != m; at = &(*at)->next) continue;
-    if (*at) *at = m->next;
-    if (l->early_end == &m->next) {
-        for (at = &l->early; *at; at = &(*at)->next) continue;
-        l->early_end = at;
-    }
+    *m->at = m->next;
+    if (m->next) m->next->at = m->at;
+    else l->early_end = m->at;
+    idist__hook_off(&m->hook);
     if (l->in_message == m) {
         l->in_message = NULL;
         l->target = NULL;
@@ -834,8 +923,11 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     m->stamp = ++ring->stamp;
     m->unknown = !idist__world_find_group(ring->w, f->ctx);
     if (m->unknown) l->nunknown++;
+    m->peer = (int)(l - ring->links);
+    m->at = l->early_end;
     *l->early_end = m;
     l->early_end = &m->next;
+    idist__hook_on(&m->hook, ring->messages, idist__frame_key(m->peer, f));
     return m;
 }
 
@@ -924,19 +1016,27 @@ static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
     else idist__verb_done(ring, v);
 }
 
-// Takes out of the group's receives the oldest that wants this p2p message. Receives that it does not fit fail, and
-// the message stays.
+// The oldest receive of the group that wants this p2p message, or NULL.
+static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__hook *hook = rg->recvs.first ? ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first : NULL;
+    idist__verb *wild = rg->wild.first, *v = NULL;
+
+    for (; hook && !v; hook = hook->next)
+        if (idist__hook_verb(hook)->list == &rg->recvs && idist__recv_wants(idist__hook_verb(hook)->task, peer, (int)f->tag))
+            v = idist__hook_verb(hook);
+
+    while (wild && !idist__recv_wants(wild->task, peer, (int)f->tag)) wild = wild->next;
+    return !v || (wild && wild->stamp < v->stamp) ? wild : v;
+}
+
+// Takes it out. Receives that it does not fit fail, and the message stays.
 static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
-    idist__verb **at = &idist__ring_group_of(g)->recvs;
-    while (*at) {
-        idist__verb *v = *at;
+    idist__verb *v;
+    while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
         idist_status s;
         char text[256];
-        if (!idist__recv_wants(v->task, peer, (int)f->tag)) {
-            at = &v->next;
-            continue;
-        }
-        *at = v->next;
+        idist__verb_take(v);
         if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
                                 idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &s, text, sizeof text))
             return v;
@@ -946,12 +1046,13 @@ static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int pee
     return NULL;
 }
 
-static idist__verb *idist__match_posted(idist__link *l, const idist__frame *f) {
-    idist__verb **at;
-    for (at = &l->posted; *at; at = &(*at)->next) {
-        idist__verb *v = *at;
+static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer, const idist__frame *f) {
+    idist__hook *hook;
+    for (hook = ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first; hook; hook = hook->next) {
+        idist__verb *v = idist__hook_verb(hook);
+        if (v->list != &l->posted) continue;
         if (v->frame.ctx != f->ctx || v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
-        *at = v->next;
+        idist__verb_take(v);
         return v;
     }
     return NULL;
@@ -964,12 +1065,11 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
     if (!g || g->status != IDIST_OK) return NULL;
     if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
     if (!idist__ring_agree(ring, g, peer, f)) return NULL;
-    v = idist__match_posted(l, f);
+    v = idist__match_posted(ring, l, peer, f);
     if (v && v->nbytes != f->nbytes) {
         char cause[400];
         idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause, sizeof cause);
-        v->next = l->posted;
-        l->posted = v;
+        idist__verb_put(ring, &l->posted, v, idist__frame_key(peer, f));
         idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
         return NULL;
     }
@@ -1007,8 +1107,7 @@ static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int pee
     v->moved = 0;
     v->frame = *f;
     v->started = true;
-    v->next = l->receiving;
-    l->receiving = v;
+    idist__verb_put(ring, &l->receiving, v, idist__mix(v->id, 0));
     cts.type = IDIST__CTS;
     cts.ctx = f->ctx;
     cts.id = f->id;
@@ -1067,7 +1166,10 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->frame.tag = tag;
     v->frame.print = *print;
     v->frame.nbytes = nbytes;
-    if (print->kind == IDIST__SEND) l->p2p_sent++;
+    if (print->kind == IDIST__SEND) {
+        l->p2p_sent++;
+        idist__op_of(t)->verb = v;
+    }
     if (nbytes <= idist__eager_nbytes(ring, l) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
@@ -1104,7 +1206,8 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     int peer = idist__world_rank(t->group, from);
     idist__link *l = &ring->links[peer];
     idist__verb *v = idist__verb_new(ring);
-    idist__message *m;
+    idist__hook *hook;
+    uint64_t key;
     o->nrecvs++;
     if (slot >= 0) o->rx |= 1u << slot;
     if (!v) {
@@ -1118,10 +1221,11 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->frame.ctx = t->group->ctx;
     v->frame.tag = step;
     v->frame.print = idist__task_print(t, o->algorithm);
-    v->next = l->posted;
-    l->posted = v;
-    for (m = l->early; m; m = m->next) {
-        if (m->claim || m->frame.ctx != v->frame.ctx || m->frame.print.kind == IDIST__SEND) continue;
+    key = idist__ring_key(v->frame.ctx, peer, false, t->seq);
+    idist__verb_put(ring, &l->posted, v, key);
+    for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
+        idist__message *m = idist__hook_message(hook);
+        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx || m->frame.print.kind == IDIST__SEND) continue;
         if (m->frame.print.seq != t->seq || m->frame.tag != step || m->frame.type > IDIST__RTS) continue;
         v = idist__match_frame(ring, l, peer, &m->frame);
         if (v) idist__message_give(ring, l, peer, m, v);
@@ -1245,11 +1349,31 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     return true;
 }
 
+static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
+    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) return false;
+    return m->frame.ctx == t->group->ctx && idist__recv_wants(t, from, (int)m->frame.tag);
+}
+
+// The first message of this rank that a receive wants: messages of one rank keep their order.
+static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
+    idist__message *m = ring->links[from].early;
+    idist__hook *hook;
+    uint64_t key = idist__ring_key(t->group->ctx, from, true, (uint32_t)t->call.tag);
+
+    if (!m || t->call.tag == IDIST_ANY_TAG) {
+        while (m && !idist__recv_takes(t, m, from)) m = m->next;
+        return m;
+    }
+    hook = ring->messages[key % IDIST__BUCKETS].first;
+    while (hook && !idist__recv_takes(t, idist__hook_message(hook), from)) hook = hook->next;
+    return hook ? idist__hook_message(hook) : NULL;
+}
+
 // The earliest message, over all links it may come from, that this receive wants.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__verb *v = idist__verb_new(ring), **end;
+    idist__verb *v = idist__verb_new(ring);
     idist__message *m, *best = NULL;
     int i, peer = -1;
     if (!v) {
@@ -1259,19 +1383,18 @@ static void idist__recv_start(idist__task *t) {
     v->task = t;
     v->data = (char *)t->call.recv;
     v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
-    for (end = &rg->recvs; *end; end = &(*end)->next) continue;
-    *end = v;
+    idist__op_of(t)->verb = v;
+    if (t->call.root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) idist__verb_list(&rg->wild, v);
+    else
+        idist__verb_put(ring, &rg->recvs, v,
+                        idist__ring_key(t->group->ctx, t->group->ranks[t->call.root], true, (uint32_t)t->call.tag));
     for (i = 0; i < t->group->size; i++) {
         int from = t->group->ranks[i];
         if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
-        for (m = ring->links[from].early; m; m = m->next) {
-            if (m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) continue;
-            if (m->frame.ctx != t->group->ctx || !idist__recv_wants(v->task, from, (int)m->frame.tag)) continue;
-            if (!best || m->stamp < best->stamp) {
-                best = m;
-                peer = from;
-            }
-            break; // messages of one rank keep their order
+        m = idist__recv_first(ring, t, from);
+        if (m && (!best || m->stamp < best->stamp)) {
+            best = m;
+            peer = from;
         }
     }
     if (!best) return;
@@ -3467,10 +3590,18 @@ static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
     }
 }
 
-static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
-    for (; list; list = list->next)
-        if (list->task == t) return true;
+static bool idist__verb_in(const idist__verbs *list, const idist__task *t) {
+    const idist__verb *v;
+    for (v = list->first; v; v = v->next)
+        if (v->task == t) return true;
     return false;
+}
+
+// Whether a receive has found no message yet.
+static bool idist__recv_unmatched(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    const idist__verb *v = idist__op_of(t)->verb;
+    return v && (v->list == &rg->recvs || v->list == &rg->wild);
 }
 
 // ---- two ranks that wait for each other, in different calls ----
@@ -3485,15 +3616,14 @@ static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
 
 // Whether t lacks something that the rank of this link has to begin.
 static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
-    if (t->call.kind == IDIST__RECV)
-        return t->call.root == group_rank && idist__verb_in(idist__ring_group_of(t->group)->recvs, t);
+    if (t->call.kind == IDIST__RECV) return t->call.root == group_rank && idist__recv_unmatched(t);
     if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm == IDIST__BY_HOST) { // then its part does
         const idist__task *part = idist__op_of(t)->step;
         int rank = part && !part->done ? idist__ring_group_of(part->group)->rank_of[t->group->ranks[group_rank]] : -1;
         return rank >= 0 && idist__ring_needs(l, part, rank);
     }
     if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm >= IDIST__FLAT) return idist__share_needs(t, group_rank);
-    return idist__verb_in(l->posted, t) || idist__verb_in(l->waiting, t);
+    return idist__verb_in(&l->posted, t) || idist__verb_in(&l->waiting, t);
 }
 
 // Whether what the other rank waits for may still come from us.
@@ -3576,16 +3706,14 @@ static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // Takes out the send that the frame answers; NULL: it was cancelled meanwhile.
-static idist__verb *idist__link_answered(idist__link *l) {
-    idist__verb **at, *v;
-    for (at = &l->waiting; *at && (*at)->id != l->in.id; at = &(*at)->next) continue;
-    v = *at;
-    if (v) *at = v->next;
+static idist__verb *idist__link_answered(idist__ring *ring, const idist__link *l) {
+    idist__verb *v = idist__verb_named(ring, &l->waiting, l->in.id);
+    if (v) idist__verb_take(v);
     return v;
 }
 
 static void idist__link_cts(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__link_answered(l);
+    idist__verb *v = idist__link_answered(ring, l);
     if (!v) return;
     v->frame.type = IDIST__DATA;
     v->frame.id = l->in.aux;
@@ -3595,14 +3723,13 @@ static void idist__link_cts(idist__ring *ring, idist__link *l) {
     idist__link_flush(ring, l);
 }
 
-static void idist__link_pulled(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__link_answered(l);
+static void idist__link_pulled(idist__ring *ring, const idist__link *l) {
+    idist__verb *v = idist__link_answered(ring, l);
     if (v) idist__verb_done(ring, v);
 }
 
-static bool idist__link_data(idist__link *l) {
-    idist__verb *v;
-    for (v = l->receiving; v && v->id != l->in.id; v = v->next) continue;
+static bool idist__link_data(idist__ring *ring, idist__link *l) {
+    idist__verb *v = idist__verb_named(ring, &l->receiving, l->in.id);
     if (v && l->in.nbytes > v->nbytes - v->moved) return false;
     l->in_verb = v; // NULL: the receive was cancelled meanwhile
     l->target = v ? v->data + v->moved : NULL;
@@ -3653,7 +3780,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
         break;
     case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
     case IDIST__CTS: idist__link_cts(ring, l); break;
-    case IDIST__DATA: ok = idist__link_data(l); break;
+    case IDIST__DATA: ok = idist__link_data(ring, l); break;
     case IDIST__PULLED: idist__link_pulled(ring, l); break;
     case IDIST__CREDIT:
         l->window += (size_t)l->in.nbytes;
@@ -3674,7 +3801,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
 
 // A frame and its payload are complete.
 static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
-    idist__verb *v = l->in_verb, **at;
+    idist__verb *v = l->in_verb;
     idist__message *m = l->in_message;
     l->in_verb = NULL;
     l->in_message = NULL;
@@ -3689,8 +3816,7 @@ static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
     } else if (l->in.type == IDIST__DATA && v) {
         v->moved += (size_t)l->in.nbytes;
         if (v->moved < v->nbytes) return;
-        for (at = &l->receiving; *at != v; at = &(*at)->next) continue;
-        *at = v->next;
+        idist__verb_take(v);
         idist__verb_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
         idist__ring_aborted(ring, l);
@@ -3914,16 +4040,19 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
     const idist__print *ours = &rg->history[t->seq % IDIST__HISTORY];
     int i;
     for (i = 0; i < g->size; i++) {
-        idist__message *m;
+        uint64_t key = idist__ring_key(g->ctx, g->ranks[i], false, t->seq);
+        idist__hook *hook = ring->messages[key % IDIST__BUCKETS].first;
         const char *field = NULL;
         if (i == g->rank) continue;
         if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq)
             field = idist__print_difference(&rg->seen[i].print, ours);
         if (field) idist__ring_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
-        for (m = ring->links[g->ranks[i]].early; m && !ring->failed; m = m->next)
-            if (m->frame.ctx == g->ctx && m->frame.print.seq == t->seq && m->frame.print.kind != IDIST__SEND &&
-                m->frame.type <= IDIST__RTS)
+        for (; hook && !ring->failed; hook = hook->next) {
+            const idist__message *m = idist__hook_message(hook);
+            if (m->peer == g->ranks[i] && m->frame.ctx == g->ctx && m->frame.print.seq == t->seq &&
+                m->frame.print.kind != IDIST__SEND && m->frame.type <= IDIST__RTS)
                 idist__ring_agree(ring, g, g->ranks[i], &m->frame);
+        }
     }
 }
 
@@ -3972,15 +4101,13 @@ static void idist__ring_start(idist__task *t) {
 }
 
 // Takes the verbs of a task out of a list. Returns whether there were any.
-static bool idist__verbs_purge(idist__ring *ring, idist__verb **at, const idist__task *t) {
+static bool idist__verbs_purge(idist__ring *ring, const idist__verbs *list, const idist__task *t) {
+    idist__verb *v, *next;
     bool any = false;
-    while (*at) {
-        idist__verb *v = *at;
-        if (v->task != t) {
-            at = &v->next;
-            continue;
-        }
-        *at = v->next;
+    for (v = list->first; v; v = next) {
+        next = v->next;
+        if (v->task != t) continue;
+        idist__verb_take(v);
         idist__verb_free(ring, v);
         any = true;
     }
@@ -4034,12 +4161,9 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
     return heard;
 }
 
-static bool idist__ring_cancel(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
-    idist__frame f;
-    idist__op *o;
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    bool unmatched = idist__verbs_purge(ring, &rg->recvs, t), heard = false;
+// Forgets what a task has among the links. Returns whether the other side has heard of any of it.
+static bool idist__links_purge(idist__ring *ring, const idist__task *t) {
+    bool heard = false;
     int i;
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -4064,12 +4188,33 @@ static bool idist__ring_cancel(idist__task *t) {
             }
         }
         heard = idist__link_purge_out(ring, l, t) || heard;
-        if (ring->shm && idist__verb_in(l->waiting, t))
+        if (ring->shm && idist__verb_in(&l->waiting, t))
             __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
         heard = idist__verbs_purge(ring, &l->waiting, t) || heard;
         heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
         idist__verbs_purge(ring, &l->posted, t);
     }
+    return heard;
+}
+
+// The same for a send or receive that waits for the other side: it has one verb, and thousands may
+// be cancelled at once. False when it is not like that.
+static bool idist__verb_purge(idist__ring *ring, const idist__task *t) {
+    idist__verb *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
+    if (!v || !v->list || (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t))) return false;
+    if (t->call.kind == IDIST__SEND && ring->shm)
+        __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
+    idist__verb_take(v);
+    idist__verb_free(ring, v);
+    return true;
+}
+
+static bool idist__ring_cancel(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__frame f;
+    idist__op *o;
+    bool waited = idist__verb_purge(ring, t), unmatched = waited && t->call.kind == IDIST__RECV;
+    bool heard = waited || idist__links_purge(ring, t);                     // a send waits when its RTS is out
     if (t->call.kind == IDIST__RECV && t->announced && t->call.root >= 0) { // it does not wait any more
         memset(&f, 0, sizeof f);
         f.type = IDIST__WAITS;
@@ -4122,9 +4267,10 @@ static void idist__ring_announce(idist__task *t) {
         idist__link *l = &ring->links[t->group->ranks[i]];
         idist__verb *v;
         if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? IDIST__NEEDS_YOU : 0) | (blocked ? IDIST__ONLY_CALL : 0));
+        // Only a deadlock asks for these, and there is none while this rank can do something else.
+        f.flags = (uint8_t)(blocked ? (idist__ring_needs(l, t, i) ? IDIST__NEEDS_YOU : 0) | IDIST__ONLY_CALL : 0);
         f.aux = l->p2p_got;
-        for (v = l->waiting; v && p2p; v = v->next)
+        for (v = l->waiting.first; v && p2p && blocked; v = v->next)
             if (v->task == t) f.id = v->id;
         idist__link_control(ring, l, &f, NULL);
         idist__ring_find_deadlock(ring, t->group->ranks[i]);
@@ -4136,7 +4282,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     idist_group *g = t->group;
     idist__ring_group *rg = idist__ring_group_of(g);
     int i, n = 0;
-    if (t->call.kind == IDIST__RECV && !idist__verb_in(rg->recvs, t)) return 0; // its message is on its way
+    if (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t)) return 0; // its message is on its way
     if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
     if (!t->announced && idist__op_of(t)->algorithm == IDIST__BY_HOST && idist__op_of(t)->step) { // nobody was asked yet
         if (!idist__ring_missing(idist__op_of(t)->step, text, cap)) idist__append(text, cap, "ranks of another host");
@@ -4376,6 +4522,10 @@ static idist_status idist__join_missing(idist__join *j, const char *what, int ra
                            j->w->cfg.init_timeout_ms);
     idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". The ranks meet at a local socket, which those of another user, network namespace (container) or "
+                      "host cannot reach");
     return idist__join_hint(j);
 }
 
@@ -4613,6 +4763,11 @@ static idist_status idist__join_connect(idist__join *j, int rank) {
         j->again_ns[rank] = idist__os_deadline(20);
         return idist__join_failed(j);
     }
+    if (fd < 0 && idist__sock_cut_off(errno))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network interface is down, or no "
+                           "route leads there",
+                           rank, j->w->nodes[rank].hostname, where, strerror(errno));
     if (fd < 0) {
         snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(errno));
         return idist__join_lost(j, rank, how);
