@@ -392,21 +392,28 @@ static void idist__ipc_unload(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
+// The text is compiled when a kernel is needed for the first time, unless its attributes are asked for: then now, where a
+// text that the driver cannot read is no error of a call yet, and a launch waits for nothing.
 static cudaError_t idist__ipc_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16", "idist_reduce_f32",  "idist_reduce_f64",
                                         "idist_pack_halves", "idist_pack_bytes",  "idist_unpack_bytes"};
+    struct cudaFuncAttributes attributes;
     size_t i, nbytes = 1, at = 0;
     cudaError_t error;
     char *text;
-    if (gpu->library) return cudaSuccess;
+
     for (i = 0; i < IDIST__COUNT_OF(idist__ptx); i++) nbytes += strlen(idist__ptx[i]);
     if ((text = (char *)malloc(nbytes)) == NULL) return cudaErrorMemoryAllocation;
     for (i = 0; i < IDIST__COUNT_OF(idist__ptx); at += strlen(idist__ptx[i++]))
         memcpy(text + at, idist__ptx[i], strlen(idist__ptx[i]) + 1);
     error = cudaLibraryLoadData(&gpu->library, text, NULL, NULL, 0, NULL, NULL, 0);
     free(text);
-    for (i = 0; i < IDIST__COUNT_OF(names) && error == cudaSuccess; i++)
+
+    for (i = 0; i < IDIST__COUNT_OF(names) && error == cudaSuccess; i++) {
         error = cudaLibraryGetKernel(&gpu->kernels[i], gpu->library, names[i]);
+        if (error != cudaSuccess) break;
+        error = cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i]);
+    }
     if (error != cudaSuccess) idist__ipc_unload(gpu); // all of it, or nothing
     return error;
 }
@@ -482,12 +489,35 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 }
 #endif
 
+static bool idist__ipc_has_loaded(void *arg) { return !((const idist__gpu *)arg)->loading; }
+
+// The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the device, and a kernel of
+// NCCL's may wait there for a rank that is lost: somebody has to have the lock then, to abort it.
+static cudaError_t idist__ipc_ready(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    cudaError_t error;
+
+    idist__world_wait(w, idist__ipc_has_loaded, gpu);
+    if (gpu->library) return cudaSuccess;
+
+    gpu->loading = true;
+    pthread_mutex_unlock(&w->lock);
+    error = idist__ipc_load(gpu);
+    idist__world_lock(w);
+    gpu->loading = false;
+
+    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+    if (w->driver != IDIST__DRIVER_NONE) gpu->under->wake(w);
+    return error;
+}
+
 typedef struct idist__ipc_card {
     cudaIpcMemHandle_t handle;
     char *at; // for ranks of the same process, which cannot open it
     uint64_t process;
     int32_t device;
     uint32_t serial;
+    int32_t failed; // it has nothing to be mapped, and says why later
 } idist__ipc_card;
 
 // Equal for ranks of one process only: processes in containers may have one number.
@@ -496,21 +526,28 @@ static uint64_t idist__ipc_process(void) {
     return idist__mix((uint64_t)getpid(), stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
 }
 
-// An arena of our own: one that no group has any more, or a new one.
+// An arena of our own: one that no group has any more, or a new one. The lock is given up where the device may be waited for,
+// as in all that follows here.
 static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__ipc_arena *a = gpu->arenas;
     cudaError_t error = cudaSuccess;
+
     if (a) {
         gpu->arenas = a->next;
-    } else if ((a = (idist__ipc_arena *)idist__mem_alloc(&g->w->cfg.mem, sizeof *a)) == NULL) {
-        return cudaErrorMemoryAllocation;
-    } else if ((error = cudaMalloc((void **)&a->at, 2 * IDIST__IPC_CHUNK)) != cudaSuccess) {
+    } else {
+        a = (idist__ipc_arena *)idist__mem_alloc(&g->w->cfg.mem, sizeof *a);
+        if (!a) return cudaErrorMemoryAllocation;
+        pthread_mutex_unlock(&g->w->lock);
+        error = cudaMalloc((void **)&a->at, 2 * IDIST__IPC_CHUNK);
+        idist__world_lock(g->w);
+        if (error == cudaSuccess) a->serial = ++gpu->narenas;
+    }
+    if (error != cudaSuccess) {
         idist__mem_free(&g->w->cfg.mem, a);
         return error;
-    } else {
-        a->serial = ++gpu->narenas;
     }
+
     idist__gpu_group_of(g)->own = a;
     card->at = a->at;
     card->device = gpu->device;
@@ -528,8 +565,12 @@ static cudaError_t idist__ipc_import(idist__world *w, int rank, const idist__ipc
         *at = a->at;
         return cudaSuccess;
     }
-    if ((a = (idist__ipc_arena *)idist__mem_alloc(&w->cfg.mem, sizeof *a)) == NULL) return cudaErrorMemoryAllocation;
+
+    a = (idist__ipc_arena *)idist__mem_alloc(&w->cfg.mem, sizeof *a);
+    if (!a) return cudaErrorMemoryAllocation;
+    pthread_mutex_unlock(&w->lock);
     error = cudaIpcOpenMemHandle((void **)&a->at, card->handle, cudaIpcMemLazyEnablePeerAccess);
+    idist__world_lock(w);
     if (error != cudaSuccess) {
         idist__mem_free(&w->cfg.mem, a);
         return error;
@@ -546,11 +587,17 @@ static cudaError_t idist__ipc_open(idist_group *g, const idist__ipc_card *cards)
     idist__gpu_group *gg = idist__gpu_group_of(g);
     cudaError_t error = cudaSuccess;
     int i;
+
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
         gg->arena[i] = cards[i].at;
-        if (cards[i].process != cards[g->rank].process)
+        if (cards[i].failed) return cudaSuccess;
+        if (cards[i].process != cards[g->rank].process) {
             error = idist__ipc_import(g->w, g->ranks[i], &cards[i], &gg->arena[i]);
-        else if (cards[i].device != cards[g->rank].device) error = cudaDeviceEnablePeerAccess(cards[i].device, 0);
+        } else if (cards[i].device != cards[g->rank].device) {
+            pthread_mutex_unlock(&g->w->lock);
+            error = cudaDeviceEnablePeerAccess(cards[i].device, 0);
+            idist__world_lock(g->w);
+        }
         if (error == cudaErrorPeerAccessAlreadyEnabled) error = cudaSuccess;
     }
     return error;
@@ -565,22 +612,31 @@ static void idist__ipc_free(idist_group *g) {
     gg->own = NULL;
 }
 
-// This rank reads nothing more.
-static void idist__ipc_close(idist__gpu *gpu) {
-    idist__gpu_guard guard = idist__gpu_enter(gpu);
+static void idist__ipc_close_all(const idist__gpu *gpu) {
     idist__ipc_arena *a;
     for (a = gpu->imports; a; a = a->next) {
         if (a->at) cudaIpcCloseMemHandle(a->at);
         a->at = NULL;
     }
     cudaGetLastError();
+}
+
+// This rank reads nothing more.
+static void idist__ipc_close(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_guard guard;
+    if (!gpu->imports) return;
+    guard = idist__gpu_enter(gpu);
+    pthread_mutex_unlock(&w->lock);
+    idist__ipc_close_all(gpu);
+    idist__world_lock(w);
     idist__gpu_leave(gpu, guard);
 }
 
 static void idist__ipc_end(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_arena *a;
-    idist__ipc_close(gpu);
+    idist__ipc_close_all(gpu);
     while ((a = gpu->imports) != NULL) {
         gpu->imports = a->next;
         idist__mem_free(&w->cfg.mem, a);
@@ -599,13 +655,14 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     const idist_allocator *mem = &g->w->cfg.mem;
     idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(mem, sizeof mine * (size_t)g->size);
-    cudaError_t error = idist__ipc_load(idist__gpu_of(g->w));
+    cudaError_t error = idist__ipc_ready(g->w);
     char why[256] = "";
     bool all = false;
     idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     memset(&mine, 0, sizeof mine);
     mine.process = idist__ipc_process();
     if (error == cudaSuccess) error = idist__ipc_own(g, &mine);
+    mine.failed = error != cudaSuccess;
     if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
     if (s == IDIST_OK && error == cudaSuccess) error = idist__ipc_open(g, cards);
     if (error != cudaSuccess) snprintf(why, sizeof why, "%s", cudaGetErrorString(error));
@@ -763,7 +820,8 @@ typedef struct idist__own {
     cudaError_t error; // of what is done
 } idist__own;
 
-// On the device of the group's world from here on, and nobody else in it, until idist__own_end. kernels: they are there.
+// On the device of the group's world from here on, until idist__own_end. kernels: they are there. The lock is not held
+// meanwhile: to allocate, and to enqueue where much is enqueued already, may wait for the device.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o, bool kernels) {
     idist_status s;
     memset(own, 0, sizeof *own);
@@ -776,13 +834,13 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
         return s;
     }
     own->guard = idist__gpu_enter(own->gpu);
-    if (kernels) own->error = idist__ipc_load(own->gpu);
+    if (kernels) own->error = idist__ipc_ready(own->g->w);
+    pthread_mutex_unlock(&own->g->w->lock);
     return IDIST_OK;
 }
 
 static idist_status idist__own_end(const idist__own *own, const char *name) {
     idist__gpu_leave(own->gpu, own->guard);
-    pthread_mutex_unlock(&own->g->w->lock);
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_fail(name, own->error);
 }
 

@@ -292,8 +292,10 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
 #define IDIST__GPU_LET_MS 200                      // how long an abort waits for a thread that is inside NCCL
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
+#ifndef IDIST__IPC_CHUNK                           // tests make do with less
 #define IDIST__IPC_CHUNK ((size_t)32 << 20)        // bytes of a contribution that others read at a time
-#define IDIST__IPC_SMALL 65536                     // up to here each rank adds up everything itself
+#endif
+#define IDIST__IPC_SMALL 65536 // up to here each rank adds up everything itself
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
 
@@ -345,6 +347,7 @@ typedef struct idist__gpu {         // of a world
     int *word;                          // barriers on streams work on it
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
+    bool loading; // a thread loads what follows, without the lock
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
     idist__task *held;       // by idist_group_begin, in their order
@@ -1384,6 +1387,7 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
     idist_status s = idist__gpu_where(g, c, o, on_device);
+    if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the barrier, after which the others free theirs
     if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
     if (o->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
@@ -1546,7 +1550,6 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu_guard guard;
     idist__gpu_op *op;
     if (!on_device && (!gg || !gg->queue)) {
-        if (t->call.label == IDIST__FINALIZE) idist__ipc_close(gpu);
         gpu->under->start(t);
         return;
     }
