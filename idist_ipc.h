@@ -650,32 +650,158 @@ static void idist__ipc_end(idist__world *w) {
     cudaGetLastError();
 }
 
-// Makes the arenas and opens those of the others. If a rank cannot, the group is staged.
+// What each rank leaves in its arena, for the others to see whether they read it: whole numbers, never 0, and so small that
+// the sum of all is exact. A driver that grants peer access does not know whether the machine delivers: an IOMMU, or the
+// access control (ACS) of a PCIe switch, makes zeros or garbage of what one GPU reads from another, without an error.
+#define IDIST__IPC_PROBE 4096
+#define IDIST__IPC_PROBE_MS 10000 // that reading it may take
+
+static float idist__ipc_probe_at(int rank, size_t i) {
+    uint64_t mixed = idist__mix((uint64_t)rank + 1, i);
+    return (float)((mixed & 0xfffff) | 1);
+}
+
+typedef struct idist__ipc_probe {
+    cudaStream_t stream; // of its own: one on which a copy never ends is left alone
+    float *seen;         // pinned
+    int64_t deadline_ns;
+    char text[200];
+} idist__ipc_probe;
+
+// True: the stream is through. It may never be.
+static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
+    while (*error == cudaSuccess) {
+        *error = cudaStreamQuery(probe->stream);
+        if (*error == cudaSuccess) return true;
+        if (*error != cudaErrorNotReady || idist__os_now_ns() > probe->deadline_ns) return false;
+        *error = cudaSuccess;
+        idist__os_relax();
+    }
+    return false;
+}
+
+static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe *probe) {
+    size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
+    int most_ms = g->w->cfg.init_timeout_ms / 2;
+    cudaError_t error = cudaStreamCreateWithFlags(&probe->stream, cudaStreamNonBlocking);
+
+    if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
+    probe->deadline_ns = idist__os_deadline(most_ms);
+    if (error == cudaSuccess) error = cudaMallocHost((void **)&probe->seen, nbytes);
+    if (error != cudaSuccess) return error;
+
+    for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_at(g->rank, i);
+    error = cudaMemcpyAsync(idist__gpu_group_of(g)->own->at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
+    idist__ipc_probe_wait(probe, &error);
+    return error;
+}
+
+// Brings to the host what the device has at `from` and checks it: what a rank left, or the sum of all (rank -1).
+static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, const char *from, int rank,
+                                cudaError_t *error) {
+    size_t i;
+    int k, first = rank < 0 ? 0 : rank, last = rank < 0 ? g->size - 1 : rank;
+    float want;
+
+    if (*error == cudaSuccess)
+        *error = cudaMemcpyAsync(probe->seen, from, IDIST__IPC_PROBE * sizeof want, cudaMemcpyDefault, probe->stream);
+    if (!idist__ipc_probe_wait(probe, error)) return false;
+
+    for (i = 0; i < IDIST__IPC_PROBE; i++) {
+        for (want = 0, k = first; k <= last; k++) want += idist__ipc_probe_at(k, i);
+        if (probe->seen[i] != want) return false;
+    }
+    return true;
+}
+
+// Whether this rank reads what is in the arenas of all: by copies from device to device, and by a kernel. (A copy to the host
+// would say nothing: the device that has the memory makes it.)
+static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    const idist__gpu_group *gg = idist__gpu_group_of(g);
+    const char *mine = gpu->cards[g->ranks[g->rank]].bus, *other = mine;
+    size_t nbytes = IDIST__IPC_PROBE * sizeof(float);
+    char *copied = gg->own->at + nbytes, *sum = copied + nbytes;
+    cudaError_t error = cudaSuccess;
+    idist__ptx_args args;
+    bool right = true;
+    int i;
+
+    memset(&args, 0, sizeof args);
+    for (i = 0; i < g->size && right; i++) {
+        args.in[i] = gg->arena[i];
+        other = gpu->cards[g->ranks[i]].bus;
+        error = cudaMemcpyAsync(copied, gg->arena[i], nbytes, cudaMemcpyDefault, probe->stream);
+        right = idist__ipc_probe_is(g, probe, copied, i, &error);
+    }
+    if (right) {
+        args.out = sum;
+        args.count = IDIST__IPC_PROBE;
+        args.n = g->size;
+        args.op = IDIST_SUM;
+        error = idist__ipc_launch(gpu, IDIST_F32 - IDIST_F16, &args, IDIST__IPC_PROBE, probe->stream);
+        right = idist__ipc_probe_is(g, probe, sum, -1, &error);
+        for (i = 0; i < g->size && !right && !strcmp(mine, other); i++) other = gpu->cards[g->ranks[i]].bus;
+    }
+    if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
+
+    snprintf(probe->text, sizeof probe->text, "GPU %.16s %s what is on GPU %.16s%s", mine,
+             error == cudaSuccess ? "does not read" : "waits in vain for", other,
+             strcmp(mine, other) ? ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS" : "");
+    return cudaErrorUnknown;
+}
+
+static void idist__ipc_probe_free(idist__ipc_probe *probe) {
+    if (probe->stream && cudaStreamQuery(probe->stream) != cudaErrorNotReady) {
+        cudaStreamDestroy(probe->stream);
+        cudaFreeHost(probe->seen);
+    }
+    cudaGetLastError();
+}
+
+// What becomes of a group in which a rank cannot.
+static idist_status idist__ipc_without(idist_group *g, const char *why) {
+    if (idist__gpu_of(g->w)->cards[0].wanted == IDIST__BY_IPC)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without",
+                           why);
+    idist__log_print(&g->w->log, IDIST_LOG_WARN, "CUDA IPC cannot be used (%s): device memory is staged", why);
+    idist__ipc_free(g);
+    idist__gpu_group_of(g)->path = IDIST__BY_STAGING;
+    return IDIST_OK;
+}
+
+// Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is staged.
 static idist_status idist__ipc_prepare(idist_group *g) {
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    const idist_allocator *mem = &g->w->cfg.mem;
-    idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(mem, sizeof mine * (size_t)g->size);
-    cudaError_t error = idist__ipc_ready(g->w);
+    idist__world *w = g->w;
+    idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    cudaError_t error = idist__ipc_ready(w);
+    idist__ipc_probe probe;
     char why[256] = "";
-    bool all = false;
+    bool all = false, whole = true;
+    int i;
     idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     memset(&mine, 0, sizeof mine);
+    memset(&probe, 0, sizeof probe);
+
     mine.process = idist__ipc_process();
     if (error == cudaSuccess) error = idist__ipc_own(g, &mine);
+    pthread_mutex_unlock(&w->lock);
+    if (error == cudaSuccess && g->size > 1) error = idist__ipc_probe_write(g, &probe);
+    idist__world_lock(w);
     mine.failed = error != cudaSuccess;
+
     if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
     if (s == IDIST_OK && error == cudaSuccess) error = idist__ipc_open(g, cards);
-    if (error != cudaSuccess) snprintf(why, sizeof why, "%s", cudaGetErrorString(error));
-    cudaGetLastError();
+    for (i = 0; i < g->size && s == IDIST_OK; i++) whole = whole && !cards[i].failed;
+    pthread_mutex_unlock(&w->lock);
+    if (s == IDIST_OK && error == cudaSuccess && whole && g->size > 1) error = idist__ipc_probe_read(g, &probe);
+    if (error != cudaSuccess) snprintf(why, sizeof why, "%s", probe.text[0] ? probe.text : cudaGetErrorString(error));
+    idist__ipc_probe_free(&probe);
+    idist__world_lock(w);
+
     if (s == IDIST_OK) s = idist__gpu_all_could(g, error != cudaSuccess, why, sizeof why, &all);
-    if (s == IDIST_OK && !all && idist__gpu_of(g->w)->cards[0].wanted == IDIST__BY_IPC)
-        s = idist__fail(IDIST_ERR_UNSUPPORTED, "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without", why);
-    else if (s == IDIST_OK && !all) {
-        idist__log_print(&g->w->log, IDIST_LOG_WARN, "CUDA IPC cannot be used (%s): device memory is staged", why);
-        idist__ipc_free(g);
-        gg->path = IDIST__BY_STAGING;
-    }
-    idist__mem_free(mem, cards);
+    if (s == IDIST_OK && !all) s = idist__ipc_without(g, why);
+    idist__mem_free(&w->cfg.mem, cards);
     return s;
 }
 
