@@ -1277,11 +1277,12 @@ static bool is_elsewhere(const launch *l, const void *pointer) {
 
 static cudaError_t run_reduce(const launch *l) {
     idist_reduce_args a = l->args.reduce;
-    const void *out = a.out;
+    const void *out = a.out, *also = a.also;
     size_t size = kernels[l->which].size;
     void *ones = NULL; // what arrives from another device where that is corrupted
     if (a.count == 0) return cudaSuccess;
     cudaError_t error = a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
+    if (!error && also) error = reach_operand(&also, a.count, size, size);
     for (int k = 0; !error && k < a.n; k++) {
         bool corrupt = config.corrupt_peers && is_elsewhere(l, a.in[k]);
         error = reach_operand(&a.in[k], a.count, size, size);
@@ -1291,9 +1292,10 @@ static cudaError_t run_reduce(const launch *l) {
     }
     if (!error) {
         a.out = (void *)(uintptr_t)out;
+        a.also = (void *)(uintptr_t)also;
         for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].reduce(a, i, l->n_threads);
         atomic_fetch_add(&n_read, (uint64_t)a.count * size * (unsigned)a.n);
-        atomic_fetch_add(&n_written, a.count * size);
+        atomic_fetch_add(&n_written, (also ? 2 : 1) * a.count * size);
     }
     free(ones);
     return error;

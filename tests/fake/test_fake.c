@@ -503,7 +503,7 @@ static void captures_forbid(void) {
 
 typedef struct reduce_args { // as in tests/gpu/reduce.cu
     const void *in[16];
-    void *out;
+    void *out, *also;
     unsigned long long count;
     double factor;
     int n, op;
