@@ -5453,10 +5453,10 @@ static void *idist__world_thread(void *arg) {
             idist__os_cond_wait(&w->work, &w->lock, w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
             if (!w->watched || w->nasync || w->nblocked || w->driver != IDIST__DRIVER_NONE || w->thread_stops) continue;
             w->driver = IDIST__DRIVER_THREAD;
-            w->backend->sleep(w, idist__os_now_ns()); // not at all; but only there it looks at who is lost
+            w->backend->sleep(w, idist__os_now_ns()); // not at all; there it looks for who is lost
             w->driver = IDIST__DRIVER_NONE;
             w->backend->progress(w);
-            if (w->nblocked) pthread_cond_broadcast(&w->changed); // somebody came meanwhile, and follows
+            if (w->nblocked) pthread_cond_broadcast(&w->changed); // who came meanwhile follows
             idist__world_timers(w);
         }
     }

@@ -8,9 +8,13 @@ DO THIS
 
 WHAT IT COSTS
 
-    64 MiB of device memory for each rank of each group that makes such calls, kept for the next group. Each call copies its
-    data into that memory first. What it takes: all collectives but prefixes and v-forms, on F16, BF16, F32 and F64 where it
-    adds up (premultiplied sums on the last two); the rest is staged. The results have the bits that the ring gives.
+    64 MiB of device memory for each rank of each group that makes such calls, kept for the next
+    group. Each call copies its data into that memory first. The first call of a group compiles the
+    kernels, and reads the memory of every rank once: a driver too old for them, or a machine that
+    corrupts what one GPU reads from another (an IOMMU, PCIe ACS; boot with iommu=pt, or disable
+    ACS), makes the group staged, with a warning. What it takes: all collectives but prefixes and
+    v-forms, on F16, BF16, F32 and F64 where it adds up (premultiplied sums on the last two); the
+    rest is staged. The results have the bits that the ring gives.
 
 CONTENTS
 
@@ -64,8 +68,8 @@ idist_allocator idist_pinned_allocator(void) {
 #define IDIST__PTX_THREADS 512 // of a block, at most
 #define IDIST__PTX_NBYTES 16   // that a thread takes of each operand in one turn
 
-// The one parameter of a kernel. Everything is aligned to the size of an element; where all is aligned to 16 bytes it is
-// faster. out and also may be any of in[]; otherwise they do not overlap.
+// The one parameter of a kernel. Everything is aligned to the size of an element; where all is
+// aligned to 16 bytes it is faster. out and also may be any of in[]; otherwise they do not overlap.
 typedef struct idist__ptx_args {
     const void *in[IDIST__PTX_OPERANDS];
     void *out;
@@ -397,29 +401,33 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 // A large all_reduce takes in two steps, each rank at first the slice that it reduces for all:
 //
 //     give      all but the own slice -> own arena
-//     take      the own slice where it lies, those of the others in their arenas -> own arena and receive buffer
+//     take      the own slice where it lies, the rest in arenas -> own arena and receive buffer
 //     collect   the slices that the others have reduced -> receive buffer
 //
-// Of each byte of a message the device reads and writes 2 (n - 1) / n, 1 + 2 / n and 2 (n - 1) / n bytes then: 5 - 2 / n, of
-// which 2 are the least that there is. To reach it the ranks would have to map each other's buffers. But memory that somebody
-// maps must not be freed, and nobody tells us when the program frees its own.
+// Of each byte of a message the device reads and writes 2 (n - 1) / n, 1 + 2 / n and 2 (n - 1) / n
+// bytes then: 5 - 2 / n, of which 2 are the least that there is. To reach it the ranks would have
+// to map each other's buffers. But memory that somebody maps must not be freed, and nobody tells us
+// when the program frees its own.
 //
-// What the device does for a call is cut into phases. A rank that has finished one meets the others (on the host, where the
-// first one compares the call), so that what is given in one phase can be taken in a later one, in `depth` phases:
+// What the device does for a call is cut into phases. A rank that has finished one meets the others
+// (on the host, where the first one compares the call), so that what is given in one phase can be
+// taken in a later one, in `depth` phases:
 //
 //     phase      0      1      2      3      4      5      6         three chunks, depth 2
 //     give       0      1      2
 //     take                     0      1      2
 //     collect                                0      1      2
-//     met            0      1      2      3      4      5      6     the device has the next phase meanwhile
+//     met            0      1      2      3      4      5      6     the device has the next one
 //
-// Phase p begins when all have met for phase p - depth. Chunk c lies in slot c % 4 of the arena, so that who gives chunk c + 4
-// there, in phase c + 4, knows that all are through with phase c + 2 at least, in which they took chunk c. A rank's own slice
-// of the slot has what it reduced; that was collected in phase c + 4, before the rank reduces there again in phase c + 6. A
-// single chunk needs no pipeline: its depth is 1. After the last phase the ranks meet as well: nobody reads an arena whose
-// owner is through with the call.
+// Phase p begins when all have met for phase p - depth. Chunk c lies in slot c % 4 of the arena, so
+// that who gives chunk c + 4 there, in phase c + 4, knows that all are through with phase c + 2 at
+// least, in which they took chunk c. A rank's own slice of the slot has what it reduced; that was
+// collected in phase c + 4, before the rank reduces there again in phase c + 6. A single chunk
+// needs no pipeline: its depth is 1. After the last phase the ranks meet as well: nobody reads an
+// arena whose owner is through with the call.
 //
-// No kernel waits for another rank, so it makes no difference that processes which share a GPU run by turns.
+// No kernel waits for another rank, so it makes no difference that processes which share a GPU run
+// by turns.
 //------------------------------------------------------------------------------
 
 static bool idist__ipc_takes(const idist_group *g, const idist__call *c) {
@@ -437,8 +445,9 @@ static void idist__ipc_unload(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
-// The text is compiled when a kernel is needed for the first time, unless its attributes are asked for: then now, where a
-// text that the driver cannot read is no error of a call yet, and a launch waits for nothing.
+// The text is compiled when a kernel is needed for the first time, unless its attributes are asked
+// for: then now, where a text that the driver cannot read is no error of a call yet, and a launch
+// waits for nothing.
 static cudaError_t idist__ipc_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16", "idist_reduce_f32",  "idist_reduce_f64",
                                         "idist_pack_halves", "idist_pack_bytes",  "idist_unpack_bytes"};
@@ -479,7 +488,8 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at, idist__ptx_args *args) {
     const idist_group *g = t->group;
     const idist__call *c = &idist__gpu_op_of(t)->call;
-    size_t size = idist_dtype_size(c->dtype);
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    size_t size = idist_dtype_size(c->dtype), nbytes = args->count * size;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[0];
     cudaError_t error = cudaSuccess;
     void *out = args->out, *away = NULL;
@@ -491,11 +501,11 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     args->n = g->size;
     args->op = c->op <= IDIST_AVG ? (int)c->op : IDIST_SUM;
 
-    if ((uintptr_t)out % size) error = cudaMallocAsync(&away, args->count * size, stream); // the kernel wants it aligned
+    // The kernel wants it aligned.
+    if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
-    if (error == cudaSuccess)
-        error = idist__ipc_launch(idist__gpu_of(g->w), (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
-    if (error == cudaSuccess && away) error = cudaMemcpyAsync(out, away, args->count * size, cudaMemcpyDefault, stream);
+    if (error == cudaSuccess) error = idist__ipc_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
+    if (error == cudaSuccess && away) error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
     if (away) cudaFreeAsync(away, stream);
     return error;
 }
@@ -535,8 +545,9 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 
 static bool idist__ipc_has_loaded(void *arg) { return !((const idist__gpu *)arg)->loading; }
 
-// The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the device, and a kernel of
-// NCCL's may wait there for a rank that is lost: somebody has to have the lock then, to abort it.
+// The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
+// device, and a kernel of NCCL's may wait there for a rank that is lost: somebody has to have the
+// lock then, to abort it.
 static cudaError_t idist__ipc_ready(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     cudaError_t error;
@@ -570,8 +581,8 @@ static uint64_t idist__ipc_process(void) {
     return idist__mix((uint64_t)getpid(), stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
 }
 
-// An arena of our own: one that no group has any more, or a new one. The lock is given up where the device may be waited for,
-// as in all that follows here.
+// An arena of our own: one that no group has any more, or a new one. The lock is given up where the
+// device may be waited for, as in all that follows here.
 static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__ipc_arena *a = gpu->arenas;
@@ -694,9 +705,10 @@ static void idist__ipc_end(idist__world *w) {
     cudaGetLastError();
 }
 
-// What each rank leaves in its arena, for the others to see whether they read it: whole numbers, never 0, and so small that
-// the sum of all is exact. A driver that grants peer access does not know whether the machine delivers: an IOMMU, or the
-// access control (ACS) of a PCIe switch, makes zeros or garbage of what one GPU reads from another, without an error.
+// What each rank leaves in its arena, for the others to see whether they read it: whole numbers,
+// never 0, and so small that the sum of all is exact. A driver that grants peer access does not
+// know whether the machine delivers: an IOMMU, or the access control (ACS) of a PCIe switch, makes
+// zeros or garbage of what one GPU reads from another, without an error.
 #define IDIST__IPC_PROBE 4096
 #define IDIST__IPC_PROBE_MS 10000 // that reading it may take
 
@@ -727,6 +739,7 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
 static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe *probe) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
     int most_ms = g->w->cfg.init_timeout_ms / 2;
+    char *at = idist__gpu_group_of(g)->own->at;
     cudaError_t error = cudaStreamCreateWithFlags(&probe->stream, cudaStreamNonBlocking);
 
     if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
@@ -735,20 +748,20 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     if (error != cudaSuccess) return error;
 
     for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_at(g->rank, i);
-    error = cudaMemcpyAsync(idist__gpu_group_of(g)->own->at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
+    error = cudaMemcpyAsync(at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
     idist__ipc_probe_wait(probe, &error);
     return error;
 }
 
-// Brings to the host what the device has at `from` and checks it: what a rank left, or the sum of all (rank -1).
+// Brings to the host what the device has at `from` and checks it: what a rank left, or the sum of
+// all (rank -1).
 static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, const char *from, int rank,
                                 cudaError_t *error) {
-    size_t i;
+    size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
     int k, first = rank < 0 ? 0 : rank, last = rank < 0 ? g->size - 1 : rank;
     float want;
 
-    if (*error == cudaSuccess)
-        *error = cudaMemcpyAsync(probe->seen, from, IDIST__IPC_PROBE * sizeof want, cudaMemcpyDefault, probe->stream);
+    if (*error == cudaSuccess) *error = cudaMemcpyAsync(probe->seen, from, nbytes, cudaMemcpyDefault, probe->stream);
     if (!idist__ipc_probe_wait(probe, error)) return false;
 
     for (i = 0; i < IDIST__IPC_PROBE; i++) {
@@ -758,12 +771,12 @@ static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, c
     return true;
 }
 
-// Whether this rank reads what is in the arenas of all: by copies from device to device, and by a kernel. (A copy to the host
-// would say nothing: the device that has the memory makes it.)
+// Whether this rank reads what is in the arenas of all: by copies from device to device, and by a
+// kernel. (A copy to the host would say nothing: the device that has the memory makes it.)
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
-    const char *mine = gpu->cards[g->ranks[g->rank]].bus, *other = mine;
+    const char *mine = gpu->cards[g->ranks[g->rank]].bus, *other = mine, *cause = "";
     size_t nbytes = IDIST__IPC_PROBE * sizeof(float);
     char *copied = gg->own->at + nbytes, *sum = copied + nbytes;
     cudaError_t error = cudaSuccess;
@@ -783,15 +796,16 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
         args.count = IDIST__IPC_PROBE;
         args.n = g->size;
         args.op = IDIST_SUM;
-        error = idist__ipc_launch(gpu, IDIST_F32 - IDIST_F16, &args, IDIST__IPC_PROBE, probe->stream);
+        error = idist__ipc_launch(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
         right = idist__ipc_probe_is(g, probe, sum, -1, &error);
-        for (i = 0; i < g->size && !right && !strcmp(mine, other); i++) other = gpu->cards[g->ranks[i]].bus;
+        for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
+            other = gpu->cards[g->ranks[i]].bus; // of those that may be the cause
     }
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
 
+    if (strcmp(mine, other)) cause = ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS";
     snprintf(probe->text, sizeof probe->text, "GPU %.16s %s what is on GPU %.16s%s", mine,
-             error == cudaSuccess ? "does not read" : "waits in vain for", other,
-             strcmp(mine, other) ? ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS" : "");
+             error == cudaSuccess ? "does not read" : "waits in vain for", other, cause);
     return cudaErrorUnknown;
 }
 
@@ -814,10 +828,12 @@ static idist_status idist__ipc_without(idist_group *g, const char *why) {
     return IDIST_OK;
 }
 
-// Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is staged.
+// Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is
+// staged.
 static idist_status idist__ipc_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    size_t nbytes = sizeof(idist__ipc_card) * (size_t)g->size;
+    idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, nbytes);
     cudaError_t error = idist__ipc_ready(w);
     idist__ipc_probe probe;
     char why[256] = "";
@@ -838,8 +854,10 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     if (s == IDIST_OK && error == cudaSuccess) error = idist__ipc_open(g, cards);
     for (i = 0; i < g->size && s == IDIST_OK; i++) whole = whole && !cards[i].failed;
     pthread_mutex_unlock(&w->lock);
-    if (s == IDIST_OK && error == cudaSuccess && whole && g->size > 1) error = idist__ipc_probe_read(g, &probe);
-    if (error != cudaSuccess) snprintf(why, sizeof why, "%s", probe.text[0] ? probe.text : cudaGetErrorString(error));
+    whole = whole && s == IDIST_OK && error == cudaSuccess && g->size > 1;
+    if (whole) error = idist__ipc_probe_read(g, &probe);
+    if (error != cudaSuccess) idist__copy_text(why, sizeof why, cudaGetErrorString(error));
+    if (probe.text[0]) idist__copy_text(why, sizeof why, probe.text);
     idist__ipc_probe_free(&probe);
     idist__world_lock(w);
 
@@ -851,11 +869,13 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 
 static bool idist__ipc_is_large(const idist__task *t) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    return op->call.kind == IDIST__ALL_REDUCE && t->group->size > 1 && op->call.count * op->size > IDIST__IPC_SMALL;
+    if (op->call.kind != IDIST__ALL_REDUCE || t->group->size == 1) return false;
+    return op->call.count * op->size > IDIST__IPC_SMALL;
 }
 
-// Where the slice of a chunk of k elements begins that a rank reduces: whole lines, and at the same place in all chunks of a
-// call, as that of one is given while that of the chunk before it in the slot is collected.
+// Where the slice of a chunk of k elements begins that a rank reduces: whole lines, and at the same
+// place in all chunks of a call, as that of one is given while that of the chunk before it in the
+// slot is collected.
 static size_t idist__ipc_slice(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -876,10 +896,11 @@ static cudaError_t idist__ipc_premultiply(const idist__task *t, void *data, size
 static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const char *send, size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
+    char *to = arena + begin * size;
     cudaError_t error;
     if (!count) return cudaSuccess;
-    error = idist__gpu_copy(arena + begin * size, 0, send + begin * size, 0, count, 1, size, stream);
-    return error == cudaSuccess ? idist__ipc_premultiply(t, arena + begin * size, count) : error;
+    error = idist__gpu_copy(to, 0, send + begin * size, 0, count, 1, size, stream);
+    return error == cudaSuccess ? idist__ipc_premultiply(t, to, count) : error;
 }
 
 // What this rank contributes to a chunk of k elements that begins at element `at`, into its arena.
@@ -888,7 +909,9 @@ static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at,
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__gpu_shape shape = idist__gpu_shape_of(g, c);
-    const char *from = (const char *)(c->kind == IDIST__BROADCAST ? c->recv : c->send) + at * op->size;
+    const void *buffer = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    const char *from = (const char *)buffer + at * op->size;
+    cudaStream_t stream = idist__gpu_group_of(g)->stream[0];
     cudaError_t error;
 
     if (idist__ipc_is_large(t)) {
@@ -897,17 +920,18 @@ static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at,
         return idist__ipc_give_part(t, arena, from, idist__ipc_slice(t, k, g->rank + 1), k);
     }
     if (c->kind == IDIST__BROADCAST) shape.send = c->root == g->rank;
-    error = idist__gpu_copy(arena, k, from, c->count, k, shape.send, op->size, idist__gpu_group_of(g)->stream[0]);
+    error = idist__gpu_copy(arena, k, from, c->count, k, shape.send, op->size, stream);
     return error == cudaSuccess ? idist__ipc_premultiply(t, arena, k * shape.send) : error;
 }
 
-// A large all_reduce: this rank's slice, to its arena and its receive buffer. Where a buffer of the program's is not aligned
-// as the kernel wants it to be fast, a copy more is faster.
+// A large all_reduce: this rank's slice, to its arena and its receive buffer. Where a buffer of the
+// program's is not aligned as the kernel wants it to be fast, a copy more is faster.
 static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *arena, size_t at, size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
-    size_t begin = idist__ipc_slice(t, k, g->rank), count = idist__ipc_slice(t, k, g->rank + 1) - begin;
+    size_t begin = idist__ipc_slice(t, k, g->rank);
+    size_t count = idist__ipc_slice(t, k, g->rank + 1) - begin;
     size_t offset = begin * op->size;
     const char *send = (const char *)c->send + at * op->size;
     char *out = arena[g->rank] + offset, *to = (char *)c->recv + at * op->size + offset;
@@ -973,33 +997,40 @@ static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, 
     for (i = 0; i < t->group->size && error == cudaSuccess; i++) {
         size_t offset = idist__ipc_slice(t, k, i) * op->size;
         size_t count = idist__ipc_slice(t, k, i + 1) - idist__ipc_slice(t, k, i);
-        if (i != t->group->rank) error = idist__gpu_copy(to + offset, 0, arena[i] + offset, 0, count, 1, op->size, stream);
+        const char *from = arena[i] + offset;
+        if (i == t->group->rank) continue;
+        error = idist__gpu_copy(to + offset, 0, from, 0, count, 1, op->size, stream);
     }
     return error;
 }
 
 static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
 
-// Enqueues one thing of the next phase: give (0), take (1) or collect (2), if there is a chunk for it.
+// Enqueues one thing of the next phase: give (0), take (1) or collect (2), if there is a chunk for
+// it.
 static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    size_t behind = what * idist__ipc_depth(op), nth = op->nout - behind, at = nth * op->chunk, k;
+    size_t behind = what * idist__ipc_depth(op), nth = op->nout - behind;
+    size_t at = nth * op->chunk, k, slot;
     char *arena[IDIST__IPC_RANKS];
     int i;
     if (op->nout < behind || nth >= op->nchunks) return cudaSuccess;
 
     k = op->call.count - at < op->chunk ? op->call.count - at : op->chunk;
-    for (i = 0; i < t->group->size; i++) arena[i] = gg->arena[i] + nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
+    slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
+    for (i = 0; i < t->group->size; i++) arena[i] = gg->arena[i] + slot;
     if (what == 0) return idist__ipc_give(t, arena[t->group->rank], at, k);
     return what == 1 ? idist__ipc_take(t, arena, at, k) : idist__ipc_collect(t, arena, at, k);
 }
 
-// One step of the call at the head of its group's queue: nout phases are enqueued, for nhost of them the ranks have met, or
-// are about to. False: it waits, or is gone.
+// One step of the call at the head of its group's queue: nout phases are enqueued, for nhost of
+// them the ranks have met, or are about to. False: it waits, or is gone.
 static bool idist__ipc_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
-    size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1, nphases = op->nchunks + lag * depth, what;
+    size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1;
+    size_t nphases = op->nchunks + lag * depth, most, what;
+    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
     if (op->running) return false;
     idist__gpu_waits(t, true);
     if (op->state == IDIST__GPU_WAIT) {
@@ -1007,10 +1038,10 @@ static bool idist__ipc_step(idist__task *t) {
         op->state = IDIST__GPU_MOVE;
     }
 
-    for (; op->nout < nphases && op->nout < op->nhost + depth && op->error == cudaSuccess; op->nout++) {
+    most = op->nhost + depth < nphases ? op->nhost + depth : nphases;
+    for (; op->nout < most && op->error == cudaSuccess; op->nout++) {
         for (what = 0; what <= lag && op->error == cudaSuccess; what++) op->error = idist__ipc_enqueue(t, what);
-        if (op->error == cudaSuccess)
-            op->error = cudaEventRecord(op->slots[op->nout % 2].out, idist__gpu_group_of(t->group)->stream[0]);
+        if (op->error == cudaSuccess) op->error = cudaEventRecord(op->slots[op->nout % 2].out, stream);
     }
     if (op->nhost == nphases) {
         idist__gpu_over(t);
@@ -1038,8 +1069,9 @@ typedef struct idist__own {
     cudaError_t error; // of what is done
 } idist__own;
 
-// On the device of the group's world from here on, until idist__own_end. kernels: they are there. The lock is not held
-// meanwhile: to allocate, and to enqueue where much is enqueued already, may wait for the device.
+// On the device of the group's world from here on, until idist__own_end. kernels: they are there.
+// The lock is not held meanwhile: to allocate, and to enqueue where much is enqueued already, may
+// wait for the device.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o, bool kernels) {
     idist_status s;
     memset(own, 0, sizeof *own);

@@ -285,7 +285,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 // uses - . used by all that follow
 //------------------------------------------------------------------------------
 
-#define IDIST__GPU_SPIN_NS ((int64_t)30000)        // how long who waits for the device looks at it before it sleeps
+#define IDIST__GPU_SPIN_NS ((int64_t)30000)        // that who waits for it looks before it sleeps
 #define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long it sleeps at first, ...
 #define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and later
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
@@ -294,7 +294,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_LET_MS 200                      // how long an abort waits for a thread that is inside NCCL
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
 #ifndef IDIST__IPC_CHUNK                           // tests make do with less
-#define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes of a contribution that others read at a time
+#define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes that others read at a time
 #endif
 #define IDIST__IPC_SLOTS 4     // chunks that an arena has room for
 #define IDIST__IPC_SMALL 65536 // up to here each rank adds up everything itself
@@ -311,8 +311,9 @@ typedef struct idist__pinned {
     size_t nbytes;
 } idist__pinned;
 
-// IDIST__IPC_SLOTS chunks on a device, which other ranks map. Nobody frees one that is mapped: those of a group
-// that is gone wait for the next group, and all are closed before the last barrier of a world and freed after it.
+// IDIST__IPC_SLOTS chunks on a device, which other ranks map. Nobody frees one that is mapped:
+// those of a group that is gone wait for the next group, and all are closed before the last barrier
+// of a world and freed after it.
 typedef struct idist__ipc_arena {
     struct idist__ipc_arena *next;
     char *at;
@@ -1388,7 +1389,7 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
     idist_status s = idist__gpu_where(g, c, o, on_device);
-    if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the barrier, after which the others free theirs
+    if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the others free theirs
     if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
     if (o->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
@@ -1665,8 +1666,8 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_now_ns(), soon = now + gpu->nap_ns;
 
-    // To fall asleep and to wake up takes longer than most of what a device does for a small call. With fewer cores than
-    // ranks somebody else has a use for the core.
+    // To fall asleep and to wake up takes longer than most of what a device does for a small call.
+    // With fewer cores than ranks somebody else has a use for the core.
     if (gpu->nwaiting && w->spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;

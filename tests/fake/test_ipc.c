@@ -1,6 +1,7 @@
-// test_ipc: ranks that read each other's device memory. What may wait for the device never does so with the world's lock;
-// kernels that cannot be compiled and peers that cannot be read are found when the group is made; how many bytes a call
-// moves; calls of many chunks. Built with the implementation in it, on the stand-ins for libcudart and libnccl.
+// test_ipc: ranks that read each other's device memory. What may wait for the device never does so
+// with the world's lock; kernels that cannot be compiled and peers that cannot be read are found
+// when the group is made; how many bytes a call moves; calls of many chunks. Built with the
+// implementation in it, on the stand-ins for libcudart and libnccl.
 #define IDIST__IPC_CHUNK ((size_t)128 << 10) // so that small calls have many
 #define IDIST_IMPLEMENTATION
 #include "idist_nccl.h"
@@ -43,7 +44,8 @@ static cudaStream_t new_stream(void) {
 
 enum { A_KERNEL, MEMORY, A_GROUP, THE_END, N_BESIDE };
 
-// Ranks 0 and 2 have the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for it on a stream.
+// Ranks 0 and 2 have the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for
+// it on a stream.
 static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     int what = *(const int *)arg;
     idist_group *nccl = NULL, *ipc = NULL;
@@ -198,7 +200,8 @@ static idist_status call(int kind, const void *send, void *recv, size_t count, i
     }
 }
 
-// On the host and on the device, from the same numbers: the same bits. shift: bytes that the buffers are out of line.
+// On the host and on the device, from the same numbers: the same bits. shift: bytes that the
+// buffers are out of line.
 static void compare(idist_group *world, int rank, int n, int kind, idist_dtype dtype, idist_op op, bool in_place,
                     size_t shift) {
     size_t size = idist_dtype_size(dtype), count = kind < 2 || kind == 3 ? COUNT : COUNT / (size_t)n;
@@ -348,7 +351,8 @@ static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg
     CUDA(cudaFree(x));
 }
 
-// Who waits for the device looks at it for a while before it sleeps: to sleep takes longer than a small call.
+// Who waits for the device looks at it for a while before it sleeps: to sleep takes longer than a
+// small call.
 static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *arg) {
     static idist__gpu_op op;
     idist__world *w = world->w;

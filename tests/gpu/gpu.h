@@ -34,8 +34,9 @@ typedef struct gpu_machine {
 
 enum { GPU_MAX_CASES = 16 };
 
-// A run may be cut into parts, each with a share of the worlds that follow one another, so that it ends in a time that is
-// known beforehand. The worlds are gone through twice then, the first time to count them.
+// A run may be cut into parts, each with a share of the worlds that follow one another, so that it
+// ends in a time that is known beforehand. The worlds are gone through twice then, the first time
+// to count them.
 enum { GPU_PART_SECONDS = 480 };
 typedef struct gpu_parts {
     int part, of; // 0: all of it
