@@ -8,7 +8,8 @@
 
 gpu_header cuda_runtime_api.h >/dev/null || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
 gpu_header nccl.h >/dev/null || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
-unset PART BACKENDS RANKS SMALL THIN SIZES ROUNDS COPY MARKDOWN SECONDS_MAX WORLD_SECONDS FAKE_CUDA_DEVICES FAKE_CUDA_DELAY_US
+unset PART BACKENDS RANKS SMALL THIN SIZES ROUNDS COPY MARKDOWN SECONDS_MAX WORLD_SECONDS
+unset FAKE_CUDA_DEVICES FAKE_CUDA_DELAY_US
 unset IDIST_DEVICE IDIST_DEVICE_BACKEND IDIST_NCCL_LIB IDIST_LOG
 
 if [ ! -e /dev/nvidia0 ]; then

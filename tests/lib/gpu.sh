@@ -55,8 +55,12 @@ gpu_join() { # N BASE
     done
     {
         cat "${files[@]}"
-        awk '/^ipc: [0-9.]+ us/ { ipc = $2 } /^staged: [0-9.]+ us/ { staged = $2 }
-            END { if (ipc && staged) printf "\nOver all parts: staged / ipc: %.1f (target: 20)\n", staged / ipc }' "${files[@]}"
+        awk '/^ipc: [0-9.]+ us/ { ipc = $2 }
+            /^staged: [0-9.]+ us/ { staged = $2 }
+            END {
+                if (!ipc || !staged) exit
+                printf "\nOver all parts: staged / ipc: %.1f (target: 20)\n", staged / ipc
+            }' "${files[@]}"
         [ -z "$missing" ] || printf '\nNot run yet: part%s of %s.\n' "$missing" "$1"
     } >"$2.md"
 }
