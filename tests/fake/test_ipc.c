@@ -149,7 +149,10 @@ static int has_trouble(int number, void *arg) {
     for (int k = 0; k < 4 && t->said[k]; k++)
         rank_check(strstr(log, t->said[k]) != NULL, "rank %d: no \"%s\" in \"%s\"", number, t->said[k], log);
     if (!t->said[0]) rank_check(!log[0], "rank %d: warned: %s", number, log);
-    if (!t->ends) return 0;
+    if (!t->ends) { // its device never does: nobody closes the world, and all have had their result
+        (void)!idist_barrier(&o);
+        return 0;
+    }
     CUDA(cudaFree(x));
     rank_ok(number, idist_close(&world));
     return 0;
