@@ -5041,6 +5041,7 @@ struct idist_group {
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
+    int64_t asked_ns;         // when the members were last asked whether they are still there; 0: never
     bool inner;               // of a backend's own making
     bool flushed;             // the others know of the failure, as far as we can tell
     idist_group *node;        // the members on this host, made when one_rank_first asks for it
@@ -5096,7 +5097,8 @@ struct idist_backend_api {
     void (*tell)(idist_group *g);
     // Moves on until all that was to be told is out, or the moment is there. Gives the lock up while it sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
-    // Tells the other members that this rank waits in t, so that they can object, and answer that they are there.
+    // Tells the other members that this rank waits in t, so that they can object, and answer that they are there. Once when
+    // t has waited for a while; for the call of a group that is about to be given up once more (g->asked_ns).
     void (*announce)(idist__task *t);
     // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)"); returns how many.
     int (*missing)(idist__task *t, char *text, size_t cap);
@@ -5122,6 +5124,7 @@ struct idist_backend_api {
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 #define IDIST__WARN_NS (60000 * IDIST__MS)
+#define IDIST__ASK_NS (1000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 
@@ -5444,6 +5447,17 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
     return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
+// Before a call is given up, or a warning says that it waits, its members are asked once more: a rank that has entered it
+// may have been stopped since. They have a second to answer, or half of the time-out.
+static int64_t idist__task_ask_at(const idist__task *t) {
+    int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
+    int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+
+    if (t->deadline_ns < end) end = t->deadline_ns;
+    if (end == IDIST__FOREVER || idist__kind_is_p2p(t->call.kind)) return IDIST__FOREVER;
+    return end - (half < IDIST__ASK_NS ? half : IDIST__ASK_NS);
+}
+
 // Deadlines and announcements of the running tasks; returns when to look again. Thousands may be
 // running, and this is asked before every sleep: so it looks at them only when something is due,
 // and lets announcements wait for each other a little.
@@ -5456,7 +5470,7 @@ static int64_t idist__world_timers(idist__world *w) {
     w->due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
 
     for (t = w->tasks; t; t = following) {
-        int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
+        int64_t at = t->started_ns + IDIST__ANNOUNCE_NS, ask_at;
         char cause[400];
         following = t->next;
         ended = w->nended;
@@ -5486,6 +5500,14 @@ static int64_t idist__world_timers(idist__world *w) {
             next = now;
             continue;
         }
+        ask_at = idist__task_ask_at(t);
+        if (t->announced && now >= ask_at && t->group->asked_ns < ask_at) {
+            t->group->asked_ns = now;
+            w->backend->announce(t);
+            if (w->nended != ended) following = w->tasks; // any task may have ended
+            next = now;
+            continue;
+        }
         if (t->announced) at = t->started_ns + IDIST__WARN_NS;
         if (t->announced && !t->warned && now >= at) {
             char what[128];
@@ -5497,6 +5519,7 @@ static int64_t idist__world_timers(idist__world *w) {
                              cause[0] ? cause : "nobody");
         }
         if (t->announced && t->warned) at = IDIST__FOREVER;
+        if (t->announced && now < ask_at && ask_at < at) at = ask_at;
         if (t->deadline_ns < at) at = t->deadline_ns;
         if (at < next) next = at;
     }

@@ -94,7 +94,7 @@ extern "C" {
 //   PULLED nothing: I read it myself     id (as in RTS)
 //   CREDIT nothing                       nbytes of eager messages were consumed
 //   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id (of an RTS)
-//   HERE   nothing: I entered it too     print
+//   HERE   nothing: I entered it too     print, of that call or of the last one that I entered
 //   ABORT  text: the group failed        aux (the status), nbytes
 //   LEFT   nothing: I freed the group    -
 //   BYE    nothing: I finalized
@@ -229,6 +229,7 @@ typedef struct idist__link { // the connection to one rank
     char text[IDIST__TEXT_BYTES + 1]; // of an ABORT
     idist__frame peer_waits;          // the last WAITS, while nothing else came after it
     uint64_t p2p_sent, p2p_got;       // messages of send / recv
+    int64_t here_ns;                  // when the last HERE came
 } idist__link;
 
 typedef struct idist__ring { // the backend's part of a world
@@ -3658,18 +3659,18 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
 }
 
-// The other rank waits in a call. If we were there it learns that; if we are in another one, both learn that.
+// The other rank waits in a call. It learns that we are there, or else which call of the group was our last, since we may be
+// what it waits for; if we are in a different one, both learn that.
 static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__frame f;
     l->peer_waits = l->in;
     if (l->in.print.kind != IDIST__SEND && l->in.print.kind != IDIST__RECV && g && g->status == IDIST_OK) {
         if (!idist__ring_agree(ring, g, peer, &l->in)) return;
-        if ((int32_t)(l->in.print.seq - g->seq) <= 0) {
-            f = l->in;
-            f.type = IDIST__HERE;
-            idist__link_control(ring, l, &f, NULL);
-        }
+        f = l->in;
+        f.type = IDIST__HERE;
+        if ((int32_t)(l->in.print.seq - g->seq) > 0) f.print = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
+        idist__link_control(ring, l, &f, NULL);
     }
     idist__ring_find_deadlock(ring, peer);
 }
@@ -3789,6 +3790,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
     case IDIST__WAITS: idist__ring_waits(ring, l, peer); break;
     case IDIST__HERE: {
         idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+        l->here_ns = idist__os_now_ns();
         if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
         break;
     }
@@ -4278,23 +4280,63 @@ static void idist__ring_announce(idist__task *t) {
     idist__ring_settle(ring);
 }
 
+// A receive whose message has begun to come: from whom.
+static int idist__recv_missing(const idist__task *t, char *text, size_t cap) {
+    const idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    int i;
+
+    if (!t->patient) return 0; // it gets more time
+    for (i = 0; i < g->size; i++) {
+        const idist__link *l = &ring->links[g->ranks[i]];
+        bool here = l->in_verb && l->in_verb->task == t;
+        if (!here && !idist__verb_in(&l->receiving, t)) continue;
+        idist__append(text, cap, "rank %d on %s, whose message has begun to come", g->ranks[i],
+                      g->w->nodes[g->ranks[i]].hostname);
+        return 1;
+    }
+    return 0;
+}
+
+typedef enum idist__absence { // of a member that the end of a call may wait for
+    IDIST__ABSENT = 1,        // it has not entered the call
+    IDIST__SILENT = 2,        // it has not answered when it was asked
+    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
+} idist__absence;
+
+static int idist__ring_absence(const idist__task *t, int rank) {
+    const idist_group *g = t->group;
+    const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
+    const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
+    bool entered = (int32_t)(seen->seq - t->seq) >= 0;
+
+    if (t->whole.kind && seen->print.whole == t->whole.seq) entered = true; // or an earlier part of it
+    return (entered ? 0 : IDIST__ABSENT) | (g->asked_ns && l->here_ns < g->asked_ns ? IDIST__SILENT : 0) |
+           (idist__ring_needs(l, t, rank) ? IDIST__NEEDED : 0);
+}
+
+// Whom to name. Whoever has not entered the call may wait for somebody else in an earlier one; then it answers when asked.
+// Whoever has entered it may have been stopped since, or have left it and be computing; then nothing is needed of it.
 static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
+    static const int order[4] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED, IDIST__ABSENT, IDIST__SILENT};
     idist_group *g = t->group;
     idist__ring_group *rg = idist__ring_group_of(g);
-    int i, n = 0;
-    if (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t)) return 0; // its message is on its way
+    int i, k, n = 0;
+
+    if (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t)) return idist__recv_missing(t, text, cap);
     if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
     if (!t->announced && idist__op_of(t)->algorithm == IDIST__BY_HOST && idist__op_of(t)->step) { // nobody was asked yet
         if (!idist__ring_missing(idist__op_of(t)->step, text, cap)) idist__append(text, cap, "ranks of another host");
         return 1;
     }
+
     idist__share_look(t);
-    for (i = 0; i < g->size; i++) {
-        if (i == g->rank || (int32_t)(rg->seen[i].seq - t->seq) >= 0) continue;
-        if (t->whole.kind && rg->seen[i].print.whole == t->whole.seq) continue; // it is in the call, in an earlier part
-        idist__missing_rank(g, i, &rg->seen[i].print, n++, text, cap);
-    }
+    for (k = 0; k < 4 && !n; k++)
+        for (i = 0; i < g->size; i++)
+            if (i != g->rank && (idist__ring_absence(t, i) & order[k]) == order[k])
+                idist__missing_rank(g, i, &rg->seen[i].print, n++, text, cap);
     if (n > 8) idist__append(text, cap, " and %d more", n - 8);
+    if (n && (order[k - 1] & IDIST__SILENT)) idist__append(text, cap, ", which does not answer");
     return n;
 }
 

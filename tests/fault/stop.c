@@ -1,0 +1,129 @@
+// stop: SIGSTOP of a random rank at a random moment in a stream of collectives, most often inside a call
+//
+// Every other rank gets IDIST_ERR_TIMEOUT that names the stopped rank, and nobody else. Once it goes on, that rank hears of
+// it too, and all can close their worlds. Also a rank that is late for several calls that progress together.
+// IDIST_TEST_TRIALS sets the number of trials per placement.
+#include "idist.h"
+
+#include "ranks.h"
+
+enum { TIMEOUT_MS = 500, N_MAX_BYTES = 4 << 20, N_CALLS = 4 };
+
+typedef struct trial {
+    uint64_t seed;
+    int mode; // 0: one call at a time, 1: requests, 2: between group_begin and group_end
+    int victim;
+} trial;
+
+static const char *const mode_names[3] = {"", ", requests", ", group"};
+
+static size_t stream_count(uint64_t seed, int i) {
+    unsigned shift = (unsigned)(tap_mix(seed + (uint64_t)i) % 20); // 8 bytes .. 4 MiB
+    return (size_t)2 << shift;
+}
+
+static idist_status one_call(idist_group *world, float *x, const trial *t, int i, size_t count, const idist_opts *o) {
+    int n = idist_group_size(world);
+    switch (tap_mix(t->seed * 31 + (uint64_t)i) % N_CALLS) {
+    case 0: return idist_all_reduce(x, x, count, IDIST_F32, IDIST_MAX, o);
+    case 1: return idist_barrier(o);
+    case 2: return idist_all_gather(x, x + count / (size_t)n, count / (size_t)n / 2, IDIST_F32, o);
+    default: return idist_reduce_scatter(x, x + count, count / (size_t)n, IDIST_F32, IDIST_MAX, o);
+    }
+}
+
+static idist_status stream_step(idist_group *world, float *x, const trial *t, int i) {
+    idist_request request[3] = {{NULL}, {NULL}, {NULL}};
+    idist_opts plain = opts_of(world);
+    size_t third = N_MAX_BYTES / 4 / 3;
+    if (t->mode == 0) return one_call(world, x, t, i, stream_count(t->seed, i), &plain);
+    if (t->mode == 2) idist_group_begin();
+    for (int k = 0; k < 3; k++) {
+        idist_opts o = t->mode == 2 ? plain : opts_async(world, &request[k]);
+        size_t count = stream_count(t->seed, 3 * i + k) % third + 1;
+        idist_status status = one_call(world, x + 2 * (size_t)k * third, t, 3 * i + k, count, &o);
+        if (status == IDIST_OK || t->mode == 2) continue;
+        idist_wait_all(request, 3); // they say the same
+        return status;
+    }
+    return t->mode == 2 ? idist_group_end() : idist_wait_all(request, 3);
+}
+
+static int stream(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const trial *t = (const trial *)arg;
+    float *x = (float *)calloc(2 * N_MAX_BYTES, 1);
+    idist_status status = IDIST_OK;
+    (void)rank;
+    (void)n;
+    if (!x) _exit(91);
+    proc_phase(slot, 1);
+    for (int i = 0; status == IDIST_OK; i++) {
+        status = stream_step(world, x, t, i);
+        __atomic_store_n(&slot->iterations, i, __ATOMIC_RELAXED);
+    }
+    proc_result(slot, status);
+    free(x);
+    idist_status closed = idist_close(&world);
+    return closed != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void judge(const procs *p, int victim, const char *what) {
+    for (int k = 0; k < p->n; k++) {
+        const proc_slot *s = &p->slot[k];
+        if (!__atomic_load_n(&s->has_result, __ATOMIC_ACQUIRE)) {
+            rank_fail("%s: hang: rank %d has no result after %d calls", what, k, s->iterations);
+            continue;
+        }
+        rank_check(WIFEXITED(p->wait_status[k]) && WEXITSTATUS(p->wait_status[k]) == 0,
+                   "%s: rank %d: idist_close: wait status 0x%x", what, k, (unsigned)p->wait_status[k]);
+        if (k == victim) continue; // what it hears depends on when the others have left
+        rank_check(s->status == IDIST_ERR_TIMEOUT, "%s: rank %d: got %s expected IDIST_ERR_TIMEOUT: %s", what, k,
+                   idist_status_name((idist_status)s->status), s->text);
+        rank_check(text_names_only(s->text, victim, -1, p->n), "%s: rank %d names the wrong rank: got \"%s\"", what, k,
+                   s->text);
+    }
+}
+
+static void one_trial(const char *placement, int number, uint64_t *random_state) {
+    procs p;
+    trial t;
+    char what[200];
+    idist_desc d = desc_with(placement, number % 3 == 1 ? "latency" : number % 3 == 2 ? "bandwidth" : "auto");
+    int n = 2 + (int)(tap_rand(random_state) % 3), victim = (int)(tap_rand(random_state) % (uint64_t)n), left = n - 1;
+    int64_t end_ms;
+    t.seed = tap_rand(random_state);
+    t.mode = number % 3;
+    t.victim = victim;
+    d.timeout_ms = TIMEOUT_MS * test_slow_factor();
+    snprintf(what, sizeof what, "trial %d: n=%d victim %d, %s %s%s", number, n, victim, placement, d.algorithm,
+             mode_names[t.mode]);
+    tap_running("%s", what);
+    procs_start(&p, n, &d, stream, &t);
+    if (!procs_await_phase(&p, 1, 10000)) rank_fail("%s: the ranks did not start", what);
+    struct timespec ts = {0, (long)(tap_rand(random_state) % 30000) * 1000L};
+    nanosleep(&ts, NULL);
+    kill(p.pid[victim], SIGSTOP);
+    end_ms = tap_now_ms() + 6000 * test_slow_factor();
+    while (left && tap_now_ms() < end_ms) { // the others first
+        left = 0;
+        for (int k = 0; k < n; k++) left += k != victim && !__atomic_load_n(&p.slot[k].has_result, __ATOMIC_ACQUIRE);
+        tap_sleep_ms(1);
+    }
+    kill(p.pid[victim], SIGCONT);
+    procs_wait(&p, 8000);
+    judge(&p, victim, what);
+    procs_free(&p);
+}
+
+int main(void) {
+    const char *text = getenv("IDIST_TEST_TRIALS");
+    int wanted = text ? atoi(text) : 6;
+    uint64_t random_state = tap_seed();
+    tap_deadline((60 + 10 * wanted) * test_slow_factor());
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        ranks_reset();
+        for (int i = 0; i < wanted; i++) one_trial(transport_names[t], i, &random_state);
+        ranks_report("SIGSTOP of a random rank, %s: all others name it", transport_names[t]);
+    }
+    return tap_done();
+}
