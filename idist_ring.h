@@ -539,6 +539,14 @@ static void idist__shm_claim(const idist__shm_port *p, size_t nbytes) {
         idist__os_claim((const char *)(p->out + 1) + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
+// Whether the other process is gone, also where knocks that nobody has read lie before the end of the socket.
+static bool idist__shm_gone(const idist__shm_port *p) {
+    struct pollfd end;
+    end.fd = p->fd;
+    end.events = 0;
+    return p->fd < 0 || (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
+}
+
 static int idist__shm_fd(void *port) { return ((idist__shm_port *)port)->fd; }
 
 static void idist__shm_polled(void *port) { ((idist__shm_port *)port)->look = true; }
@@ -3095,20 +3103,30 @@ static void idist__share_withdraw(idist_group *g) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
 }
 
-// When a call ends too early in which the others write into our result (WHOLE): until each of them is through with it, or
-// has left the call too. They look before every piece that they write.
+// Whether this member may still write into our result. It looks before every piece that it writes.
+static bool idist__share_may_write(const idist_group *g, const idist__op *o, int rank) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    const idist__share *s = idist__ring_group_of(g)->share;
+
+    return rank != g->rank && ring->links[g->ranks[rank]].open &&
+           __atomic_load_n(&idist__share_pace(s, rank)->reduced, __ATOMIC_ACQUIRE) <= o->use &&
+           __atomic_load_n(&idist__share_notice(s, rank, o->nth)->nth, __ATOMIC_ACQUIRE) == o->nth;
+}
+
+// When a call ends too early in which the others write into our result (WHOLE): until each of them is through with it, has
+// left the call too, or is dead, which we may not have noticed yet: the failure may have come from another rank.
 static void idist__share_let_go(const idist_group *g) {
+    const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *s = idist__ring_group_of(g)->share;
     const idist__op *o = s && s->head ? idist__op_of(s->head) : NULL;
     int64_t until_ns = idist__os_deadline(IDIST__LET_GO_MS); // for those who are stopped
     int i;
+
     if (!o || !o->whole) return;
-    for (i = 0; i < g->size; i++)
-        while (i != g->rank && idist__ring_of(g->w)->links[g->ranks[i]].open &&
-               __atomic_load_n(&idist__share_pace(s, i)->reduced, __ATOMIC_ACQUIRE) <= o->use &&
-               __atomic_load_n(&idist__share_notice(s, i, o->nth)->nth, __ATOMIC_ACQUIRE) == o->nth &&
-               idist__os_now_ns() < until_ns)
-            sched_yield();
+    for (i = 0; i < g->size; i++) {
+        const idist__shm_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
+        while (idist__share_may_write(g, o, i) && !idist__shm_gone(port) && idist__os_now_ns() < until_ns) sched_yield();
+    }
 }
 
 static void idist__share_cancel(idist__task *t) {
