@@ -6723,8 +6723,13 @@ static idist_status idist__world_close(idist__world *w, bool force) {
         w->backend->cancel(t);
         idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
     }
-    pthread_mutex_unlock(&w->lock);
     w->leaves = s != IDIST_OK || force;
+    if (w->group.status != IDIST_OK) { // members of other groups hear why we leave, and do not take us for the cause
+        idist_group *g;
+        for (g = w->group.next; g; g = g->next)
+            if (g->rank >= 0 && g->size > 1 && !g->inner) idist__group_fail(g, w->group.status, w->group.cause);
+    }
+    pthread_mutex_unlock(&w->lock);
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
     w->backend->close(w, !w->leaves);

@@ -158,6 +158,39 @@ static void kill_with_shared_memory(uint64_t *random_state) {
     tap_diag("%d of %d slower than 90 ms", n_slow, N);
 }
 
+// Rank 0 waits for the victim and leaves when that is dead; the others wait for rank 0, in a group without the victim. They
+// have to hear why it left.
+static int leaves_others(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_group *rest = NULL;
+    char x = 0;
+    (void)arg;
+    if (!rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, rank, &rest))) return 91;
+    proc_phase(slot, 1);
+    while (rank == n - 1) pause();
+    if (rank) o.group = rest;
+    proc_result(slot, rank ? idist_barrier(&o) : idist_recv(&x, 1, IDIST_U8, n - 1, 0, NULL, &o));
+    return idist_close(&world) != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void left_because_of(const char *transport) {
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("ranks that leave because of a kill, %s", transport);
+    ranks_reset();
+    for (int i = 0; i < 8; i++) {
+        procs p;
+        procs_start(&p, 4, &d, leaves_others, NULL);
+        rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+        tap_sleep_ms(i);
+        int64_t killed_ns = tap_now_ns();
+        kill(p.pid[3], SIGKILL);
+        procs_wait(&p, 5000);
+        judge(&p, 3, killed_ns, transport);
+        procs_free(&p);
+    }
+    ranks_report("ranks in a group without the killed one hear of it when others leave, %s", transport);
+}
+
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
     int wanted = text ? atoi(text) : 0;
@@ -176,6 +209,7 @@ int main(void) {
         tap_diag("%s: %d trials, slowest survivor after %.1f ms, seed %llu", name, trials, (double)worst_ns / 1e6,
                  (unsigned long long)tap_seed());
         killed_while_waiting(name);
+        left_because_of(name);
     }
     kill_with_shared_memory(&random_state);
     return tap_done();
