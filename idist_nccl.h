@@ -345,9 +345,11 @@ typedef struct idist__gpu {         // of a world
     int *word;                          // barriers on streams work on it
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
+#if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
-    idist__task *held;       // by idist_group_begin, in their order
+#endif
+    idist__task *held; // by idist_group_begin, in their order
 } idist__gpu;
 
 // The device's part of a group, made by its first call on device memory.
