@@ -5820,9 +5820,10 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
     return idist__check_buffers(g, c);
 }
 
-// Locks the world of a call and finds its group. On failure nothing is locked.
+// Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
+    *out = NULL;
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);

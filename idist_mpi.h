@@ -1112,7 +1112,7 @@ static void idist__note_take(idist__mpi *m, int source, const idist__note *note,
 static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, const void *payload, size_t nbytes) {
     idist__outgoing *o;
     idist_group *g;
-    int error;
+    int error = MPI_SUCCESS;
     if (m->peers[rank].lost || m->closing) return;
     if (rank == m->w->cfg.rank) {
         idist__note own = *note;
