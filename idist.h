@@ -1521,6 +1521,27 @@ IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_lo
     pthread_mutex_unlock(&idist__log_lock);
 }
 
+// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out on all, and converters
+// rely on the order of their steps. Until the end of [impl:reduce].
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
+    defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// As C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
+
 //------------------------------------------------------------------------------
 // [impl:type]  dtypes: sizes, names, floats of 16 and 8 bits
 // uses - . used by reduce call and the backends
@@ -1953,6 +1974,22 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
     idist__reduce_many(inout, operands, 2, count, dtype, op, 0);
     return IDIST_OK;
 }
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
 
 //------------------------------------------------------------------------------
 // [impl:sha]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
@@ -3930,7 +3967,7 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     if (strncmp(where, "file:", 5) == 0) s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
     else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
     else if (strncmp(where, "torch:", 6) == 0) {
-        char addr[320];
+        char addr[4096];
         snprintf(addr, sizeof addr, "tcp:%s", where + 6);
         s = idist__tcp_store_open(store, addr, false, -1, NULL, false, deadline_ns);
     } else s = idist__tcp_store_open(store, where, d->server, listener, key, secret.nbytes || secret.insecure, deadline_ns);

@@ -481,6 +481,27 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 extern "C" {
 #endif
 
+// A program may be built with -ffast-math or -Ofast, but norms and compressed gradients tell whether a number is
+// finite, and sum up in an order. Until the end of this file.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
+    defined(__RECIPROCAL_MATH__)
+#define IDIST__TRAIN_FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// As C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
+
 //------------------------------------------------------------------------------
 // [train:random]  the random numbers of PyTorch and Python
 // uses - . used by sampler
@@ -3315,6 +3336,22 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     pthread_mutex_unlock(&idist__log_lock);
     if (last) bar->started_ns = bar->shown_ns = 0; // the next one
 }
+
+#ifdef IDIST__TRAIN_FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__TRAIN_FAST_MATH
+#endif
 
 #ifdef __cplusplus
 } // extern "C"
