@@ -169,7 +169,7 @@ uninstall:
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config\
-    chromium chromium-driver
+    chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user gcc-12-multilib g++-12-multilib
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
 # of them install an mpirun; horovodrun is built in another, with cmake. What make bench-peers compares idist with
 # besides, and other launchers.

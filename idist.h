@@ -2434,6 +2434,10 @@ static bool idist__auth_tag_is(const idist__handshake *h, const char *label, con
     return diff == 0;
 }
 
+static bool idist__auth_other_order(const idist__handshake *h) {
+    return memcmp(h->theirs.magic, "IDST", 4) == 0 && h->theirs.byte_order == 0x04030201;
+}
+
 static idist_status idist__auth_check_hello(const idist__handshake *h) {
     const idist__hello *t = &h->theirs;
     if (memcmp(t->magic, "IDST", 4) != 0) return idist__fail(IDIST_ERR_AUTH, "the other side does not speak idist");
@@ -2488,7 +2492,10 @@ static idist_status idist__auth_step(idist__handshake *h, bool *done) {
         h->stage++;
         if (h->server && h->stage == 1) {
             memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
+            s = idist__auth_check_hello(h);
+            if (s != IDIST_OK && idist__auth_other_order(h)) // it shall say so too: our hello, and a tag that proves nothing
+                idist__auth_move(h, true, h->out, sizeof h->out);
+            if (s != IDIST_OK) return s;
             idist__auth_tag(h, "S", h->out + 64);
         } else if (!h->server && h->stage == 2) {
             memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
@@ -3161,6 +3168,7 @@ static idist__blob idist__read_blob(idist__reader *r, uint64_t max) {
 // points into the buffer; keys has room for `maxkeys`.
 static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *req, idist__blob *keys, size_t maxkeys) {
     idist__reader r;
+    uint32_t magic;
     uint64_t i, n;
     memset(req, 0, sizeof *req);
     memset(&r, 0, sizeof r);
@@ -3171,9 +3179,9 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
     switch (req->op) {
     case IDIST__REQ_VALIDATE:
         if (r.left < 4) return 0;
-        req->number = (int64_t)((uint32_t)(unsigned char)r.p[0] | (uint32_t)(unsigned char)r.p[1] << 8 |
-                                (uint32_t)(unsigned char)r.p[2] << 16 | (uint32_t)(unsigned char)r.p[3] << 24);
-        r.p += 4;
+        memcpy(&magic, r.p, sizeof magic); // in the client's byte order, as all numbers here and in torch's protocol
+        req->number = (int64_t)magic;
+        r.p += sizeof magic;
         break;
     case IDIST__REQ_SET:
         req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
@@ -3326,8 +3334,9 @@ typedef struct idist__server {
     idist__porch porch;
     idist__client *clients[4096];
     int nclients;
-    int nrefused; // handshakes that failed, for the text of a time-out
-    int no_fds;   // a connection could not be accepted for want of a descriptor
+    int nrefused;    // handshakes that failed, for the text of a time-out
+    int other_order; // one of them came from a machine of another byte order
+    int no_fds;      // a connection could not be accepted for want of a descriptor
 } idist__server;
 
 static void idist__server_drop(idist__server *sv, int i) {
@@ -3477,6 +3486,7 @@ static void idist__server_porch(idist__server *sv) {
         idist__client *c;
         if (h->fd < 0) continue;
         if (idist__auth_step(h, &done) != IDIST_OK) {
+            if (idist__auth_other_order(h)) __atomic_store_n(&sv->other_order, 1, __ATOMIC_RELAXED);
             idist__os_close(&h->fd);
             __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
         }

@@ -4231,7 +4231,10 @@ static const idist__server *idist__join_server(const idist__join *j) {
 static idist_status idist__join_hint(const idist__join *j) {
     const idist__server *sv = idist__join_server(j);
     int refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
-    if (refused)
+    if (sv && __atomic_load_n(&sv->other_order, __ATOMIC_RELAXED))
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". Some rank runs on a machine of another byte order; mixed worlds are not supported");
+    else if (refused)
         idist__append(
             idist__me.text, sizeof idist__me.text,
             ". %d connections were refused or broke off: another secret, another build, strangers, or a rank that died",
