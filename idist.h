@@ -261,6 +261,9 @@ HISTORY
 #if defined(IDIST_IMPLEMENTATION) && !defined(_DEFAULT_SOURCE)
 #define _DEFAULT_SOURCE // clock_gettime, sockets and the like, also with -std=c99
 #endif
+#if defined(IDIST_IMPLEMENTATION) && !defined(_FILE_OFFSET_BITS)
+#define _FILE_OFFSET_BITS 64 // files above 2 GiB, and inode numbers above 2^32, also where a long has 32 bits
+#endif
 #ifndef IDIST_H
 #define IDIST_H
 
@@ -940,7 +943,6 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -1001,15 +1003,33 @@ static void idist__os_pause_ms(int ms) {
     nanosleep(&ts, NULL); // cut short by a signal: the callers loop over deadlines
 }
 
+// By number, since glibc before 2.25 has no getrandom(); kernels before 3.17 have none either.
+static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
+    ssize_t n = -1;
+    int fd;
+
+#ifdef SYS_getrandom
+    n = syscall(SYS_getrandom, buf, nbytes, 0);
+    if (n >= 0 || errno == EINTR) return n;
+#endif
+    fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+
+    do n = read(fd, buf, nbytes);
+    while (n < 0 && errno == EINTR);
+    close(fd);
+    return n > 0 ? n : -1;
+}
+
 static void idist__os_random(void *buf, size_t nbytes) {
     unsigned char *p = (unsigned char *)buf;
     while (nbytes) {
-        ssize_t n = getrandom(p, nbytes, 0);
+        ssize_t n = idist__os_random_some(p, nbytes);
         if (n > 0) {
             p += n;
             nbytes -= (size_t)n;
-        } else if (n < 0 && errno != EINTR) {
-            // No getrandom (an old sandbox). Nonces must differ, so clock and process id are better than nothing.
+        } else if (errno != EINTR) {
+            // Neither (an old sandbox). Nonces must differ, so clock and process id are better than nothing.
             int64_t mix = idist__os_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
             size_t k = nbytes < sizeof mix ? nbytes : sizeof mix;
             memcpy(p, &mix, k);
@@ -1131,6 +1151,10 @@ IDIST__UNUSED static void idist__os_relax(void) {
 #endif
 }
 
+// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, which can lie in two
+// cache lines.
+typedef uint64_t idist__counter __attribute__((aligned(8)));
+
 // Before something is said through shared memory, and after it was heard. Ranks that are threads of one process have it
 // mapped at different addresses, so the thread sanitizer cannot see what one says to the other.
 IDIST__UNUSED static void idist__os_handover(void) {
@@ -1149,18 +1173,34 @@ IDIST__UNUSED static void idist__os_claim(const void *p) {
 #endif
 }
 
+// The system call takes a time of its own: two longs also where time_t has 64 bits and a long 32. Architectures that began
+// with such a time_t have another call instead.
+#ifdef SYS_futex
+enum { IDIST__OS_FUTEX = SYS_futex };
+#else
+enum { IDIST__OS_FUTEX = SYS_futex_time64 };
+#endif
+#if !defined(SYS_futex) || (defined(__x86_64__) && defined(__ILP32__))
+typedef int64_t idist__os_futex_part;
+#else
+typedef long idist__os_futex_part;
+#endif
+
 // Sleeps while a word that processes share has this value; may wake up for no reason.
 IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, int64_t until_ns) {
-    struct timespec ts;
-    int64_t left = until_ns - idist__os_now_ns();
+    struct {
+        idist__os_futex_part seconds, nanoseconds;
+    } ts;
+    int64_t left = until_ns - idist__os_now_ns(), seconds = left / 1000000000;
+
     if (left <= 0) return;
-    ts.tv_sec = (time_t)(left / 1000000000);
-    ts.tv_nsec = (long)(left % 1000000000);
-    syscall(SYS_futex, word, 0 /* FUTEX_WAIT */, value, until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
+    ts.seconds = (idist__os_futex_part)(seconds < INT32_MAX ? seconds : INT32_MAX);
+    ts.nanoseconds = (idist__os_futex_part)(left % 1000000000);
+    syscall(IDIST__OS_FUTEX, word, 0 /* FUTEX_WAIT */, value, until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
 }
 
 IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
-    syscall(SYS_futex, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
+    syscall(IDIST__OS_FUTEX, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
 // Lets all other processes that have announced themselves here (announce) pass a full memory fence before it returns.

@@ -299,7 +299,7 @@ typedef struct idist__bell {
     char pad[60];
     int64_t pid; // whose memory this is, and a number there by which that can be proved
     uint64_t proof, proof_at;
-    uint64_t withdrawn; // sends that ended before their time: what was read at their addresses is worth nothing
+    idist__counter withdrawn; // sends that ended before their time: what was read at their addresses is worth nothing
     char pad2[32];
 } idist__bell;
 
@@ -313,9 +313,9 @@ typedef struct idist__shm_head {
 
 // Bytes from one rank to another. The counters never go back; each is written by one side only.
 typedef struct idist__pipe {
-    uint64_t tail; // written so far
+    idist__counter tail; // written so far
     char pad[56];
-    uint64_t head; // read so far
+    idist__counter head; // read so far
     char pad2[56];
 } idist__pipe;
 
@@ -2096,7 +2096,7 @@ typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
 } idist__notice;
 
 typedef struct idist__pace { // two lines; only `left` is written by others
-    uint64_t exposed, reduced, freed;
+    idist__counter exposed, reduced, freed;
     char pad[40];
     uint32_t left; // members that freed the group: then the place can serve another one
     char pad2[60];
@@ -2165,7 +2165,7 @@ static void idist__share_knock(const idist__share *s, const idist_group *g) {
         if (i != g->rank) idist__shm_wake(s->shm, s->shm->local[g->ranks[i]]);
 }
 
-static void idist__share_publish(idist__task *t, uint64_t *counter, uint64_t value) {
+static void idist__share_publish(idist__task *t, idist__counter *counter, uint64_t value) {
     idist__os_handover();
     __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     idist__share_knock(idist__share_of(t), t->group);
@@ -2627,9 +2627,9 @@ static bool idist__share_all(idist__task *t, size_t counter, uint64_t value, boo
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     for (; o->who < o->n; o->who++) {
-        const uint64_t *at;
+        const idist__counter *at;
         if (o->who == o->r || (readers && !idist__share_reads(t, o->who))) continue;
-        at = (const uint64_t *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
+        at = (const idist__counter *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
         if (__atomic_load_n(at, __ATOMIC_ACQUIRE) < value) return false;
     }
     idist__os_handover();

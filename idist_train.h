@@ -729,7 +729,7 @@ idist_status idist_sampler_create(const idist_sampler_desc *desc, idist_sampler 
         d.rank = idist_group_rank(d.group);
         if (d.rank < 0) return idist__fail(IDIST_ERR_STATE, "sampler_create: this rank is not a member of the group");
     }
-    if (!d.length || d.length > (d.in_order || d.order_fn ? SIZE_MAX / 64 : UINT32_MAX))
+    if (!d.length || d.length > SIZE_MAX / 64 || (!d.in_order && !d.order_fn && (uint64_t)d.length > UINT32_MAX))
         return idist__fail(IDIST_ERR_ARG, "sampler_create: a data set of %zu samples", d.length);
     if (d.num_replicas < 1) return idist__fail(IDIST_ERR_ARG, "sampler_create: num_replicas is %d", d.num_replicas);
     if (d.rank < 0 || d.rank >= d.num_replicas)
@@ -833,7 +833,9 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     int i;
     if (!fractions || !indices || !count) return idist__fail(IDIST_ERR_ARG, "partition: a pointer is NULL");
     if (which < 0 || which >= n) return idist__fail(IDIST_ERR_ARG, "partition: part %d of %d", which, n);
-    if (length > UINT32_MAX) return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than 2^32 - 1", length);
+    if ((uint64_t)length > UINT32_MAX || length > SIZE_MAX / 64)
+        return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than 2^32 - 1, or than memory has room for",
+                           length);
     for (i = 0; i < n; i++) {
         if (!(fractions[i] >= 0)) return idist__fail(IDIST_ERR_ARG, "partition: fraction %d is %g", i, fractions[i]);
         sum += fractions[i];
@@ -1885,14 +1887,16 @@ static idist_status idist__checkpoint_list(const char *path, const char *prefix,
     int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), room = 0;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *e;
+    int err = errno;
     *n = 0;
     *files = NULL;
     if (!dir) {
-        int err = errno;
         idist__os_close(&fd);
         return idist__checkpoint_fail("checkpoint", path, "", err);
     }
-    while ((e = readdir(dir)) != NULL) {
+    for (;;) {
+        errno = 0; // NULL is the end, or an error: of a file system, or of a number that 32 bits cannot hold
+        if ((e = readdir(dir)) == NULL) break;
         if (tidy && idist__checkpoint_is_temporary(e->d_name, prefix)) unlinkat(folder, e->d_name, 0);
         if (!idist__checkpoint_named(e->d_name, prefix)) continue;
         if (*n == room) {
@@ -1902,7 +1906,9 @@ static idist_status idist__checkpoint_list(const char *path, const char *prefix,
         }
         if (idist__checkpoint_look(folder, e->d_name, *files + *n)) ++*n;
     }
+    err = e ? 0 : errno;
     closedir(dir);
+    if (err) return idist__checkpoint_fail("checkpoint", path, "", err); // nobody shall take this for an empty folder
     return e ? idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint: no memory for the files of %s", path) : IDIST_OK;
 }
 
