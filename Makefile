@@ -160,12 +160,15 @@ format:
 
 install:
 	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin
-	cc -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
+	mkdir -p $(DESTDIR)$(PREFIX)/share/licenses/idist
+	$(CC) -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
 	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
+	cp LICENSE $(DESTDIR)$(PREFIX)/share/licenses/idist/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
 
 uninstall:
 	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc $(DESTDIR)$(PREFIX)/bin/idistrun
+	rm -rf $(DESTDIR)$(PREFIX)/share/licenses/idist
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config\

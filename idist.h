@@ -914,6 +914,22 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_IMPLEMENTATION_DONE)
 #define IDIST_IMPLEMENTATION_DONE
 
+// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("max")
+#undef max
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
 //------------------------------------------------------------------------------
 // [impl:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
 // used by everything below
@@ -971,8 +987,8 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-#define IDIST__MS ((int64_t)1000000) // nanoseconds in a millisecond
-#define IDIST__FOREVER INT64_MAX
+static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
+static const int64_t IDIST__FOREVER = INT64_MAX;
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 static int64_t idist__os_now_ns(void) {
@@ -1046,7 +1062,7 @@ static const char *idist__os_env(const char *name) {
 }
 
 // The processors a thread may run on, a bit for each.
-#define IDIST__CPU_WORDS 128
+enum { IDIST__CPU_WORDS = 128 };
 typedef struct idist__cpus {
     unsigned long bits[IDIST__CPU_WORDS]; // 8192 processors
 } idist__cpus;
@@ -2694,8 +2710,10 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
-#define IDIST__NO_VALUE UINT64_MAX    // the length in an answer to a GET whose key is not there (any more)
-#define IDIST__NOT_A_NUMBER INT64_MIN // the answer to an ADD that found text; torch's protocol has no word for it
+// The length in an answer to a GET whose key is not there (any more), and the answer to an ADD that found text; torch's
+// protocol has no word for it.
+static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
+static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
 
 typedef struct idist__blob { // bytes with a length, not owned
     const char *data;
@@ -2924,11 +2942,7 @@ static idist_status idist__mem_store_open(idist_store *store) {
 // threads may be ranks. A writer that dies halfway leaves bytes beyond the committed ones, which the next writer
 // overwrites.
 
-#ifndef F_OFD_GETLK
-#define F_OFD_GETLK 36
-#define F_OFD_SETLK 37
-#define F_OFD_SETLKW 38
-#endif
+enum { IDIST__OFD_GETLK = 36, IDIST__OFD_SETLK = 37, IDIST__OFD_SETLKW = 38 }; // names that strict modes hide
 
 typedef struct idist__file_store {
     pthread_mutex_t lock;
@@ -2953,7 +2967,7 @@ static int idist__file_lock(int fd, int cmd, short type, off_t byte, struct floc
 static bool idist__file_records(int fd, bool take, int64_t deadline_ns) {
     struct flock fl;
     for (;;) {
-        if (idist__file_lock(fd, F_OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0) return true;
+        if (idist__file_lock(fd, IDIST__OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0) return true;
         if (errno == EINTR) continue;
         if ((errno != EAGAIN && errno != EACCES) || idist__os_ms_until(deadline_ns) == 0) return false;
         idist__os_pause_ms(1);
@@ -2967,7 +2981,7 @@ static idist_status idist__file_late(const idist__file_store *f) {
 
 static bool idist__file_server_lives(int fd) {
     struct flock fl;
-    return idist__file_lock(fd, F_OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
+    return idist__file_lock(fd, IDIST__OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
 }
 
 // Reads into `to`, or else writes what is at `from`.
@@ -3113,7 +3127,7 @@ static idist_status idist__file_claim(idist__file_store *f, int64_t deadline_ns)
         if (idist__file_is_at(f->fd, f->path)) break;
         idist__os_close(&f->fd);
     }
-    if (idist__file_lock(f->fd, F_OFD_SETLK, F_WRLCK, 0, &fl) != 0)
+    if (idist__file_lock(f->fd, IDIST__OFD_SETLK, F_WRLCK, 0, &fl) != 0)
         s = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a job that is running", f->path);
     else if (!idist__file_is_store(f->fd))
         s = idist__fail(IDIST_ERR_ARG, "store: %s exists and is no store file; it is left alone", f->path);
@@ -4933,7 +4947,7 @@ typedef struct idist__print {
     uint32_t whole; // of a call that is a part of another one: the number of that; else 0
 } idist__print;
 
-#define IDIST__ON_DEVICE 0x80 // a collective on device memory
+enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
 
 typedef enum idist__driver { IDIST__DRIVER_NONE, IDIST__DRIVER_CALLER, IDIST__DRIVER_THREAD } idist__driver;
 
@@ -5052,14 +5066,14 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-#define IDIST__BACKEND_ABI 6
+enum { IDIST__BACKEND_ABI = 6 };
 #define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
 #define IDIST__TIMERS_NS (5 * IDIST__MS) // who polls looks at the timers this often
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #define IDIST__WARN_NS (60000 * IDIST__MS)
-#define IDIST__FLUSH_MS 100
+enum { IDIST__FLUSH_MS = 100 };
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 
 struct idist__world {
@@ -6102,7 +6116,8 @@ typedef struct idist__self_group {
     idist__parcel *parcels;
 } idist__self_group;
 
-#define IDIST__EAGER_BYTES ((size_t)64 * 1024) // messages up to this size are on their way before anybody asks for them
+// Messages up to this size are on their way before anybody asks for them.
+static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
 static void idist__self_drop(idist_group *g, idist__parcel **at) {
     idist__parcel *p = *at;
@@ -8056,6 +8071,53 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
     idist__log_print(&log, IDIST_LOG_INFO, "End of run");
     return s;
 }
+
+// Nor shall such a program find any of these.
+#undef IDIST__VECTORIZE
+#undef IDIST__NO_ALIAS
+#undef IDIST__PRINTF
+#undef IDIST__UNUSED
+#undef IDIST__INLINE
+#undef IDIST__TLS
+#undef IDIST__COUNT_OF
+#undef IDIST__UNALIGNED
+#undef IDIST__X86
+#undef IDIST__ISA_avx2
+#undef IDIST__ISA_avx512
+#undef IDIST__ISA_base
+#undef IDIST__CONVERTERS
+#undef IDIST__CONVERTER
+#undef IDIST__CONVERTER_ROW
+#undef IDIST__KERNEL
+#undef IDIST__KERNELS_INT
+#undef IDIST__KERNELS_FLOAT
+#undef IDIST__ROW_INT
+#undef IDIST__ROW_FLOAT
+#undef IDIST__KERNELS_NARROW
+#undef IDIST__KERNELS_WIDE
+#undef IDIST__REDUCE_TABLE
+#undef IDIST__WIRE_VERSION
+#undef IDIST__HELLO_BYTES
+#undef IDIST__KEY_MAX
+#undef IDIST__VALUE_MAX
+#undef IDIST__KEYS_MAX
+#undef IDIST__STORE_MAGIC
+#undef IDIST__STORE_REQUEST_MAX
+#undef IDIST__SHM_MIB
+#undef IDIST__HAS_MPI
+#undef IDIST__SPIN_NS
+#undef IDIST__YIELDS
+#undef IDIST__YIELD_NS
+#undef IDIST__TIMERS_NS
+#undef IDIST__ANNOUNCE_NS
+#undef IDIST__WARN_NS
+#undef IDIST__WATCH_NS
+
+#pragma pop_macro("max")
+#pragma pop_macro("lock")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 
 #endif // IDIST_IMPLEMENTATION
 

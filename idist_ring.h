@@ -74,6 +74,28 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_RING_IMPLEMENTATION_DONE)
 #define IDIST_RING_IMPLEMENTATION_DONE
 
+// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("far")
+#undef far
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -2065,7 +2087,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__AHEAD 4 // half of them
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
 #define IDIST__CHUNK_CROWDED ((size_t)128 * 1024)
-#define IDIST__BUFFERS 3
+enum { IDIST__BUFFERS = 3 };
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
@@ -4998,6 +5020,51 @@ const idist_backend_api *idist_ring_backend(void) {
 
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+// Nor shall such a program find any of these.
+#undef IDIST__COUNT_OF
+#undef IDIST__FRAME_BYTES
+#undef IDIST__PIECE_BYTES
+#undef IDIST__WINDOW_BYTES
+#undef IDIST__TEXT_BYTES
+#undef IDIST__STAGE_BYTES
+#undef IDIST__QUICK_YIELDS
+#undef IDIST__TURN_NS
+#undef IDIST__EAGER_NEAR_BYTES
+#undef IDIST__HISTORY
+#undef IDIST__LOOK_NS
+#undef IDIST__LINE
+#undef IDIST__FAR_PIECE
+#undef IDIST__CLAIM_BYTES
+#undef IDIST__PAGE
+#undef IDIST__SLOTS
+#undef IDIST__CHUNK_BYTES
+#undef IDIST__CO_BEGIN
+#undef IDIST__CO_AWAIT
+#undef IDIST__CO_END
+#undef IDIST__NOTICES
+#undef IDIST__AHEAD
+#undef IDIST__CHUNK_MOST
+#undef IDIST__CHUNK_CROWDED
+#undef IDIST__FLAT_BYTES
+#undef IDIST__LET_GO_MS
+#undef IDIST__INLINE_BYTES
+#undef IDIST__ALONE_BYTES
+#undef IDIST__FAR_BYTES
+#undef IDIST__FAR_CROWDED
+#undef IDIST__FAR_BROADCAST
+#undef IDIST__FAR_SUMS
+#undef IDIST__NOTICE_BYTES
+#undef IDIST__ALL_HAVE
+#undef IDIST__SOURCES_HAVE
+
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("far")
+#pragma pop_macro("near")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // IDIST_IMPLEMENTATION

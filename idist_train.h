@@ -468,6 +468,8 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 } // extern "C"
 #endif
 
+#undef IDIST__FORMAT
+
 #endif // IDIST_TRAIN_H
 
 // Only here for the API? Stop reading.
@@ -476,6 +478,22 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 #define IDIST_TRAIN_IMPLEMENTATION_DONE
 
 #include <dirent.h>
+
+// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+#pragma push_macro("lock")
+#undef lock
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 #ifdef __cplusplus
 extern "C" {
@@ -2281,8 +2299,8 @@ static void idist__memory_free(const idist__memory *m, void *p) {
 // idist_ipc.h do the same, with the same bits where the compiler does not fuse the host's products into its sums.
 //------------------------------------------------------------------------------
 
-#define IDIST__CHUNK 1024
-#define IDIST__CHUNK_NBYTES (sizeof(float) + IDIST__CHUNK) // the scale, then the bytes
+enum { IDIST__CHUNK = 1024 };
+enum { IDIST__CHUNK_NBYTES = sizeof(float) + IDIST__CHUNK }; // the scale, then the bytes
 
 // How the buckets of an iteration are added up.
 typedef struct idist__summing {
@@ -2432,7 +2450,7 @@ static idist_status idist__byte_finish(idist_bucket *b, void *arg) {
     for (at = 0; at < b->count; at += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
         float scale = idist__byte_scale(from);
         const signed char *bytes = (const signed char *)from + sizeof(float);
-        size_t k = b->count - at < IDIST__CHUNK ? b->count - at : IDIST__CHUNK;
+        size_t k = b->count - at < IDIST__CHUNK ? b->count - at : (size_t)IDIST__CHUNK;
         if (b->dtype == IDIST_F32)
             for (i = 0; i < k; i++) ((float *)b->data)[at + i] = (float)bytes[i] * scale;
         else
@@ -3361,6 +3379,25 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+// Nor shall such a program find any of these.
+#undef IDIST__COUNT_OF
+#undef IDIST__TWISTER_WORDS
+#undef IDIST__NORM_PIECE
+#undef IDIST__CHECKPOINT_VERSION
+#undef IDIST__CHECKPOINT_PIECE
+#undef IDIST__SUM_BLOCK
+#undef IDIST__SUM_ODD
+#undef IDIST__TENSORS_AT_ONCE
+#undef IDIST__OWN
+#undef IDIST__DDP_FIRST_NBYTES
+#undef IDIST__DDP_BUCKET_NBYTES
+#undef IDIST__BAR_NS
+
+#pragma pop_macro("lock")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // IDIST_IMPLEMENTATION
