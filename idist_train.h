@@ -678,6 +678,9 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 // uses random agree . used by loader
 //------------------------------------------------------------------------------
 
+// PyTorch and Python draw with 32 bits. Indices, some for padding among them, have to fit into memory as well.
+static const size_t IDIST__SHUFFLED_MOST = (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
+
 struct idist_sampler {
     idist_sampler_desc desc;
     bool fixed;      // by num_replicas
@@ -747,7 +750,7 @@ idist_status idist_sampler_create(const idist_sampler_desc *desc, idist_sampler 
         d.rank = idist_group_rank(d.group);
         if (d.rank < 0) return idist__fail(IDIST_ERR_STATE, "sampler_create: this rank is not a member of the group");
     }
-    if (!d.length || d.length > SIZE_MAX / 64 || (!d.in_order && !d.order_fn && (uint64_t)d.length > UINT32_MAX))
+    if (!d.length || d.length > (d.in_order || d.order_fn ? SIZE_MAX / 64 : IDIST__SHUFFLED_MOST))
         return idist__fail(IDIST_ERR_ARG, "sampler_create: a data set of %zu samples", d.length);
     if (d.num_replicas < 1) return idist__fail(IDIST_ERR_ARG, "sampler_create: num_replicas is %d", d.num_replicas);
     if (d.rank < 0 || d.rank >= d.num_replicas)
@@ -844,6 +847,12 @@ idist_status idist_sampler_reshard(idist_sampler *s, const idist_opts *opts) {
     return idist__agree(status, &o);
 }
 
+// As Python has it: rounded to a double, then cut off. The x87 of i386 would cut off a product of 64 digits.
+static size_t idist__sampler_part(double fraction, size_t length) {
+    volatile double part = fraction * (double)length;
+    return (size_t)part;
+}
+
 idist_status idist_partition(size_t length, const double *fractions, int n, int which, uint64_t seed, size_t *indices,
                              size_t *count) {
     double sum = 0;
@@ -851,7 +860,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     int i;
     if (!fractions || !indices || !count) return idist__fail(IDIST_ERR_ARG, "partition: a pointer is NULL");
     if (which < 0 || which >= n) return idist__fail(IDIST_ERR_ARG, "partition: part %d of %d", which, n);
-    if ((uint64_t)length > UINT32_MAX || length > SIZE_MAX / 64)
+    if (length > IDIST__SHUFFLED_MOST)
         return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than 2^32 - 1, or than memory has room for",
                            length);
     for (i = 0; i < n; i++) {
@@ -862,8 +871,8 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     if ((all = (size_t *)malloc((length + 1) * sizeof *all)) == NULL)
         return idist__fail(IDIST_ERR_NO_MEMORY, "partition: no memory for %zu indices", length);
     idist__random_shuffle(all, length, seed);
-    for (i = 0; i < which; i++) at += (size_t)(fractions[i] * (double)length);
-    *count = (size_t)(fractions[which] * (double)length);
+    for (i = 0; i < which; i++) at += idist__sampler_part(fractions[i], length);
+    *count = idist__sampler_part(fractions[which], length);
     if (at > length) at = length; // sums of fractions that are a little above 1
     if (*count > length - at) *count = length - at;
     memcpy(indices, all + at, *count * sizeof *indices);
