@@ -914,13 +914,15 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_IMPLEMENTATION_DONE)
 #define IDIST_IMPLEMENTATION_DONE
 
-// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
 #pragma push_macro("lock")
 #undef lock
 #pragma push_macro("max")
 #undef max
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -1045,7 +1047,8 @@ static void idist__os_random(void *buf, size_t nbytes) {
             p += n;
             nbytes -= (size_t)n;
         } else if (errno != EINTR) {
-            // Neither (an old sandbox). Nonces must differ, so clock and process id are better than nothing.
+            // Neither (an old sandbox). Nonces must differ, so clock and process id are better than
+            // nothing.
             int64_t mix = idist__os_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
             size_t k = nbytes < sizeof mix ? nbytes : sizeof mix;
             memcpy(p, &mix, k);
@@ -1167,8 +1170,8 @@ IDIST__UNUSED static void idist__os_relax(void) {
 #endif
 }
 
-// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, which can lie in two
-// cache lines.
+// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes,
+// which can lie in two cache lines.
 typedef uint64_t idist__counter __attribute__((aligned(8)));
 
 // Before something is said through shared memory, and after it was heard. Ranks that are threads of one process have it
@@ -1189,8 +1192,8 @@ IDIST__UNUSED static void idist__os_claim(const void *p) {
 #endif
 }
 
-// The system call takes a time of its own: two longs also where time_t has 64 bits and a long 32. Architectures that began
-// with such a time_t have another call instead.
+// The system call takes a time of its own: two longs also where time_t has 64 bits and a long 32.
+// Architectures that began with such a time_t have another call instead.
 #ifdef SYS_futex
 enum { IDIST__OS_FUTEX = SYS_futex };
 #else
@@ -1577,8 +1580,8 @@ IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_lo
     pthread_mutex_unlock(&idist__log_lock);
 }
 
-// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out on all, and converters
-// rely on the order of their steps. Until the end of [impl:reduce].
+// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out
+// on all, and converters rely on the order of their steps. Until the end of [impl:reduce].
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
     defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -2710,8 +2713,8 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
-// The length in an answer to a GET whose key is not there (any more), and the answer to an ADD that found text; torch's
-// protocol has no word for it.
+// The length in an answer to a GET whose key is not there (any more), and the answer to an ADD that
+// found text; torch's protocol has no word for it.
 static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
 static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
 

@@ -102,7 +102,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #define IDIST__ULFM 1 // user-level failure mitigation
 #endif
 
-// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")
@@ -112,7 +113,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"

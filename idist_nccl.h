@@ -130,11 +130,13 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
 #pragma push_macro("lock")
 #undef lock
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"

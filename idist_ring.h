@@ -74,7 +74,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_RING_IMPLEMENTATION_DONE)
 #define IDIST_RING_IMPLEMENTATION_DONE
 
-// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
 #pragma push_macro("near")
 #undef near
 #pragma push_macro("far")
@@ -84,7 +85,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #pragma push_macro("lock")
 #undef lock
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"

@@ -106,7 +106,8 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 #include <sys/file.h>
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"

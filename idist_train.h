@@ -479,11 +479,13 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 
 #include <dirent.h>
 
-// Where all of a program is one file, a header of its system may have made macros of these words, as windows.h does.
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
 #pragma push_macro("lock")
 #undef lock
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without such casts.
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -499,8 +501,8 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 extern "C" {
 #endif
 
-// A program may be built with -ffast-math or -Ofast, but norms and compressed gradients tell whether a number is
-// finite, and sum up in an order. Until the end of this file.
+// A program may be built with -ffast-math or -Ofast, but norms and compressed gradients tell
+// whether a number is finite, and sum up in an order. Until the end of this file.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
     defined(__RECIPROCAL_MATH__)
 #define IDIST__TRAIN_FAST_MATH 1
@@ -678,7 +680,8 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 // uses random agree . used by loader
 //------------------------------------------------------------------------------
 
-// PyTorch and Python draw with 32 bits. Indices, some for padding among them, have to fit into memory as well.
+// PyTorch and Python draw with 32 bits. Indices, some for padding among them, have to fit into
+// memory as well.
 static const size_t IDIST__SHUFFLED_MOST = (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
 struct idist_sampler {
@@ -847,7 +850,8 @@ idist_status idist_sampler_reshard(idist_sampler *s, const idist_opts *opts) {
     return idist__agree(status, &o);
 }
 
-// As Python has it: rounded to a double, then cut off. The x87 of i386 would cut off a product of 64 digits.
+// As Python has it: rounded to a double, then cut off. The x87 of i386 would cut off a product of
+// 64 digits.
 static size_t idist__sampler_part(double fraction, size_t length) {
     volatile double part = fraction * (double)length;
     return (size_t)part;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# big_endian.sh - idist on a big-endian processor (s390x, emulated by qemu): the unit tests of types and reductions, worlds of
-# its own, and a world of both byte orders, which must be refused with a sentence that says so.
+# big_endian.sh - idist on a big-endian processor (s390x, emulated by qemu): the unit tests of types
+# and reductions, worlds of its own, and a world of both byte orders, which must be refused with a
+# sentence that says so.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -18,8 +19,9 @@ echo '#include <stdio.h>' | $cc -E - >/dev/null 2>&1 || {
 }
 export IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=4
 
-# Sums of every dtype in a world that a launcher started, or that it spawns: `world N`. The emulator is slow where there are
-# more threads than cores, which keeps the ranks of tests/dist from meeting; these are processes.
+# Sums of every dtype in a world that a launcher started, or that it spawns: `world N`. The emulator
+# is slow where there are more threads than cores, which keeps the ranks of tests/dist from meeting;
+# these are processes.
 cat >"$WORK/world.c" <<'END'
 #include "idist.h"
 #include <stdio.h>
@@ -29,9 +31,11 @@ static int check(int local_rank, void *arg) {
     static const size_t counts[] = {0, 1, 2, 1000, 65537};
     static unsigned char buf[8 * 65537], want[8];
     int n = idist_get_world_size(), dtype, i;
+    const char *name;
     (void)local_rank, (void)arg;
     for (dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++) {
         double one = 1, sum = n;
+        name = idist_dtype_name((idist_dtype)dtype);
         size_t size = idist_dtype_size((idist_dtype)dtype), k;
         unsigned char first[8];
         const uint64_t bits = 1, total = (uint64_t)n; /* of integers: the low bytes are the last ones here */
@@ -39,7 +43,8 @@ static int check(int local_rank, void *arg) {
         memcpy(want, (const char *)&total + 8 - size, size);
         if (dtype >= IDIST_F16) {
             float f = 1, g = (float)n;
-            static const unsigned short f16[] = {0, 0x3c00, 0x4000, 0x4200, 0x4400}, bf16[] = {0, 0x3f80, 0x4000, 0x4040, 0x4080};
+            static const unsigned short f16[] = {0, 0x3c00, 0x4000, 0x4200, 0x4400};
+            static const unsigned short bf16[] = {0, 0x3f80, 0x4000, 0x4040, 0x4080};
             static const unsigned char e4m3[] = {0, 0x38, 0x40, 0x44, 0x48}, e5m2[] = {0, 0x3c, 0x40, 0x42, 0x44};
             const void *a = &one, *b = &sum;
             if (dtype == IDIST_F32) a = &f, b = &g;
@@ -55,7 +60,7 @@ static int check(int local_rank, void *arg) {
             if (idist_all_reduce(buf, buf, counts[i], (idist_dtype)dtype, IDIST_SUM, NULL) != IDIST_OK) return 2;
             for (k = 0; k < counts[i]; k++)
                 if (memcmp(buf + k * size, want, size) != 0)
-                    return printf("%s, element %zu of %zu is wrong\n", idist_dtype_name((idist_dtype)dtype), k, counts[i]), 3;
+                    return printf("%s, element %zu of %zu is wrong\n", name, k, counts[i]), 3;
         }
     }
     return 0;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# cuda.sh - idist_nccl.h and idist_ipc.h against the headers of several CUDA runtimes (make peers fetches them), as C and as
-# C++, alone and below idist_train.h. No CUDA library is needed: nothing is linked.
+# cuda.sh - idist_nccl.h and idist_ipc.h against the headers of several CUDA runtimes (make peers
+# fetches them), as C and as C++, alone and below idist_train.h. No CUDA library is needed: nothing
+# is linked.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

@@ -1,6 +1,6 @@
-// fast_math.c - what the loops over floats give, as digests: tests/compile/fast_math.sh builds this file once without and
-// once with -Ofast, and compares what the two print. Values are bits here, because a compiler that was told that there is
-// no NaN may drop a test for one.
+// fast_math.c - what the loops over floats give, as digests: tests/compile/fast_math.sh builds this
+// file once without and once with -Ofast, and compares what the two print. Values are bits here,
+// because a compiler that was told that there is no NaN may drop a test for one.
 #define IDIST_IMPLEMENTATION
 #include "idist_train.h"
 
@@ -20,7 +20,8 @@ static void tell(const char *what, const char *which, idist__isa isa) {
     digest = UINT64_C(0xcbf29ce484222325);
 }
 
-// Both ways, for every code and for floats around every border between two codes. Each count leaves a rest behind vectors.
+// Both ways, for every code and for floats around every border between two codes. Each count leaves
+// a rest behind vectors.
 static void conversions(idist_dtype dtype, idist__isa isa) {
     enum { N = 65536 + 13 };
     static uint16_t codes[N];
@@ -48,8 +49,9 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
     tell("narrow", idist_dtype_name(dtype), isa);
 }
 
-// Every pair of these. No subnormal of F32 or F64, and nothing whose product is one: the start code that -Ofast links makes
-// the processor take those as zero, which is what its user asked for. Those of F16 are normal in F32 and must survive.
+// Every pair of these. No subnormal of F32 or F64, and nothing whose product is one: the start code
+// that -Ofast links makes the processor take those as zero, which is what its user asked for. Those
+// of F16 are normal in F32 and must survive.
 static void reductions(idist_dtype dtype, idist_op op, idist__isa isa) {
     static const uint64_t f64[] = {0,
                                    UINT64_C(1) << 63,

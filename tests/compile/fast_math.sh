@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# fast_math.sh - a program built with -Ofast or -ffast-math gets the same bits as any other: NaN goes through MIN and MAX,
-# floats of 16 and 8 bits are converted right, a gradient that is not finite is noticed. Linked with the same flag, which
-# makes the processor take subnormals as zero.
+# fast_math.sh - a program built with -Ofast or -ffast-math gets the same bits as any other: NaN
+# goes through MIN and MAX, floats of 16 and 8 bits are converted right, a gradient that is not
+# finite is noticed. Linked with the same flag, which makes the processor take subnormals as zero.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -10,7 +10,8 @@ cp tests/compile/fast_math.c "$WORK/fast_math.cpp"
 build() { # build ID COMPILER STD SOURCE FLAGS...
     local id=$1 compiler=$2 std=$3 source=$4
     shift 4
-    later "$id" 100 "$compiler" -std="$std" -Wall -Wextra -Wpedantic -Werror -DIDIST_NO_RING -I. "$@" "$source" -o "$WORK/$id" -pthread
+    later "$id" 100 "$compiler" -std="$std" -Wall -Wextra -Wpedantic -Werror \
+        -DIDIST_NO_RING -I. "$@" "$source" -o "$WORK/$id" -pthread
 }
 
 build plain cc gnu11 tests/compile/fast_math.c -O1

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# optimizer.sh - every header that compiles here at every level of optimization and with LTO, without a warning, as C and as
-# C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized, -Warray-bounds, -Wstringop-overflow, and LTO's own. Nearly
-# all of clang's come before it, so each level is compiled by clang or by clang++; IDIST_TEST_FULL=1 takes both for each.
+# optimizer.sh - every header that compiles here at every level of optimization and with LTO,
+# without a warning, as C and as C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized,
+# -Warray-bounds, -Wstringop-overflow, and LTO's own. Nearly all of clang's come before it, so each
+# level is compiled by clang or by clang++; IDIST_TEST_FULL=1 takes both for each.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -9,15 +10,18 @@ all="-O0 -O1 -O2 -O3 -Os"
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 limit=200
 
-# All of them in one file: time goes into idist.h, which each of them includes. What is inlined where changes with what else
-# is there, and at -O3, where most is inlined, idist.h is compiled alone too.
+# All of them in one file: time goes into idist.h, which each of them includes. What is inlined
+# where changes with what else is there, and at -O3, where most is inlined, idist.h is compiled
+# alone too.
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\nint main(void) { return idist_get_rank(); }\n' >"$WORK/alone.c"
 headers="idist.h idist_train.h idist_trace.h"
 include=(-I.)
-mpi=$(for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do echo "$at"; done | while read -r at; do
-    [ -e "$at/mpi.h" ] && echo "$at" && break
-done)
-[ -n "$mpi" ] && headers="$headers idist_mpi.h" && include+=(-isystem "$mpi")
+for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do
+    [ -e "$at/mpi.h" ] || continue
+    headers="$headers idist_mpi.h"
+    include+=(-isystem "$at")
+    break
+done
 if [ -e build/cuda/12.9/installed ]; then
     headers="$headers idist_nccl.h"
     include+=(-isystem build/cuda/12.9/include)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# unity.sh - headers amid other code: where a program is one file, other headers have made macros of short words, and none of
-# idist's private macros may reach what follows; the warnings that C++ projects turn on stay silent; make install is complete.
+# unity.sh - headers amid other code: where a program is one file, other headers have made macros of
+# short words, and none of idist's private macros may reach what follows; the warnings that C++
+# projects turn on stay silent; make install is complete.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -17,7 +18,8 @@ if [ -e build/cuda/12.9/installed ]; then
     include+=(-isystem build/cuda/12.9/include)
 fi
 
-# Words of windows.h and of careless headers. Headers of others, which may use such words, come first.
+# Words of windows.h and of careless headers. Headers of others, which may use such words, come
+# first.
 words="near far small lock min max interface hyper pascal cdecl IN OUT OPTIONAL CONST ERROR DELETE"
 {
     case $headers in *idist_mpi.h*) echo '#include <mpi.h>' ;; esac
@@ -85,7 +87,8 @@ for compiler in g++ clang++; do
     ok_later "reverse-$compiler" "$compiler: headers in the reverse order"
 done
 
-# IDIST__ENTRY_* are in what idist_initialize expands to. C99 because otherwise libc has F_OFD_* itself, as C++ always.
+# IDIST__ENTRY_* are in what idist_initialize expands to. C99 because otherwise libc has F_OFD_*
+# itself, as C++ always.
 for source in all.cpp reverse.cpp; do
     for language in "c -std=c99" "c++ -std=c++11"; do
         # shellcheck disable=SC2086 # a list
@@ -101,12 +104,12 @@ done
 # CC may be another compiler, as where one crosses; and the licence goes along.
 printf '#!/bin/sh\necho "$@" >>"%s/cc.log"\nexec cc "$@"\n' "$WORK" >"$WORK/other-cc"
 chmod +x "$WORK/other-cc"
-ok_run 0 "make install" 100 make -s install DESTDIR="$WORK/root" PREFIX=/usr CC="$WORK/other-cc"
+ok_run 0 "make install" 100 make -s install DESTDIR="$WORK/dest" PREFIX=/usr CC="$WORK/other-cc"
 grep -q idistrun "$WORK/cc.log" 2>/dev/null
 ok $? "which builds idistrun with CC"
-cmp -s LICENSE "$WORK/root/usr/share/licenses/idist/LICENSE"
+cmp -s LICENSE "$WORK/dest/usr/share/licenses/idist/LICENSE"
 ok $? "and installs LICENSE"
-ok_run 0 "make uninstall" 20 make -s uninstall DESTDIR="$WORK/root" PREFIX=/usr
-[ -z "$(find "$WORK/root" -type f)" ]
+ok_run 0 "make uninstall" 20 make -s uninstall DESTDIR="$WORK/dest" PREFIX=/usr
+[ -z "$(find "$WORK/dest" -type f)" ]
 ok $? "leaves no file"
 done_testing

@@ -54,7 +54,8 @@ static inline tap_state *tap__state(void) {
     return &state;
 }
 
-// The integer of nbytes at `from`, and the low bytes of one to `to`, in the byte order of this machine.
+// The integer of nbytes at `from`, and the low bytes of one to `to`, in the byte order of this
+// machine.
 static inline bool tap__big_endian(void) {
     const uint16_t one = 1;
     unsigned char first;

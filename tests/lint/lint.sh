@@ -121,7 +121,8 @@ check_names() {
     comm -13 "$TMP/exported" "$TMP/declared" | sed 's/.*/declared: & is not in the implementation/'
 }
 
-# Macros a user of the API sees, and every macro that a header defines anywhere. Feature macros may be there too.
+# Macros a user of the API sees, and every macro that a header defines anywhere. Feature macros may
+# be there too.
 check_macros() {
     local cc=${CC:-cc}
     printf '#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n' >"$TMP/base.c"
