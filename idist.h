@@ -266,6 +266,9 @@ HISTORY
 #if defined(IDIST_IMPLEMENTATION) && !defined(_DEFAULT_SOURCE)
 #define _DEFAULT_SOURCE // clock_gettime, sockets and the like, also with -std=c99
 #endif
+#if defined(IDIST_IMPLEMENTATION) && !defined(_FILE_OFFSET_BITS)
+#define _FILE_OFFSET_BITS 64 // files above 2 GiB, and inode numbers above 2^32, also where a long has 32 bits
+#endif
 #ifndef IDIST_H
 #define IDIST_H
 
@@ -926,6 +929,24 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_IMPLEMENTATION_DONE)
 #define IDIST_IMPLEMENTATION_DONE
 
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("max")
+#undef max
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
 //------------------------------------------------------------------------------
 // [impl:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
 // used by everything below
@@ -955,7 +976,6 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -984,8 +1004,8 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-#define IDIST__MS ((int64_t)1000000) // nanoseconds in a millisecond
-#define IDIST__FOREVER INT64_MAX
+static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
+static const int64_t IDIST__FOREVER = INT64_MAX;
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 static int64_t idist__os_now_ns(void) {
@@ -1016,15 +1036,34 @@ static void idist__os_pause_ms(int ms) {
     nanosleep(&ts, NULL); // cut short by a signal: the callers loop over deadlines
 }
 
+// By number, since glibc before 2.25 has no getrandom(); kernels before 3.17 have none either.
+static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
+    ssize_t n = -1;
+    int fd;
+
+#ifdef SYS_getrandom
+    n = syscall(SYS_getrandom, buf, nbytes, 0);
+    if (n >= 0 || errno == EINTR) return n;
+#endif
+    fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+
+    do n = read(fd, buf, nbytes);
+    while (n < 0 && errno == EINTR);
+    close(fd);
+    return n > 0 ? n : -1;
+}
+
 static void idist__os_random(void *buf, size_t nbytes) {
     unsigned char *p = (unsigned char *)buf;
     while (nbytes) {
-        ssize_t n = getrandom(p, nbytes, 0);
+        ssize_t n = idist__os_random_some(p, nbytes);
         if (n > 0) {
             p += n;
             nbytes -= (size_t)n;
-        } else if (n < 0 && errno != EINTR) {
-            // No getrandom (an old sandbox). Nonces must differ, so clock and process id are better than nothing.
+        } else if (errno != EINTR) {
+            // Neither (an old sandbox). Nonces must differ, so clock and process id are better than
+            // nothing.
             int64_t mix = idist__os_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
             size_t k = nbytes < sizeof mix ? nbytes : sizeof mix;
             memcpy(p, &mix, k);
@@ -1041,7 +1080,7 @@ static const char *idist__os_env(const char *name) {
 }
 
 // The processors a thread may run on, a bit for each.
-#define IDIST__CPU_WORDS 128
+enum { IDIST__CPU_WORDS = 128 };
 typedef struct idist__cpus {
     unsigned long bits[IDIST__CPU_WORDS]; // 8192 processors
 } idist__cpus;
@@ -1146,6 +1185,10 @@ IDIST__UNUSED static void idist__os_relax(void) {
 #endif
 }
 
+// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes,
+// which can lie in two cache lines.
+typedef uint64_t idist__counter __attribute__((aligned(8)));
+
 // Before something is said through shared memory, and after it was heard. Ranks that are threads of one process have it
 // mapped at different addresses, so the thread sanitizer cannot see what one says to the other.
 IDIST__UNUSED static void idist__os_handover(void) {
@@ -1164,18 +1207,34 @@ IDIST__UNUSED static void idist__os_claim(const void *p) {
 #endif
 }
 
+// The system call takes a time of its own: two longs also where time_t has 64 bits and a long 32.
+// Architectures that began with such a time_t have another call instead.
+#ifdef SYS_futex
+enum { IDIST__OS_FUTEX = SYS_futex };
+#else
+enum { IDIST__OS_FUTEX = SYS_futex_time64 };
+#endif
+#if !defined(SYS_futex) || (defined(__x86_64__) && defined(__ILP32__))
+typedef int64_t idist__os_futex_part;
+#else
+typedef long idist__os_futex_part;
+#endif
+
 // Sleeps while a word that processes share has this value; may wake up for no reason.
 IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, int64_t until_ns) {
-    struct timespec ts;
-    int64_t left = until_ns - idist__os_now_ns();
+    struct {
+        idist__os_futex_part seconds, nanoseconds;
+    } ts;
+    int64_t left = until_ns - idist__os_now_ns(), seconds = left / 1000000000;
+
     if (left <= 0) return;
-    ts.tv_sec = (time_t)(left / 1000000000);
-    ts.tv_nsec = (long)(left % 1000000000);
-    syscall(SYS_futex, word, 0 /* FUTEX_WAIT */, value, until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
+    ts.seconds = (idist__os_futex_part)(seconds < INT32_MAX ? seconds : INT32_MAX);
+    ts.nanoseconds = (idist__os_futex_part)(left % 1000000000);
+    syscall(IDIST__OS_FUTEX, word, 0 /* FUTEX_WAIT */, value, until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
 }
 
 IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
-    syscall(SYS_futex, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
+    syscall(IDIST__OS_FUTEX, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
 // Lets all other processes that have announced themselves here (announce) pass a full memory fence before it returns.
@@ -1536,6 +1595,27 @@ IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_lo
     idist__me.callbacks--;
     pthread_mutex_unlock(&idist__log_lock);
 }
+
+// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out
+// on all, and converters rely on the order of their steps. Until the end of [impl:reduce].
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
+    defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// As C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
 
 //------------------------------------------------------------------------------
 // [impl:type]  dtypes: sizes, names, floats of 16 and 8 bits
@@ -1969,6 +2049,22 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
     idist__reduce_many(inout, operands, 2, count, dtype, op, 0);
     return IDIST_OK;
 }
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
 
 //------------------------------------------------------------------------------
 // [impl:sha]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
@@ -2423,6 +2519,10 @@ static bool idist__auth_tag_is(const idist__handshake *h, const char *label, con
     return diff == 0;
 }
 
+static bool idist__auth_other_order(const idist__handshake *h) {
+    return memcmp(h->theirs.magic, "IDST", 4) == 0 && h->theirs.byte_order == 0x04030201;
+}
+
 static idist_status idist__auth_check_hello(const idist__handshake *h) {
     const idist__hello *t = &h->theirs;
     if (memcmp(t->magic, "IDST", 4) != 0) return idist__fail(IDIST_ERR_AUTH, "the other side does not speak idist");
@@ -2685,8 +2785,10 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
-#define IDIST__NO_VALUE UINT64_MAX    // the length in an answer to a GET whose key is not there (any more)
-#define IDIST__NOT_A_NUMBER INT64_MIN // the answer to an ADD that found text; torch's protocol has no word for it
+// The length in an answer to a GET whose key is not there (any more), and the answer to an ADD that
+// found text; torch's protocol has no word for it.
+static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
+static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
 
 typedef struct idist__blob { // bytes with a length, not owned
     const char *data;
@@ -2915,11 +3017,7 @@ static idist_status idist__mem_store_open(idist_store *store) {
 // threads may be ranks. A writer that dies halfway leaves bytes beyond the committed ones, which the next writer
 // overwrites.
 
-#ifndef F_OFD_GETLK
-#define F_OFD_GETLK 36
-#define F_OFD_SETLK 37
-#define F_OFD_SETLKW 38
-#endif
+enum { IDIST__OFD_GETLK = 36, IDIST__OFD_SETLK = 37, IDIST__OFD_SETLKW = 38 }; // names that strict modes hide
 
 typedef struct idist__file_store {
     pthread_mutex_t lock;
@@ -2944,7 +3042,7 @@ static int idist__file_lock(int fd, int cmd, short type, off_t byte, struct floc
 static bool idist__file_records(int fd, bool take, int64_t deadline_ns) {
     struct flock fl;
     for (;;) {
-        if (idist__file_lock(fd, F_OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0) return true;
+        if (idist__file_lock(fd, IDIST__OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0) return true;
         if (errno == EINTR) continue;
         if ((errno != EAGAIN && errno != EACCES) || idist__os_ms_until(deadline_ns) == 0) return false;
         idist__os_pause_ms(1);
@@ -2958,7 +3056,7 @@ static idist_status idist__file_late(const idist__file_store *f) {
 
 static bool idist__file_server_lives(int fd) {
     struct flock fl;
-    return idist__file_lock(fd, F_OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
+    return idist__file_lock(fd, IDIST__OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
 }
 
 // Reads into `to`, or else writes what is at `from`.
@@ -3104,7 +3202,7 @@ static idist_status idist__file_claim(idist__file_store *f, int64_t deadline_ns)
         if (idist__file_is_at(f->fd, f->path)) break;
         idist__os_close(&f->fd);
     }
-    if (idist__file_lock(f->fd, F_OFD_SETLK, F_WRLCK, 0, &fl) != 0)
+    if (idist__file_lock(f->fd, IDIST__OFD_SETLK, F_WRLCK, 0, &fl) != 0)
         s = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a job that is running", f->path);
     else if (!idist__file_is_store(f->fd))
         s = idist__fail(IDIST_ERR_ARG, "store: %s exists and is no store file; it is left alone", f->path);
@@ -3199,6 +3297,7 @@ static idist__blob idist__read_blob(idist__reader *r, uint64_t max) {
 // points into the buffer; keys has room for `maxkeys`.
 static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *req, idist__blob *keys, size_t maxkeys) {
     idist__reader r;
+    uint32_t magic;
     uint64_t i, n;
     memset(req, 0, sizeof *req);
     memset(&r, 0, sizeof r);
@@ -3209,9 +3308,9 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
     switch (req->op) {
     case IDIST__REQ_VALIDATE:
         if (r.left < 4) return 0;
-        req->number = (int64_t)((uint32_t)(unsigned char)r.p[0] | (uint32_t)(unsigned char)r.p[1] << 8 |
-                                (uint32_t)(unsigned char)r.p[2] << 16 | (uint32_t)(unsigned char)r.p[3] << 24);
-        r.p += 4;
+        memcpy(&magic, r.p, sizeof magic); // in the client's byte order, as all numbers here and in torch's protocol
+        req->number = (int64_t)magic;
+        r.p += sizeof magic;
         break;
     case IDIST__REQ_SET:
     case IDIST__REQ_WILL:
@@ -3367,9 +3466,10 @@ typedef struct idist__server {
     idist__porch porch;
     idist__client *clients[4096];
     int nclients;
-    bool executed; // a will: the table has changed
-    int nrefused;  // handshakes that failed, for the text of a time-out
-    int no_fds;    // a connection could not be accepted for want of a descriptor
+    bool executed;   // a will: the table has changed
+    int nrefused;    // handshakes that failed, for the text of a time-out
+    int other_order; // one of them came from a machine of another byte order
+    int no_fds;      // a connection could not be accepted for want of a descriptor
 } idist__server;
 
 // The client has gone without taking its will back. A value that stands there already stays.
@@ -3548,6 +3648,7 @@ static void idist__server_porch(idist__server *sv) {
         if (h->fd < 0 || !h->ready) continue;
         h->ready = false;
         if (idist__auth_step(h, &done) != IDIST_OK) {
+            if (idist__auth_other_order(h)) __atomic_store_n(&sv->other_order, 1, __ATOMIC_RELAXED);
             idist__os_close(&h->fd);
             __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
         }
@@ -4076,7 +4177,7 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     if (strncmp(where, "file:", 5) == 0) s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
     else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
     else if (strncmp(where, "torch:", 6) == 0) {
-        char addr[320];
+        char addr[4096];
         snprintf(addr, sizeof addr, "tcp:%s", where + 6);
         s = idist__tcp_store_open(store, addr, false, -1, NULL, false, deadline_ns);
     } else s = idist__tcp_store_open(store, where, d->server, listener, key, secret.nbytes || secret.insecure, deadline_ns);
@@ -4260,7 +4361,7 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
 #define IDIST__SHM_MIB 4 // shared memory per rank
 
-#define IDIST__DEVICE_BACKEND_NCCL 1
+enum { IDIST__DEVICE_BACKEND_NCCL = 1 };
 
 typedef struct idist__config {
     int rank, world_size;
@@ -4994,7 +5095,7 @@ typedef struct idist__print {
     uint32_t whole; // of a call that is a part of another one: the number of that; else 0
 } idist__print;
 
-#define IDIST__ON_DEVICE 0x80 // a collective on device memory
+enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
 
 typedef enum idist__driver { IDIST__DRIVER_NONE, IDIST__DRIVER_CALLER, IDIST__DRIVER_THREAD } idist__driver;
 
@@ -5115,7 +5216,7 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-#define IDIST__BACKEND_ABI 6
+enum { IDIST__BACKEND_ABI = 6 };
 #define IDIST__SPIN_NS 500000
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
@@ -5125,7 +5226,7 @@ struct idist_backend_api {
 #endif
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__ASK_NS (1000 * IDIST__MS)
-#define IDIST__FLUSH_MS 100
+enum { IDIST__FLUSH_MS = 100 };
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 
 struct idist__world {
@@ -5763,8 +5864,7 @@ typedef struct idist__ended {
     int n;
 } idist__ended;
 
-#define IDIST__ENDED_GROUPS 256
-#define IDIST__ENDED_WORLDS 16
+enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
 
 static pthread_mutex_t idist__ended_lock = PTHREAD_MUTEX_INITIALIZER;
 static idist__ended idist__ended_groups, idist__ended_worlds; // a world is its group, and some more
@@ -6067,9 +6167,10 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
     return idist__check_buffers(g, c);
 }
 
-// Locks the world of a call and finds its group. On failure nothing is locked.
+// Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
+    *out = NULL;
     if (group && !w) return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
@@ -6262,7 +6363,8 @@ typedef struct idist__self_group {
     idist__parcel *parcels;
 } idist__self_group;
 
-#define IDIST__EAGER_BYTES ((size_t)64 * 1024) // messages up to this size are on their way before anybody asks for them
+// Messages up to this size are on their way before anybody asks for them.
+static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
 static void idist__self_drop(idist_group *g, idist__parcel **at) {
     idist__parcel *p = *at;
@@ -8280,6 +8382,54 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
     idist__log_print(&log, IDIST_LOG_INFO, "End of run");
     return s;
 }
+
+// Nor shall such a program find any of these.
+#undef IDIST__VECTORIZE
+#undef IDIST__NO_ALIAS
+#undef IDIST__PRINTF
+#undef IDIST__UNUSED
+#undef IDIST__INLINE
+#undef IDIST__TLS
+#undef IDIST__COUNT_OF
+#undef IDIST__UNALIGNED
+#undef IDIST__X86
+#undef IDIST__ISA_avx2
+#undef IDIST__ISA_avx512
+#undef IDIST__ISA_base
+#undef IDIST__CONVERTERS
+#undef IDIST__CONVERTER
+#undef IDIST__CONVERTER_ROW
+#undef IDIST__KERNEL
+#undef IDIST__KERNELS_INT
+#undef IDIST__KERNELS_FLOAT
+#undef IDIST__ROW_INT
+#undef IDIST__ROW_FLOAT
+#undef IDIST__KERNELS_NARROW
+#undef IDIST__KERNELS_WIDE
+#undef IDIST__REDUCE_TABLE
+#undef IDIST__WIRE_VERSION
+#undef IDIST__HELLO_BYTES
+#undef IDIST__KEY_MAX
+#undef IDIST__VALUE_MAX
+#undef IDIST__KEYS_MAX
+#undef IDIST__STORE_MAGIC
+#undef IDIST__STORE_REQUEST_MAX
+#undef IDIST__SHM_MIB
+#undef IDIST__HAS_MPI
+#undef IDIST__SPIN_NS
+#undef IDIST__YIELDS
+#undef IDIST__YIELD_NS
+#undef IDIST__TIMERS_NS
+#undef IDIST__ANNOUNCE_NS
+#undef IDIST__WARN_NS
+#undef IDIST__ASK_NS
+#undef IDIST__WATCH_NS
+
+#pragma pop_macro("max")
+#pragma pop_macro("lock")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 
 #endif // IDIST_IMPLEMENTATION
 

@@ -130,6 +130,25 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
+#pragma push_macro("lock")
+#undef lock
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+#define IDIST__UNUSED __attribute__((unused))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -352,9 +371,11 @@ typedef struct idist__gpu {         // of a world
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
     bool loading; // a thread loads what follows, without the lock
+#if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
-    idist__task *held;       // by idist_group_begin, in their order
+#endif
+    idist__task *held; // by idist_group_begin, in their order
 } idist__gpu;
 
 // The device's part of a group, made by its first call on device memory.
@@ -2007,6 +2028,27 @@ const idist_backend_api *idist_nccl_backend(void) {
 
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+// Nor shall such a program find any of these.
+#undef IDIST__COUNT_OF
+#undef IDIST__UNUSED
+#undef IDIST__NCCL_FUNCTIONS
+#undef IDIST__GPU_LOOK_NS
+#undef IDIST__GPU_LOOK_LONG_NS
+#undef IDIST__GPU_CHUNK
+#undef IDIST__GPU_SLOTS
+#undef IDIST__GPU_AHEAD
+#undef IDIST__GPU_LET_MS
+#undef IDIST__GPU_ABORT_MS
+#undef IDIST__IPC_CHUNK
+#undef IDIST__IPC_SMALL
+#undef IDIST__IPC_RANKS
+#undef IDIST__IPC_KERNELS
+
+#pragma pop_macro("lock")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // IDIST_IMPLEMENTATION

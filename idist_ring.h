@@ -74,6 +74,30 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_RING_IMPLEMENTATION_DONE)
 #define IDIST_RING_IMPLEMENTATION_DONE
 
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("far")
+#undef far
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -129,7 +153,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
-#define IDIST__UNKNOWN_MOST 1024              // messages that a rank may send for groups that do not exist here yet
+enum { IDIST__UNKNOWN_MOST = 1024 };          // messages that a rank may send for groups that do not exist here yet
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 #define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
 #define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
@@ -147,7 +171,7 @@ typedef struct idist__bucket {
     idist__hook *first, **end; // end: of one that is not empty
 } idist__bucket;
 
-#define IDIST__BUCKETS 1024
+enum { IDIST__BUCKETS = 1024 };
 
 // One send or receive under way: what algorithms are made of. It is in one list at a time (a link's out, waiting, posted
 // or receiving, a group's recvs or wild, the ring's idle ones), or in none while it is a link's
@@ -330,7 +354,7 @@ typedef struct idist__bell {
     char pad[60];
     int64_t pid; // whose memory this is, and a number there by which that can be proved
     uint64_t proof, proof_at;
-    uint64_t withdrawn; // sends that ended before their time: what was read at their addresses is worth nothing
+    idist__counter withdrawn; // sends that ended before their time: what was read at their addresses is worth nothing
     char pad2[32];
 } idist__bell;
 
@@ -344,9 +368,9 @@ typedef struct idist__shm_head {
 
 // Bytes from one rank to another. The counters never go back; each is written by one side only.
 typedef struct idist__pipe {
-    uint64_t tail; // written so far
+    idist__counter tail; // written so far
     char pad[56];
-    uint64_t head; // read so far
+    idist__counter head; // read so far
     char pad2[56];
 } idist__pipe;
 
@@ -2212,7 +2236,7 @@ static bool idist__op_begin(idist__task *t) {
 #define IDIST__AHEAD 4 // half of them
 #define IDIST__CHUNK_MOST ((size_t)384 * 1024)
 #define IDIST__CHUNK_CROWDED ((size_t)128 * 1024)
-#define IDIST__BUFFERS 3
+enum { IDIST__BUFFERS = 3 };
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
@@ -2243,7 +2267,7 @@ typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
 } idist__notice;
 
 typedef struct idist__pace { // two lines; only `left` is written by others
-    uint64_t exposed, reduced, freed;
+    idist__counter exposed, reduced, freed;
     char pad[40];
     uint32_t left; // members that freed the group: then the place can serve another one
     char pad2[60];
@@ -2312,7 +2336,7 @@ static void idist__share_knock(const idist__share *s, const idist_group *g) {
         if (i != g->rank) idist__shm_wake(s->shm, s->shm->local[g->ranks[i]]);
 }
 
-static void idist__share_publish(idist__task *t, uint64_t *counter, uint64_t value) {
+static void idist__share_publish(idist__task *t, idist__counter *counter, uint64_t value) {
     idist__os_handover();
     __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     idist__share_knock(idist__share_of(t), t->group);
@@ -2774,9 +2798,9 @@ static bool idist__share_all(idist__task *t, size_t counter, uint64_t value, boo
     idist__op *o = idist__op_of(t);
     idist__share *s = idist__share_of(t);
     for (; o->who < o->n; o->who++) {
-        const uint64_t *at;
+        const idist__counter *at;
         if (o->who == o->r || (readers && !idist__share_reads(t, o->who))) continue;
-        at = (const uint64_t *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
+        at = (const idist__counter *)(const void *)((const char *)idist__share_pace(s, o->who) + counter);
         if (__atomic_load_n(at, __ATOMIC_ACQUIRE) < value) return false;
     }
     idist__os_handover();
@@ -4493,7 +4517,10 @@ static const idist__server *idist__join_server(const idist__join *j) {
 static idist_status idist__join_hint(const idist__join *j) {
     const idist__server *sv = idist__join_server(j);
     int refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
-    if (refused)
+    if (sv && __atomic_load_n(&sv->other_order, __ATOMIC_RELAXED))
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". Some rank runs on a machine of another byte order; mixed worlds are not supported");
+    else if (refused)
         idist__append(
             idist__me.text, sizeof idist__me.text,
             ". %d connections were refused or broke off: another secret, another build, strangers, or a rank that died",
@@ -5436,6 +5463,51 @@ const idist_backend_api *idist_ring_backend(void) {
 
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+// Nor shall such a program find any of these.
+#undef IDIST__COUNT_OF
+#undef IDIST__FRAME_BYTES
+#undef IDIST__PIECE_BYTES
+#undef IDIST__WINDOW_BYTES
+#undef IDIST__TEXT_BYTES
+#undef IDIST__STAGE_BYTES
+#undef IDIST__QUICK_YIELDS
+#undef IDIST__TURN_NS
+#undef IDIST__EAGER_NEAR_BYTES
+#undef IDIST__HISTORY
+#undef IDIST__LOOK_NS
+#undef IDIST__LINE
+#undef IDIST__FAR_PIECE
+#undef IDIST__CLAIM_BYTES
+#undef IDIST__PAGE
+#undef IDIST__SLOTS
+#undef IDIST__CHUNK_BYTES
+#undef IDIST__CO_BEGIN
+#undef IDIST__CO_AWAIT
+#undef IDIST__CO_END
+#undef IDIST__NOTICES
+#undef IDIST__AHEAD
+#undef IDIST__CHUNK_MOST
+#undef IDIST__CHUNK_CROWDED
+#undef IDIST__FLAT_BYTES
+#undef IDIST__LET_GO_MS
+#undef IDIST__INLINE_BYTES
+#undef IDIST__ALONE_BYTES
+#undef IDIST__FAR_BYTES
+#undef IDIST__FAR_CROWDED
+#undef IDIST__FAR_BROADCAST
+#undef IDIST__FAR_SUMS
+#undef IDIST__NOTICE_BYTES
+#undef IDIST__ALL_HAVE
+#undef IDIST__SOURCES_HAVE
+
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("far")
+#pragma pop_macro("near")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // IDIST_IMPLEMENTATION

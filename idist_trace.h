@@ -106,6 +106,17 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 #include <sys/file.h>
 
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -276,7 +287,7 @@ typedef struct idist__track { // a rank; there are several where ranks are threa
     idist__lane *lanes;
 } idist__track;
 
-IDIST__TLS struct idist__trace_thread {
+static __thread struct idist__trace_thread {
     idist__track *track;
     int tid;
     int depth; // begins without an end
@@ -571,6 +582,19 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+// Nor shall such a program find any of these.
+#undef IDIST__TRACE_WINDOW
+#undef IDIST__TRACE_EVENT
+#undef IDIST__TRACE_NAME
+#undef IDIST__TRACE_KIND
+#undef IDIST__TRACE_FAR
+#undef IDIST__TRACE_ARGS
+#undef IDIST__LANES
+
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // IDIST_IMPLEMENTATION

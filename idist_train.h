@@ -470,6 +470,8 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 } // extern "C"
 #endif
 
+#undef IDIST__FORMAT
+
 #endif // IDIST_TRAIN_H
 
 // Only here for the API? Stop reading.
@@ -480,8 +482,47 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 #include <dirent.h>
 #include <sys/ioctl.h>
 
+// Where all of a program is one file, a header of its system may have made macros of these words,
+// as windows.h does.
+#pragma push_macro("lock")
+#undef lock
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+// A program may be built with -ffast-math or -Ofast, but norms and compressed gradients tell
+// whether a number is finite, and sum up in an order. Until the end of this file.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
+    defined(__RECIPROCAL_MATH__)
+#define IDIST__TRAIN_FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// As C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
 #endif
 
 //------------------------------------------------------------------------------
@@ -642,6 +683,10 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 // uses random agree . used by loader
 //------------------------------------------------------------------------------
 
+// PyTorch and Python draw with 32 bits. Indices, some for padding among them, have to fit into
+// memory as well.
+static const size_t IDIST__SHUFFLED_MOST = (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
+
 struct idist_sampler {
     idist_sampler_desc desc;
     bool fixed;      // by num_replicas
@@ -711,7 +756,7 @@ idist_status idist_sampler_create(const idist_sampler_desc *desc, idist_sampler 
         d.rank = idist_group_rank(d.group);
         if (d.rank < 0) return idist__fail(IDIST_ERR_STATE, "sampler_create: this rank is not a member of the group");
     }
-    if (!d.length || d.length > (d.in_order || d.order_fn ? SIZE_MAX / 64 : UINT32_MAX))
+    if (!d.length || d.length > (d.in_order || d.order_fn ? SIZE_MAX / 64 : IDIST__SHUFFLED_MOST))
         return idist__fail(IDIST_ERR_ARG, "sampler_create: a data set of %zu samples", d.length);
     if (d.num_replicas < 1) return idist__fail(IDIST_ERR_ARG, "sampler_create: num_replicas is %d", d.num_replicas);
     if (d.rank < 0 || d.rank >= d.num_replicas)
@@ -808,6 +853,13 @@ idist_status idist_sampler_reshard(idist_sampler *s, const idist_opts *opts) {
     return idist__agree(status, &o);
 }
 
+// As Python has it: rounded to a double, then cut off. The x87 of i386 would cut off a product of
+// 64 digits.
+static size_t idist__sampler_part(double fraction, size_t length) {
+    volatile double part = fraction * (double)length;
+    return (size_t)part;
+}
+
 idist_status idist_partition(size_t length, const double *fractions, int n, int which, uint64_t seed, size_t *indices,
                              size_t *count) {
     double sum = 0;
@@ -815,7 +867,9 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     int i;
     if (!fractions || !indices || !count) return idist__fail(IDIST_ERR_ARG, "partition: a pointer is NULL");
     if (which < 0 || which >= n) return idist__fail(IDIST_ERR_ARG, "partition: part %d of %d", which, n);
-    if (length > UINT32_MAX) return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than 2^32 - 1", length);
+    if (length > IDIST__SHUFFLED_MOST)
+        return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than 2^32 - 1, or than memory has room for",
+                           length);
     for (i = 0; i < n; i++) {
         if (!(fractions[i] >= 0)) return idist__fail(IDIST_ERR_ARG, "partition: fraction %d is %g", i, fractions[i]);
         sum += fractions[i];
@@ -824,8 +878,8 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     if ((all = (size_t *)malloc((length + 1) * sizeof *all)) == NULL)
         return idist__fail(IDIST_ERR_NO_MEMORY, "partition: no memory for %zu indices", length);
     idist__random_shuffle(all, length, seed);
-    for (i = 0; i < which; i++) at += (size_t)(fractions[i] * (double)length);
-    *count = (size_t)(fractions[which] * (double)length);
+    for (i = 0; i < which; i++) at += idist__sampler_part(fractions[i], length);
+    *count = idist__sampler_part(fractions[which], length);
     if (at > length) at = length; // sums of fractions that are a little above 1
     if (*count > length - at) *count = length - at;
     memcpy(indices, all + at, *count * sizeof *indices);
@@ -1874,14 +1928,16 @@ static idist_status idist__checkpoint_list(const char *path, const char *prefix,
     int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), room = 0;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *e;
+    int err = errno;
     *n = 0;
     *files = NULL;
     if (!dir) {
-        int err = errno;
         idist__os_close(&fd);
         return idist__checkpoint_fail("checkpoint", path, "", err);
     }
-    while ((e = readdir(dir)) != NULL) {
+    for (;;) {
+        errno = 0; // NULL is the end, or an error: of a file system, or of a number that 32 bits cannot hold
+        if ((e = readdir(dir)) == NULL) break;
         if (tidy && idist__checkpoint_is_temporary(e->d_name, prefix)) unlinkat(folder, e->d_name, 0);
         if (!idist__checkpoint_named(e->d_name, prefix)) continue;
         if (*n == room) {
@@ -1891,7 +1947,9 @@ static idist_status idist__checkpoint_list(const char *path, const char *prefix,
         }
         if (idist__checkpoint_look(folder, e->d_name, *files + *n)) ++*n;
     }
+    err = e ? 0 : errno;
     closedir(dir);
+    if (err) return idist__checkpoint_fail("checkpoint", path, "", err); // nobody shall take this for an empty folder
     return e ? idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint: no memory for the files of %s", path) : IDIST_OK;
 }
 
@@ -2264,8 +2322,8 @@ static void idist__memory_free(const idist__memory *m, void *p) {
 // idist_ipc.h do the same, with the same bits where the compiler does not fuse the host's products into its sums.
 //------------------------------------------------------------------------------
 
-#define IDIST__CHUNK 1024
-#define IDIST__CHUNK_NBYTES (sizeof(float) + IDIST__CHUNK) // the scale, then the bytes
+enum { IDIST__CHUNK = 1024 };
+enum { IDIST__CHUNK_NBYTES = sizeof(float) + IDIST__CHUNK }; // the scale, then the bytes
 
 // How the buckets of an iteration are added up.
 typedef struct idist__summing {
@@ -2415,7 +2473,7 @@ static idist_status idist__byte_finish(idist_bucket *b, void *arg) {
     for (at = 0; at < b->count; at += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
         float scale = idist__byte_scale(from);
         const signed char *bytes = (const signed char *)from + sizeof(float);
-        size_t k = b->count - at < IDIST__CHUNK ? b->count - at : IDIST__CHUNK;
+        size_t k = b->count - at < IDIST__CHUNK ? b->count - at : (size_t)IDIST__CHUNK;
         if (b->dtype == IDIST_F32)
             for (i = 0; i < k; i++) ((float *)b->data)[at + i] = (float)bytes[i] * scale;
         else
@@ -3352,8 +3410,43 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     if (last) bar->started_ns = bar->shown_ns = 0; // the next one
 }
 
+#ifdef IDIST__TRAIN_FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__TRAIN_FAST_MATH
+#endif
+
 #ifdef __cplusplus
 } // extern "C"
+#endif
+
+// Nor shall such a program find any of these.
+#undef IDIST__COUNT_OF
+#undef IDIST__TWISTER_WORDS
+#undef IDIST__NORM_PIECE
+#undef IDIST__CHECKPOINT_VERSION
+#undef IDIST__CHECKPOINT_PIECE
+#undef IDIST__SUM_BLOCK
+#undef IDIST__SUM_ODD
+#undef IDIST__TENSORS_AT_ONCE
+#undef IDIST__OWN
+#undef IDIST__DDP_FIRST_NBYTES
+#undef IDIST__DDP_BUCKET_NBYTES
+#undef IDIST__BAR_NS
+
+#pragma pop_macro("lock")
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // IDIST_IMPLEMENTATION

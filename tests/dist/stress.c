@@ -348,11 +348,11 @@ static size_t v_count(const doing *d, int from, int to) {
 // Where the blocks lie is each rank's own affair. Returns the extent.
 static size_t v_layout(rank_state *s, const doing *d, const size_t *counts, size_t *displs) {
     uint64_t h = own_random(s);
-    size_t at = h % 3;
+    size_t at = (size_t)(h % 3);
     for (int i = 0; i < d->n; i++) {
         int k = h >> 8 & 1 ? d->n - 1 - i : i;
         displs[k] = at;
-        at += counts[k] + (h >> 16) % 3;
+        at += counts[k] + (size_t)((h >> 16) % 3);
     }
     return at;
 }

@@ -18,9 +18,9 @@ static layout make_layout(int n, size_t count, int style, uint64_t salt) {
     for (int i = 0; i < n; i++) {
         int k = style == 2 ? n - 1 - i : i;
         uint64_t h = tap_mix(salt * 31 + (uint64_t)k);
-        l.counts[k] = h % 4 == 0 ? 0 : count == 0 ? 0 : h % (2 * count + 1);
+        l.counts[k] = h % 4 == 0 || count == 0 ? 0 : (size_t)(h % (2 * count + 1));
         l.displs[k] = at;
-        at += l.counts[k] + (style ? h % 5 : 0);
+        at += l.counts[k] + (style ? (size_t)(h % 5) : 0);
     }
     l.extent = at;
     return l;
@@ -104,7 +104,7 @@ static void scatterv(grid_case *c) {
 
 static size_t pair_count(const grid_case *c, int from, int to) {
     uint64_t h = tap_mix(c->salt + (uint64_t)(from * 97 + to * 7));
-    return h % 4 == 0 || c->count == 0 ? 0 : h % (c->count + 1);
+    return h % 4 == 0 || c->count == 0 ? 0 : (size_t)(h % (c->count + 1));
 }
 
 static layout pair_layout(const grid_case *c, bool sending) {

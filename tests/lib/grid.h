@@ -308,7 +308,7 @@ static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, si
             store_double(p + i * esize, dtype, red_float(dtype, op, n, rank, first + i, salt));
         } else {
             uint64_t v = red_integer(dtype, op, rank, first + i, salt);
-            memcpy(p + i * esize, &v, esize); // little endian: the low bytes
+            tap_store_bits(p + i * esize, v, esize);
         }
     }
     pat__repeat(p, count, esize);
@@ -328,7 +328,7 @@ static inline void red_expected(void *out, idist_dtype dtype, idist_op op, int n
     for (int k = lo + 1; k < hi; k++)
         acc = red_widen(dtype, red_combine(dtype, op, acc, red_widen(dtype, red_integer(dtype, op, k, index, salt))));
     if (op == IDIST_AVG) acc = dtype_is_signed(dtype) ? (uint64_t)((int64_t)acc / n) : acc / (uint64_t)n;
-    memcpy(out, &acc, idist_dtype_size(dtype));
+    tap_store_bits(out, acc, idist_dtype_size(dtype));
 }
 
 static inline size_t red_find_wrong(const void *buf, idist_dtype dtype, idist_op op, int n, int lo, int hi, size_t first,

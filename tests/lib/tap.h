@@ -54,6 +54,23 @@ static inline tap_state *tap__state(void) {
     return &state;
 }
 
+// The integer of nbytes at `from`, and the low bytes of one to `to`, in the byte order of this
+// machine.
+static inline bool tap__big_endian(void) {
+    const uint16_t one = 1;
+    unsigned char first;
+    memcpy(&first, &one, 1);
+    return first == 0;
+}
+static inline uint64_t tap_load_bits(const void *from, size_t nbytes) {
+    uint64_t bits = 0;
+    memcpy((unsigned char *)&bits + (tap__big_endian() ? sizeof bits - nbytes : 0), from, nbytes);
+    return bits;
+}
+static inline void tap_store_bits(void *to, uint64_t bits, size_t nbytes) {
+    memcpy(to, (const unsigned char *)&bits + (tap__big_endian() ? sizeof bits - nbytes : 0), nbytes);
+}
+
 static inline int64_t tap_now_ns(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);

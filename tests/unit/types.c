@@ -83,8 +83,7 @@ static uint16_t narrow_nearest(int dtype, double x) {
 //------------------------------------------------------------------------------
 
 static uint64_t load_bits(const void *p, int dtype) {
-    uint64_t bits = 0;
-    memcpy(&bits, p, idist_dtype_size((idist_dtype)dtype)); // little endian
+    uint64_t bits = tap_load_bits(p, idist_dtype_size((idist_dtype)dtype));
     if (is_signed(dtype)) {
         int shift = 64 - 8 * (int)idist_dtype_size((idist_dtype)dtype);
         uint64_t top = (uint64_t)1 << (63 - shift);
@@ -110,7 +109,7 @@ static void store_float(void *p, int dtype, double x) {
         memcpy(p, &x, sizeof x);
     } else {
         h = narrow_nearest(dtype, x);
-        memcpy(p, &h, (size_t)formats[dtype].bits / 8); // little endian
+        tap_store_bits(p, h, (size_t)formats[dtype].bits / 8);
     }
 }
 
@@ -143,7 +142,7 @@ static void reduce_reference(int op, int dtype, const void *a, const void *b, vo
         store_float(result, dtype, reduce_float(op, dtype, load_float(a, dtype), load_float(b, dtype)));
     } else {
         uint64_t bits = reduce_bits(op, is_signed(dtype), load_bits(a, dtype), load_bits(b, dtype));
-        memcpy(result, &bits, idist_dtype_size((idist_dtype)dtype));
+        tap_store_bits(result, bits, idist_dtype_size((idist_dtype)dtype));
     }
 }
 
@@ -173,7 +172,7 @@ static void fill_interesting(int dtype, unsigned char *values) {
     size_t size = idist_dtype_size((idist_dtype)dtype);
     for (size_t i = 0; i < N_VALUES; i++) {
         if (is_float(dtype)) store_float(values + i * size, dtype, interesting_floats[i]);
-        else memcpy(values + i * size, &interesting_words[i], size); // the low bytes, little endian
+        else tap_store_bits(values + i * size, interesting_words[i], size);
     }
 }
 
@@ -229,7 +228,7 @@ static void test_keeps_values(int dtype) {
     static unsigned char zero[65536 * 2], all[65536 * 2];
     size_t size = idist_dtype_size((idist_dtype)dtype), n = (size_t)1 << 8 * size;
     int wrong = 0;
-    for (size_t i = 0; i < n; i++) memcpy(all + i * size, &i, size); // little endian
+    for (size_t i = 0; i < n; i++) tap_store_bits(all + i * size, i, size);
     tap_is(idist_reduce_local(zero, all, n, (idist_dtype)dtype, IDIST_SUM), IDIST_OK, "x + 0 for every %s",
            idist_dtype_name((idist_dtype)dtype));
     for (size_t i = 0; i < n; i++) {

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# optimizer.sh - every header that compiles here at every level of optimization and with LTO,
+# without a warning, as C and as C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized,
+# -Warray-bounds, -Wstringop-overflow, and LTO's own. Nearly all of clang's come before it, so each
+# level is compiled by clang or by clang++; IDIST_TEST_FULL=1 takes both for each.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+
+all="-O0 -O1 -O2 -O3 -Os"
+warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+limit=200
+
+# All of them in one file: time goes into idist.h, which each of them includes. What is inlined
+# where changes with what else is there, and at -O3, where most is inlined, idist.h is compiled
+# alone too.
+printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\nint main(void) { return idist_get_rank(); }\n' >"$WORK/alone.c"
+headers="idist.h idist_train.h idist_trace.h"
+include=(-I.)
+for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do
+    [ -e "$at/mpi.h" ] || continue
+    headers="$headers idist_mpi.h"
+    include+=(-isystem "$at")
+    break
+done
+if [ -e build/cuda/12.9/installed ]; then
+    headers="$headers idist_nccl.h"
+    include+=(-isystem build/cuda/12.9/include)
+fi
+{
+    echo '#define IDIST_IMPLEMENTATION'
+    case $headers in *idist_nccl.h*) echo '#include "idist_nccl.h"' ;; esac # where idist_train.h sees it
+    for header in $headers; do echo "#include \"$header\""; done
+} >"$WORK/all.c"
+cp "$WORK/all.c" "$WORK/all.cpp"
+cp "$WORK/alone.c" "$WORK/alone.cpp"
+
+# COMPILER STD EXTENSION LEVELS. "alone" and "lto" are idist.h by itself, see below.
+of_clang="-O1 -O3 lto"
+of_clangxx="-O0 -O2 -Os"
+[ "${IDIST_TEST_FULL:-0}" = 1 ] && of_clang="$all lto" of_clangxx="$all lto"
+plan="gcc gnu11 c $all alone lto
+g++ c++17 cpp $all lto
+clang gnu11 c $of_clang
+clang++ c++17 cpp $of_clangxx"
+
+compile() { # compile ID COMPILER STD FLAGS...
+    local id=$1 compiler=$2 std=$3
+    shift 3
+    # shellcheck disable=SC2086 # a list
+    later "$id" $limit nice "$compiler" -std="$std" $warn "${include[@]}" "$@" -o "$WORK/$id.o"
+}
+
+while read -r compiler std ext levels; do
+    command -v "$compiler" >/dev/null || continue
+    for level in $levels; do
+        case $level in
+        alone) compile "$compiler$level" "$compiler" "$std" -O3 -c "$WORK/alone.$ext" ;;
+        # Linked: with LTO it is the linker that optimizes, and that warns.
+        lto) compile "$compiler$level" "$compiler" "$std" -O2 -flto "$WORK/alone.$ext" -pthread ;;
+        *) compile "$compiler$level" "$compiler" "$std" "$level" -c "$WORK/all.$ext" ;;
+        esac
+    done
+done <<<"$plan"
+
+echo "# $headers"
+while read -r compiler std ext levels; do
+    if ! command -v "$compiler" >/dev/null; then
+        skip "$compiler" "$compiler is not installed"
+        continue
+    fi
+    for level in $levels; do
+        case $level in
+        alone) name="-O3: no warning from idist.h alone" ;;
+        lto) name="-O2 -flto: no warning from idist.h, linked" ;;
+        *) name="$level: no warning" ;;
+        esac
+        ok_later "$compiler$level" "$compiler -std=$std $name"
+    done
+done <<<"$plan"
+done_testing

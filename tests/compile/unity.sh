@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# unity.sh - headers amid other code: where a program is one file, other headers have made macros of
+# short words, and none of idist's private macros may reach what follows; the warnings that C++
+# projects turn on stay silent; make install is complete.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+
+include=(-I.)
+headers="idist.h idist_ring.h idist_trace.h idist_train.h"
+for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do
+    [ -e "$at/mpi.h" ] || continue
+    headers="$headers idist_mpi.h"
+    include+=(-isystem "$at")
+    break
+done
+if [ -e build/cuda/12.9/installed ]; then
+    headers="$headers idist_nccl.h idist_ipc.h"
+    include+=(-isystem build/cuda/12.9/include)
+fi
+
+# Words of windows.h and of careless headers. Headers of others, which may use such words, come
+# first.
+words="near far small lock min max interface hyper pascal cdecl IN OUT OPTIONAL CONST ERROR DELETE"
+{
+    case $headers in *idist_mpi.h*) echo '#include <mpi.h>' ;; esac
+    case $headers in *idist_nccl.h*) echo '#include <cuda_runtime_api.h>' ;; esac
+    for word in $words; do echo "#define $word idist uses $word"; done
+} >"$WORK/words.h"
+for header in $headers; do
+    # The macros are there again afterwards.
+    {
+        echo '#include "words.h"'
+        echo '#define IDIST_IMPLEMENTATION'
+        echo "#include \"$header\""
+        for word in $words; do printf '#ifndef %s\n#error "%s is no macro any more"\n#endif\n' "$word" "$word"; done
+    } >"$WORK/${header%.h}_amid.c"
+    cp "$WORK/${header%.h}_amid.c" "$WORK/${header%.h}_amid.cpp"
+done
+
+compile() { # compile ID COMPILER FLAGS...
+    local id=$1
+    shift
+    later "$id" 100 "$@" "${include[@]}" -I"$WORK" -fsyntax-only
+}
+languages="gcc:gnu11:c clang++:c++17:cpp"
+for entry in $languages; do
+    IFS=: read -r compiler std ext <<<"$entry"
+    command -v "$compiler" >/dev/null || continue
+    for header in $headers; do compile "$compiler-$header" "$compiler" -std="$std" -w "$WORK/${header%.h}_amid.$ext"; done
+done
+
+# All together, in two orders, without and with the words: what is a macro afterwards?
+{
+    echo '#define IDIST_IMPLEMENTATION'
+    for header in $headers; do echo "#include \"$header\""; done
+} >"$WORK/all.cpp"
+{
+    echo '#define IDIST_IMPLEMENTATION'
+    for header in $(tr ' ' '\n' <<<"$headers" | sort -r); do echo "#include \"$header\""; done
+} >"$WORK/reverse.cpp"
+strict="-Wold-style-cast -Wzero-as-null-pointer-constant -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+for compiler in g++ clang++; do
+    command -v $compiler >/dev/null || continue
+    useless=$([ $compiler = g++ ] && echo -Wuseless-cast)
+    # shellcheck disable=SC2086 # lists
+    compile "strict-$compiler" $compiler -std=c++17 $strict $useless "$WORK/all.cpp"
+    # shellcheck disable=SC2086
+    compile "reverse-$compiler" $compiler -std=c++11 $strict $useless "$WORK/reverse.cpp"
+done
+
+for entry in $languages; do
+    IFS=: read -r compiler std ext <<<"$entry"
+    for header in $headers; do
+        if command -v "$compiler" >/dev/null; then
+            ok_later "$compiler-$header" "$compiler -std=$std: $header amid macros of short words"
+        else
+            skip "$compiler -std=$std: $header amid macros of short words" "$compiler is not installed"
+        fi
+    done
+done
+for compiler in g++ clang++; do
+    command -v $compiler >/dev/null || {
+        skip "$compiler" "$compiler is not installed"
+        continue
+    }
+    ok_later "strict-$compiler" "$compiler -Wold-style-cast -Wzero-as-null-pointer-constant ...: no warning"
+    ok_later "reverse-$compiler" "$compiler: headers in the reverse order"
+done
+
+# IDIST__ENTRY_* are in what idist_initialize expands to. C99 because otherwise libc has F_OFD_*
+# itself, as C++ always.
+for source in all.cpp reverse.cpp; do
+    for language in "c -std=c99" "c++ -std=c++11"; do
+        # shellcheck disable=SC2086 # a list
+        cc -x $language "${include[@]}" -E -dM "$WORK/$source" >"$WORK/macros" 2>"$WORK/log"
+        ok $? "$source as ${language%% *}: preprocesses" || diag <"$WORK/log"
+        private='IDIST__'
+        [ "${language%% *}" = c ] && private='(IDIST__|F_OFD_)'
+        grep -E "define $private" "$WORK/macros" | grep -v 'define IDIST__ENTRY_' >"$WORK/left"
+        ok $(($(wc -l <"$WORK/left") != 0)) "$source as ${language%% *}: no private macro is left" || diag <"$WORK/left"
+    done
+done
+
+# CC may be another compiler, as where one crosses; and the licence goes along.
+printf '#!/bin/sh\necho "$@" >>"%s/cc.log"\nexec cc "$@"\n' "$WORK" >"$WORK/other-cc"
+chmod +x "$WORK/other-cc"
+ok_run 0 "make install" 100 make -s install DESTDIR="$WORK/dest" PREFIX=/usr CC="$WORK/other-cc"
+grep -q idistrun "$WORK/cc.log" 2>/dev/null
+ok $? "which builds idistrun with CC"
+cmp -s LICENSE "$WORK/dest/usr/share/licenses/idist/LICENSE"
+ok $? "and installs LICENSE"
+ok_run 0 "make uninstall" 20 make -s uninstall DESTDIR="$WORK/dest" PREFIX=/usr
+[ -z "$(find "$WORK/dest" -type f)" ]
+ok $? "leaves no file"
+done_testing
