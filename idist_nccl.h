@@ -60,10 +60,21 @@ CALLS
     group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
 
     The first call of a group on device memory waits for the other members; for the world that is done in idist_initialize.
+    It also connects them for every collective: NCCL alone does so in the first call of each algorithm, which then waits on
+    the host until all ranks make it. What NCCL moves by pairs of ranks (messages on a stream, all_to_all, gather, scatter,
+    the v-forms but all_gatherv) connects a pair in its first call, and that call does wait on the host for the other rank;
+    one all_to_all connects all pairs of a group. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (16 MiB; defined
+    where the implementation is compiled, alike for all ranks; 0: none): one that NCCL takes only beyond that waits once.
+
     All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL: different calls, ranks
     that do not come in time and lost ones give the errors that they give on the host, the communicator is aborted, and
     streams that waited for it go on, with garbage in the buffers. A progress thread sees to that while you wait for a
     stream. (Over an MPI without MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
+
+    A call that waits inside NCCL is got out by ncclCommRevoke, from 2.28.7 on. For an older NCCL idist makes communicators
+    that do not block; one of yours that does (desc.nccl_comm, desc.nccl_config) is not aborted before the call is out. After
+    a failure a graph that holds calls of the group must not be launched again; until it is destroyed a thread waits in
+    ncclCommAbort, and from 2.28.7 on the communicator stays in memory instead.
 
     desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
     fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
@@ -145,7 +156,7 @@ typedef struct idist__nccl_id { // ncclUniqueId
 
 // NCCL's enums are ints, and ncclComm_t is a pointer.
 enum { IDIST__NCCL_OK = 0, IDIST__NCCL_CUDA_ERROR = 1, IDIST__NCCL_INTERNAL_ERROR = 3, IDIST__NCCL_IN_PROGRESS = 7 };
-enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2 };
+enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2, IDIST__NCCL_F32 = 7 };
 enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NCCL_MIN = 3, IDIST__NCCL_AVG = 4 };
 
 // clang-format off
@@ -176,7 +187,8 @@ enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NC
 // clang-format on
 
 typedef struct idist__nccl {
-    int version; // 22809: 2.28.9; 0: there is none
+    int version;                              // 22809: 2.28.9; 0: there is none
+    int (*CommRevoke)(void *comm, int flags); // NULL: not in this version
 #define IDIST__X(result, name, args) result(*name) args;
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
@@ -201,9 +213,30 @@ static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
 #undef IDIST__X
     if (missing) snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK) snprintf(why, cap, "ncclGetVersion failed");
+
+    at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
+    memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 
+// ncclConfig_t as 2.14 has it, which later versions take as well.
+typedef struct idist__nccl_config {
+    size_t nbytes;
+    unsigned magic, version;
+    int blocking;
+} idist__nccl_config;
+
 typedef enum idist__nccl_what { IDIST__NCCL_INIT, IDIST__NCCL_ABORT, IDIST__NCCL_END } idist__nccl_what;
+
+// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end looks at it after the world is gone.
+typedef struct idist__nccl_gate {
+    int inside; // atomic
+} idist__nccl_gate;
+
+typedef enum idist__nccl_phase { // of an INIT
+    IDIST__NCCL_STARTS,
+    IDIST__NCCL_CONNECTS, // the communicator is there
+    IDIST__NCCL_GIVEN_UP  // nobody waits for it any more
+} idist__nccl_phase;
 
 // What may take NCCL for ever, in a thread of its own.
 typedef struct idist__nccl_job {
@@ -211,37 +244,152 @@ typedef struct idist__nccl_job {
     idist__nccl_what what;
     void *comm;
     idist__nccl_id id;
+    idist__nccl_config own; // where the user has none
     void *config;
     int device, rank, size;
     int result;
-    int done; // atomic
+    int done;                // atomic
+    int phase;               // atomic
+    cudaStream_t stream;     // of an INIT: where it connects the ranks, ...
+    char *room;              // ... with this memory
+    idist__nccl_gate *gate;  // of an ABORT: waits until nobody is inside
+    idist__nccl_gate inside; // of an INIT
+    bool keeps;              // an ABORT that must not free: a graph holds calls
     pthread_t thread;
     struct idist__nccl_job *next; // of those that end
 } idist__nccl_job;
 
-static int idist__nccl_settled(const idist__nccl *nccl, void *comm, int result) {
-    while (result == IDIST__NCCL_IN_PROGRESS) { // of a communicator that the user wants not to block
-        idist__os_pause_ms(1);
-        if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
+#ifndef IDIST_NCCL_CONNECT_BYTES
+#define IDIST_NCCL_CONNECT_BYTES (16 << 20)
+#endif
+#define IDIST__NCCL_LEAVE_MS 5000 // how long an abort waits for a thread to come out of NCCL
+
+// Waits a little, longer from turn to turn.
+static void idist__nccl_nap(int *turns) {
+    struct timespec nap = {0, 50000};
+
+    if (++*turns <= 50) {
+        sched_yield();
+        return;
+    }
+    if (*turns > 100) nap.tv_nsec = 1000000;
+    nanosleep(&nap, NULL);
+}
+
+static bool idist__nccl_given_up(const idist__nccl_job *job) {
+    return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_GIVEN_UP;
+}
+
+// The result of a call with a communicator that does not block.
+static int idist__nccl_settled(const idist__nccl_job *job, int result) {
+    int turns = 0;
+
+    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_given_up(job)) {
+        idist__nccl_nap(&turns);
+        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
     }
     return result;
 }
 
+// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT): that call then waits, on the host, until all
+// ranks make it. A program whose ranks run ahead of each other would hang there, so every algorithm is used here, where all
+// ranks are. Which one NCCL takes depends on the kind of call and its size, and on whether a switch can do the reduction:
+// floats that are added up, it can, products it cannot. Broadcast and reduce have the ring, as have products of some size.
+// Larger calls than IDIST_NCCL_CONNECT_BYTES may get an algorithm that no size below them gets, on large clusters. Pairs of
+// ranks are left to their first message: all of them would take hundreds of MB that a program without messages never needs.
+static int idist__nccl_connect(idist__nccl_job *job) {
+    const idist__nccl *nccl = &job->nccl;
+    char *at = job->room;
+    size_t nbytes;
+    int step, result = IDIST__NCCL_OK;
+
+    for (nbytes = 8; nbytes <= (size_t)IDIST_NCCL_CONNECT_BYTES; nbytes *= 8) {
+        size_t n = nbytes / 4, each = n / (size_t)job->size ? n / (size_t)job->size : 1;
+        char *mine = at + (size_t)job->rank * each * 4;
+
+        for (step = 0; step < 5 && result == IDIST__NCCL_OK; step++) {
+            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32, op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
+
+            __atomic_store_n(&job->inside.inside, 1, __ATOMIC_SEQ_CST);
+            if (idist__nccl_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
+            else if (step < 2) result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
+            else if (step < 4) result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
+            else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
+            __atomic_store_n(&job->inside.inside, 0, __ATOMIC_SEQ_CST);
+            result = idist__nccl_settled(job, result);
+        }
+    }
+    return result;
+}
+
+// Waits for what idist__nccl_connect began.
+static int idist__nccl_connected(idist__nccl_job *job) {
+    int turns = 0, result = IDIST__NCCL_OK;
+    cudaError_t error;
+
+    while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady && result == IDIST__NCCL_OK) {
+        cudaGetLastError();
+        if (idist__nccl_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
+        idist__nccl_nap(&turns);
+        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+    }
+    if (result == IDIST__NCCL_OK && error != cudaSuccess) result = IDIST__NCCL_CUDA_ERROR;
+    return result;
+}
+
+// Where nobody waits for it any more, it ends what it has begun, unless another job does (idist__nccl_give_up).
+static void idist__nccl_begin(idist__nccl_job *job) {
+    const idist__nccl *nccl = &job->nccl;
+    int phase = IDIST__NCCL_STARTS;
+
+    if (!job->comm) job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
+    if (job->comm) job->result = idist__nccl_settled(job, job->result);
+
+    if (!__atomic_compare_exchange_n(&job->phase, &phase, (int)IDIST__NCCL_CONNECTS, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+        if (job->comm) nccl->CommAbort(job->comm);
+        return;
+    }
+    if (job->result == IDIST__NCCL_OK && job->size > 1) {
+        job->result = idist__nccl_connect(job);
+        if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
+    }
+    if (idist__nccl_given_up(job) && !nccl->CommRevoke) nccl->CommAbort(job->comm);
+}
+
+// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets everybody out first;
+// before that communicators do not block, and the abort begins when nobody is inside (idist__nccl_abort).
+static void idist__nccl_end_comm(idist__nccl_job *job) {
+    const idist__nccl *nccl = &job->nccl;
+    int64_t deadline = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
+    int turns = 0;
+
+    if (nccl->CommRevoke) {
+        job->result = idist__nccl_settled(job, nccl->CommRevoke(job->comm, 0));
+        while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
+            if (idist__os_now_ns() > deadline) return;
+            idist__nccl_nap(&turns);
+        }
+        if (job->keeps) return;
+    }
+    job->result = nccl->CommAbort(job->comm);
+}
+
 static void *idist__nccl_work(void *arg) {
     idist__nccl_job *job = (idist__nccl_job *)arg;
-    const idist__nccl *nccl = &job->nccl;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
     if (job->what == IDIST__NCCL_INIT) {
-        job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
-        if (job->comm) job->result = idist__nccl_settled(nccl, job->comm, job->result);
+        idist__nccl_begin(job);
     } else if (job->what == IDIST__NCCL_ABORT) {
-        job->result = nccl->CommAbort(job->comm);
+        idist__nccl_end_comm(job);
     } else {
-        job->result = idist__nccl_settled(nccl, job->comm, nccl->CommFinalize(job->comm));
-        if (job->result == IDIST__NCCL_OK) job->result = nccl->CommDestroy(job->comm);
+        job->result = idist__nccl_settled(job, job->nccl.CommFinalize(job->comm));
+        if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
+
     __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -290,7 +438,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
 #define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
-#define IDIST__GPU_LET_MS 200                      // how long an abort waits for a thread that is inside NCCL
+#define IDIST__GPU_LET_MS 200                      // how long an initialisation that is given up may take to end
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
 #define IDIST__IPC_CHUNK ((size_t)32 << 20)        // bytes of a contribution that others read at a time
 #define IDIST__IPC_SMALL 65536                     // up to here each rank adds up everything itself
@@ -358,8 +506,9 @@ typedef struct idist__gpu_group {
     idist__task *queue, **last; // calls that still want something of the backend, in their order
     void *comm;                 // NULL also: it was aborted
     bool adopted;               // it is the user's
-    bool launching;             // a thread is inside NCCL, without the lock
-    int64_t abort_ns;           // when the abort begins in any case; 0: there is none
+    bool captured;              // a graph may hold calls
+    bool launching;             // a thread hands calls to NCCL, without the lock
+    idist__nccl_gate *gate;     // whether it is inside
     idist__nccl_job *job;       // the abort
     idist__ipc_arena *own;
     char *arena[IDIST__IPC_RANKS]; // of each member
@@ -753,29 +902,56 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
     return idist__nccl_reduce(nccl, g, c, comm, stream);
 }
 
-// Ends what runs of the group on the device. It takes its time, in a thread of its own. A thread that is inside NCCL is let
-// out first; if it does not come, the abort gets it out.
+// Ends what runs of the group on the device. It takes its time, in a thread of its own. Without ncclCommRevoke a thread that
+// is inside NCCL does it when it comes out, which it does at once unless the communicator is one of the user's that blocks.
 static void idist__nccl_abort(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
+
     if (!gg || !gg->comm) return;
-    if (!gg->abort_ns) gg->abort_ns = idist__os_deadline(IDIST__GPU_LET_MS);
-    if (gg->launching && idist__os_now_ns() < gg->abort_ns) return; // that thread does it when it is back
+    if (!gpu->nccl.CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
+
     gg->job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
+    if (gg->job) {
+        gg->job->gate = gg->gate;
+        gg->job->keeps = gg->captured;
+    }
+    if (gg->captured)
+        idist__log_print(&g->w->log, IDIST_LOG_WARN,
+                         "a CUDA graph may hold calls of the group that failed: it must not be launched again, and %s",
+                         gpu->nccl.CommRevoke ? "the communicator stays in memory"
+                                              : "a thread of NCCL's waits until it is destroyed");
     if (idist__nccl_job_start(gg->job)) return;
+
     gg->job = NULL;
     idist__log_print(&g->w->log, IDIST_LOG_ERROR, "no thread to abort NCCL: the device may stay busy");
 }
 
+// Until nothing of ours runs on the device any more. Where a graph holds calls an old NCCL stays in the abort for as long.
 static void idist__nccl_abort_wait(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__nccl_job *job;
+    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    bool idle = false;
+    int turns = 0;
+
     idist__nccl_abort(g);
-    if (!gg || (job = gg->job) == NULL) return;
+    if (!gg || !gg->job) return;
+    if (gg->captured && !gpu->nccl.CommRevoke) {
+        while (!idle && !idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) {
+            idist__nccl_nap(&turns);
+            idle = turns > 50 && cudaStreamQuery(gg->stream[2]) != cudaErrorNotReady;
+        }
+        cudaGetLastError();
+        if (idle) deadline = 0;
+    }
+    if (!idist__nccl_job_join(gg->job, deadline)) {
+        gg->gate = NULL; // it looks at it
+        if (!idle)
+            idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
+    }
     gg->job = NULL;
-    if (!idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_ABORT_MS)))
-        idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
 }
 
 // NCCL found something wrong by itself.
@@ -875,6 +1051,39 @@ static bool idist__nccl_landed(idist__task *t) {
     return !op->waiting;
 }
 
+// Whether this thread is inside NCCL with the communicators of these calls.
+static void idist__nccl_enters(const idist__task *first, int inside) {
+    const idist__task *t;
+
+    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+        idist__nccl_gate *gate = idist__gpu_group_of(t->group)->gate;
+        if (gate) __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
+    }
+}
+
+// Until communicators that do not block have begun these calls. They may be aborted meanwhile.
+static int idist__nccl_wait(const idist__task *first) {
+    idist__world *w = first->group->w;
+    const idist__nccl *nccl = &idist__gpu_of(w)->nccl;
+    int turns = 0, result = IDIST__NCCL_OK;
+    const idist__task *t = first;
+
+    while (t) {
+        void *comm;
+
+        idist__world_lock(w);
+        comm = idist__gpu_group_of(t->group)->comm;
+        if (!comm) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
+        else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+        pthread_mutex_unlock(&w->lock);
+
+        if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_nap(&turns);
+        else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->held;
+        else return result;
+    }
+    return result;
+}
+
 // Without the lock, because NCCL may wait for other ranks in here.
 static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
@@ -892,16 +1101,8 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
         result = idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t));
     if (several) end = gpu->nccl.GroupEnd();
     if (result == IDIST__NCCL_OK) result = end;
-    for (t = first; t && result == IDIST__NCCL_IN_PROGRESS;) { // the user's communicators may be such that do not block
-        void *comm;
-        idist__os_pause_ms(1);
-        idist__world_lock(w);
-        comm = idist__gpu_group_of(t->group)->comm; // none: it was aborted
-        if (comm && gpu->nccl.CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
-        pthread_mutex_unlock(&w->lock);
-        if (!comm) break;
-        if (result == IDIST__NCCL_OK && (t = idist__gpu_op_of(t)->held) != NULL) result = IDIST__NCCL_IN_PROGRESS;
-    }
+    idist__nccl_enters(first, 0);
+    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
         if (op->away) *error = cudaFreeAsync(op->away, idist__nccl_stream(t));
@@ -927,6 +1128,7 @@ static void idist__nccl_launch(idist__task *first) {
         idist__gpu_group_of(t->group)->launching = true;
         idist__gpu_op_of(t)->comm = idist__gpu_group_of(t->group)->comm; // which stays while we are inside
     }
+    idist__nccl_enters(first, 1);
     pthread_mutex_unlock(&w->lock);
     if (!alone) guard = idist__gpu_enter(gpu);
     result = idist__nccl_hand(first, &error);
@@ -939,7 +1141,8 @@ static void idist__nccl_launch(idist__task *first) {
         op->launched = true;
         t->followed = !t->detached;
         idist__gpu_group_of(t->group)->launching = false;
-        if (t->group->status != IDIST_OK) idist__nccl_abort(t->group);
+        if (t->group->status != IDIST_OK && t->detached) idist__nccl_abort(t->group);
+        else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
         if (t->group->status == IDIST_OK && error != cudaSuccess)
             idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
         else if (t->group->status == IDIST_OK && result != IDIST__NCCL_OK)
@@ -1174,11 +1377,30 @@ static idist__gpu_path idist__gpu_choose(const idist_group *g) {
     return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g) ? IDIST__BY_IPC : IDIST__BY_STAGING;
 }
 
-// Waits for ncclCommInitRank, with a deadline, while the backend looks after the others.
+// Nobody waits for a communicator any more that is not made, or not connected, yet.
+static void idist__nccl_give_up(idist__nccl_job *job) {
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL);
+    int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
+    int turns = 0;
+
+    if (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke) {
+        idist__nccl_job *abort = idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm);
+
+        if (abort) abort->gate = &job->inside;
+        if (idist__nccl_job_start(abort)) pthread_detach(abort->thread);
+        while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+        pthread_detach(job->thread);
+        return;
+    }
+    idist__nccl_job_join(job, deadline);
+}
+
+// Waits for the communicator, with a deadline, while the backend looks after the others.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
     idist__world *w = g->w;
     int64_t deadline = w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
     char text[200];
+
     while (!idist__nccl_job_done(job) && g->status == IDIST_OK && idist__os_now_ns() < deadline) {
         pthread_mutex_unlock(&w->lock);
         idist__os_pause_ms(1);
@@ -1186,10 +1408,14 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
         if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
     if (!idist__nccl_job_done(job)) {
-        snprintf(why, cap, "ncclCommInitRank has not come back after %d ms", w->cfg.init_timeout_ms);
-        pthread_detach(job->thread);
+        snprintf(why, cap, "%s has not come back after %d ms",
+                 __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_CONNECTS ? "NCCL's first call"
+                                                                                        : "ncclCommInitRank",
+                 w->cfg.init_timeout_ms);
+        idist__nccl_give_up(job);
         return false;
     }
+
     pthread_join(job->thread, NULL);
     if (job->result == IDIST__NCCL_OK) idist__gpu_group_of(g)->comm = job->comm;
     else snprintf(why, cap, "ncclCommInitRank: %s", idist__nccl_text(&job->nccl, job->result, text, sizeof text));
@@ -1199,10 +1425,11 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
 }
 
 // The user's own communicator, for the world.
-static bool idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
+static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
+
     if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK || gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
         gpu->nccl.CommCuDevice(comm, &device) != IDIST__NCCL_OK)
         snprintf(why, cap, "desc.nccl_comm is no communicator");
@@ -1210,21 +1437,27 @@ static bool idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
         snprintf(why, cap, "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d", rank, n,
                  device, g->rank, g->size, gpu->device);
     else {
-        idist__gpu_group_of(g)->comm = comm;
         idist__gpu_group_of(g)->adopted = true;
-        return true;
+        return comm;
     }
-    return false;
+    return NULL;
 }
 
-static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, char *why, size_t cap) {
+// Makes a communicator, or takes the user's, and connects the ranks.
+static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, void *comm, char *room, char *why, size_t cap) {
+    static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
     idist__gpu *gpu = idist__gpu_of(g->w);
-    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, comm);
+
     if (job) {
         job->id = *id;
+        job->own = patient;
         job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
+        if (!job->config && !gpu->nccl.CommRevoke) job->config = &job->own;
         job->rank = g->rank;
         job->size = g->size;
+        job->stream = idist__gpu_group_of(g)->stream[2];
+        job->room = room;
     }
     if (!idist__nccl_job_start(job)) {
         snprintf(why, cap, "no thread or no memory to start NCCL");
@@ -1238,30 +1471,61 @@ typedef struct idist__nccl_card {
     idist__nccl_id id;
 } idist__nccl_card;
 
+// Memory on the device that a group needs until its ranks are connected, and the world's word. Not by cudaMalloc, which
+// may wait for all that runs there: for a call, say, that another rank makes when this group is done.
+static cudaError_t idist__nccl_room(idist_group *g, char **room) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    cudaStream_t stream = idist__gpu_group_of(g)->stream[2];
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // one element of each rank, at least
+    cudaError_t error = cudaSuccess;
+    void *word = NULL;
+
+    pthread_mutex_unlock(&g->w->lock);
+    if (g->size > 1) error = cudaMallocAsync((void **)room, nbytes, stream);
+    if (error == cudaSuccess && !gpu->word) error = cudaMalloc(&word, sizeof *gpu->word);
+    idist__world_lock(g->w);
+
+    if (word && !gpu->word) gpu->word = (int *)word;
+    else if (word) cudaFree(word);
+    return error;
+}
+
 // Makes the communicator of a group; one outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__nccl_card mine, *ids = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
-    char why[256] = "ncclGetUniqueId failed";
-    bool adopt = g == &w->group && w->cfg.nccl_comm, ok = false, all = false;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__nccl_card mine, *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    char why[256] = "ncclGetUniqueId failed", *room = NULL;
+    bool adopt = g == &w->group && w->cfg.nccl_comm, ok, all = false;
     bool thread = idist__world_need_thread(w) == IDIST_OK;
-    int nthreads = idist__os_nthreads();
-    idist_status s = ids ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    int i, nthreads = idist__os_nthreads();
+    idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    cudaError_t error;
+    void *comm = NULL;
+
     memset(&mine, 0, sizeof mine);
+    if (!gg->gate && (gg->gate = (idist__nccl_gate *)calloc(1, sizeof *gg->gate)) == NULL) s = IDIST_ERR_NO_MEMORY;
     if (g->rank == 0 && !adopt) mine.failed = gpu->nccl.GetUniqueId(&mine.id) != IDIST__NCCL_OK;
-    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, ids, sizeof mine);
-    if (s == IDIST_OK && adopt) ok = idist__nccl_adopt(g, why, sizeof why);
-    else if (s == IDIST_OK && !ids[0].failed) ok = idist__nccl_init(g, &ids[0].id, why, sizeof why);
-    if (ok && !gpu->word && cudaMalloc((void **)&gpu->word, sizeof *gpu->word) != cudaSuccess) {
-        ok = false;
-        snprintf(why, sizeof why, "cudaMalloc: %s", cudaGetErrorString(cudaGetLastError()));
+    if (adopt && (comm = idist__nccl_adopt(g, why, sizeof why)) == NULL) mine.failed = true;
+    error = idist__nccl_room(g, &room);
+    if (!mine.failed && error != cudaSuccess) {
+        mine.failed = true;
+        snprintf(why, sizeof why, "cudaMalloc: %s", cudaGetErrorString(error));
+        cudaGetLastError();
     }
+
+    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
+    for (i = 0; s == IDIST_OK && i < g->size && !cards[i].failed; i++) continue;
+    if (s == IDIST_OK && i == g->size) ok = idist__nccl_init(g, &cards[0].id, comm, room, why, sizeof why);
+    else ok = !mine.failed;
+    if (room) cudaFreeAsync(room, gg->stream[2]);
+
     if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
     if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
     if (s == IDIST_OK && !all) s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
     if (s != IDIST_OK) idist__nccl_abort_wait(g);
-    idist__mem_free(&w->cfg.mem, ids);
+    idist__mem_free(&w->cfg.mem, cards);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads) w->nforeign += idist__os_nthreads() - nthreads;
     if (s == IDIST_OK) w->watched = true;
     pthread_cond_signal(&w->work); // the thread sleeps without a limit until it knows
@@ -1276,6 +1540,7 @@ static void idist__gpu_group_free(idist_group *g) {
     for (i = 0; i < 3; i++)
         if (gg->stream[i]) cudaStreamDestroy(gg->stream[i]);
     cudaGetLastError();
+    free(gg->gate);
     g->device = NULL;
     idist__mem_free(&g->w->cfg.mem, gg);
 }
@@ -1378,6 +1643,13 @@ static idist_status idist__gpu_check_capture(const char *name, const idist_opts 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
 
+static bool idist__gpu_captures(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) cudaGetLastError();
+    return capture != cudaStreamCaptureStatusNone;
+}
+
 static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
                                      bool *detached) {
     const char *name = idist__kind_names[c->label];
@@ -1406,6 +1678,8 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
     if (nccl && idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: device memory of two worlds between group_begin and group_end", name);
     *detached = nccl && o->stream && !o->request;
+    if (*detached && !idist__gpu_group_of(g)->captured)
+        idist__gpu_group_of(g)->captured = idist__gpu_captures((cudaStream_t)o->stream);
     if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
     return IDIST_OK;
 }

@@ -54,6 +54,122 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
+// The same with every collective that NCCL has, in sizes for which it takes different algorithms: the first of each is the
+// one that would wait on the host.
+static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
+    enum { MOST = 1 << 19, SIZES = 3 };
+    static const size_t sizes[SIZES] = {1, 20000, MOST};
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, MOST * (size_t)n), *y = device_of(1, MOST * (size_t)n), word = rank;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    (void)arg;
+    if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
+    for (int k = 0; k < SIZES; k++) {
+        size_t counts[RANKS_MAX];
+        for (int i = 0; i < n; i++) counts[i] = sizes[k];
+        rank_ok(rank, idist_all_reduce(x, x, sizes[k], IDIST_F32, IDIST_SUM, &o));
+        rank_ok(rank, idist_all_reduce(x, x, sizes[k], IDIST_I32, IDIST_PROD, &o));
+        rank_ok(rank, idist_all_reduce(x, x, sizes[k], IDIST_I32, IDIST_MAX, &o));
+        rank_ok(rank, idist_reduce_scatter(x, y, sizes[k], IDIST_F32, IDIST_SUM, &o));
+        rank_ok(rank, idist_reduce_scatter(x, y, sizes[k], IDIST_I32, IDIST_PROD, &o));
+        rank_ok(rank, idist_all_gather(x, y, sizes[k], IDIST_I32, &o));
+        rank_ok(rank, idist_all_gatherv(x, sizes[k], y, counts, NULL, IDIST_I32, &o));
+        rank_ok(rank, idist_broadcast(y, sizes[k], IDIST_I32, n - 1, &o));
+        rank_ok(rank, idist_reduce(x, y, sizes[k], IDIST_I32, IDIST_MAX, 0, &o));
+        rank_ok(rank, idist_barrier(&o));
+    }
+    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    rank_ok(rank, idist_barrier(&o));
+    CUDA(cudaStreamSynchronize(s));
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// What goes by pairs connects them in its first call, which waits; an all_to_all has all of them, so that messages after it
+// run ahead.
+static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(rank, (size_t)n), *y = device_of(-1, (size_t)n), word = rank;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    int next = (rank + 1) % n, before = (rank + n - 1) % n;
+    (void)arg;
+    rank_ok(rank, idist_all_to_all(x, y, 1, IDIST_I32, &o));
+    if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
+    rank_ok(rank, idist_sendrecv(x, 1, next, 3, y, 1, before, 3, IDIST_I32, NULL, &o));
+    rank_ok(rank, idist_gather(x, y, 1, IDIST_I32, n - 1, &o));
+    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    rank_ok(rank, idist_barrier(&o));
+    CUDA(cudaStreamSynchronize(s));
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// A rank waits inside NCCL for another one that does not come: the time-out gets it out, by no abort beside the call.
+static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, (size_t)n), *y = device_of(1, (size_t)n), none = 0;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    int64_t start = tap_now_ms();
+    idist_status status;
+    (void)arg;
+    o.timeout_ms = host.timeout_ms = 300;
+    if (rank != 1) {
+        status = idist_all_to_all(x, y, 1, IDIST_I32, &o);
+        if (status == IDIST_OK) status = idist_barrier(&host);
+        rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s", rank, idist_status_name(status));
+        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank, idist_last_error());
+        CUDA(cudaStreamSynchronize(s));
+        rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+    } else {
+        host.timeout_ms = 5000;
+        rank_is(rank, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, &host), IDIST_ERR_TIMEOUT);
+    }
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// A graph that holds a call is alive when the group fails: nobody waits for it, and it can be destroyed later.
+static cudaGraphExec_t left_graphs[RANKS_MAX];
+static int64_t left_ms[RANKS_MAX];
+static void live_graph(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 1);
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    cudaGraph_t graph;
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
+    CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    CUDA(cudaStreamEndCapture(s, &graph));
+    CUDA(cudaGraphInstantiate(&left_graphs[rank], graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaGraphLaunch(left_graphs[rank], s));
+    CUDA(cudaStreamSynchronize(s));
+    (void)!idist_barrier(&host); // that of rank 0 may end, and its abort come, before another one's has
+    left_ms[rank] = tap_now_ms();
+    if (rank == 0) rank_ok(rank, idist_abort(world));
+    while (idist_barrier(&host) == IDIST_OK) continue;
+    cudaStreamDestroy(s);
+}
+
+static void with_live_graph(const char *version) {
+    tap_running("a live graph, NCCL %s", version);
+    ranks_reset();
+    setenv("FAKE_NCCL_VERSION", version, 1);
+    ranks_threads_fault(2, NULL, live_graph, NULL);
+    for (int k = 0; k < 2; k++) {
+        int took = (int)(tap_now_ms() - left_ms[k]);
+        rank_check(took < 2500 * test_slow_factor(), "rank %d: the end took %d ms", k, took);
+        cudaGraphExecDestroy(left_graphs[k]);
+    }
+    unsetenv("FAKE_NCCL_VERSION");
+    ranks_report("a graph that holds a call outlives its group, NCCL %s", version);
+}
+
 // On one rank the count differs. Nobody waits in the call; the next ones say it, and the stream comes to its end.
 static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
@@ -490,14 +606,17 @@ static void adopted(void) {
 }
 
 int main(void) {
+    static const char *const versions[] = {"21403", "22806", "22809"}; // of the same behaviour up to the next
     bool plain = true, sized = false;
-    tap_deadline(100);
+    tap_deadline(140);
     ways(); // forks: a process that has used CUDA must not
     eights();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
         if (n > 1) ranks_case(n, NULL, runs_ahead, NULL, "a rank runs ahead, %d ranks", n);
+        if (n > 1) ranks_case(n, NULL, runs_ahead_of_all, NULL, "a rank runs ahead, every collective, %d ranks", n);
+        if (n > 1) ranks_case(n, NULL, messages_run_ahead, NULL, "messages run ahead of their pair, %d ranks", n);
         ranks_case(n, NULL, messages, NULL, "messages on a stream, %d ranks", n);
         ranks_case(n, NULL, groups, NULL, "groups, %d ranks", n);
         ranks_case(n, NULL, in_turn, NULL, "all kinds of calls in turn, %d ranks", n);
@@ -507,6 +626,12 @@ int main(void) {
     for (int n = 2; n <= 4; n++) {
         ranks_case_fault(n, NULL, enqueued_mismatch, NULL, "calls on a stream that differ, %d ranks", n);
         ranks_case_fault(n, NULL, enqueued_late, NULL, "a rank does not come to a call on a stream, %d ranks", n);
+    }
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        setenv("FAKE_NCCL_VERSION", versions[i], 1);
+        ranks_case_fault(3, NULL, stuck_inside, NULL, "a rank waits inside NCCL %s", versions[i]);
+        ranks_case(3, NULL, runs_ahead, NULL, "a rank runs ahead, NCCL %s", versions[i]);
+        with_live_graph(versions[i]);
     }
     ranks_case_fault(2, NULL, other_message, &sized, "a message on a stream met one of another size");
     ranks_case_fault(2, NULL, other_message, &plain, "a message on a stream met a receive that is not on one");
