@@ -76,6 +76,9 @@ CALLS
     a failure a graph that holds calls of the group must not be launched again; until it is destroyed a thread waits in
     ncclCommAbort, and from 2.28.7 on the communicator stays in memory instead.
 
+    Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a host) the host has a second
+    to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without a name.
+
     desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
     fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
 
@@ -156,6 +159,7 @@ typedef struct idist__nccl_id { // ncclUniqueId
 
 // NCCL's enums are ints, and ncclComm_t is a pointer.
 enum { IDIST__NCCL_OK = 0, IDIST__NCCL_CUDA_ERROR = 1, IDIST__NCCL_INTERNAL_ERROR = 3, IDIST__NCCL_IN_PROGRESS = 7 };
+enum { IDIST__NCCL_REMOTE_ERROR = 6, IDIST__NCCL_TIMEOUT = 8 }; // another rank is the cause
 enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2, IDIST__NCCL_F32 = 7 };
 enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NCCL_MIN = 3, IDIST__NCCL_AVG = 4 };
 
@@ -439,6 +443,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
 #define IDIST__GPU_LET_MS 200                      // how long an initialisation that is given up may take to end
+#define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
 #define IDIST__IPC_CHUNK ((size_t)32 << 20)        // bytes of a contribution that others read at a time
 #define IDIST__IPC_SMALL 65536                     // up to here each rank adds up everything itself
@@ -509,6 +514,8 @@ typedef struct idist__gpu_group {
     bool captured;              // a graph may hold calls
     bool launching;             // a thread hands calls to NCCL, without the lock
     idist__nccl_gate *gate;     // whether it is inside
+    int fault;                  // what NCCL says of another rank; 0: nothing
+    int64_t fault_ns;           // when the host will not find out any more which one it is
     idist__nccl_job *job;       // the abort
     idist__ipc_arena *own;
     char *arena[IDIST__IPC_RANKS]; // of each member
@@ -954,18 +961,42 @@ static void idist__nccl_abort_wait(idist_group *g) {
     gg->job = NULL;
 }
 
-// NCCL found something wrong by itself.
+// What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the backend of the host knows, or
+// will within a second. No call of the group ends in that time, whatever its event says.
+static void idist__nccl_fault(idist_group *g, int result) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    char text[256];
+
+    if (g->status != IDIST_OK || gg->fault) return;
+    if (result == IDIST__NCCL_REMOTE_ERROR || result == IDIST__NCCL_TIMEOUT) {
+        gg->fault = result;
+        gg->fault_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
+        return;
+    }
+    idist__nccl_text(&idist__gpu_of(g->w)->nccl, result, text, sizeof text);
+    idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
+}
+
 static void idist__nccl_look(idist_group *g) {
-    idist__gpu *gpu = idist__gpu_of(g->w);
+    const idist__nccl *nccl = &idist__gpu_of(g->w)->nccl;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int state = IDIST__NCCL_OK;
     char text[256];
+
     if (!gg || !gg->comm || g->status != IDIST_OK) return;
-    if (gpu->nccl.CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
+    if (gg->fault) {
+        if (idist__os_now_ns() < gg->fault_ns) return;
+        idist__nccl_text(nccl, gg->fault, text, sizeof text);
+        idist__gpu_fail_group(g,
+                              idist__fail(gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
+                                          "NCCL: %s; the host found no rank missing: look at the network between the GPUs",
+                                          text));
+        return;
+    }
+    if (nccl->CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
         (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
         return;
-    idist__gpu_fail_group(g,
-                          idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", idist__nccl_text(&gpu->nccl, state, text, sizeof text)));
+    idist__nccl_fault(g, state);
 }
 
 // The stream that a call goes to.
@@ -1122,7 +1153,6 @@ static void idist__nccl_launch(idist__task *first) {
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
     idist__gpu_guard guard;
-    char text[256];
     idist__world_wait(w, idist__nccl_free, first);
     for (t = first; t; t = idist__gpu_op_of(t)->held) {
         idist__gpu_group_of(t->group)->launching = true;
@@ -1139,15 +1169,13 @@ static void idist__nccl_launch(idist__task *first) {
         next = op->held;
         op->held = NULL;
         op->launched = true;
-        t->followed = !t->detached;
+        t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->launching = false;
         if (t->group->status != IDIST_OK && t->detached) idist__nccl_abort(t->group);
         else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
         if (t->group->status == IDIST_OK && error != cudaSuccess)
             idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
-        else if (t->group->status == IDIST_OK && result != IDIST__NCCL_OK)
-            idist__gpu_fail_group(t->group, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s",
-                                                        idist__nccl_text(&gpu->nccl, result, text, sizeof text)));
+        else if (result != IDIST__NCCL_OK) idist__nccl_fault(t->group, result);
         if (op->landed && !t->done && idist__nccl_landed(t)) idist__complete(t, IDIST_OK, "");
         t->pinned = false;
         t->group->ndetached--;
@@ -1903,6 +1931,7 @@ static void idist__gpu_end(idist__world *w) {
         next = t->next;
         if (op && op->waiting && op->state == IDIST__GPU_END) {
             if (op->doomed) idist__nccl_doom(t);
+            else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
             else if (idist__gpu_arrived(t, op->event)) idist__gpu_over(t);
         }
         if (w->nended != ended) next = w->tasks; // this one, or any other, is gone

@@ -35,7 +35,8 @@
 //   FAKE_NCCL_FAIL=code     initialisation fails with this code, in each process that has it
 //   FAKE_NCCL_REMOTE=1      a peer whose process ended is noticed, as over a network: ncclRemoteError, of
 //                           ncclCommGetAsyncError and of each call from then on; the operations still never end
-//   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8)
+//   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8); with FAKE_NCCL_REMOTE=2 ncclRemoteError,
+//                           as if a connection broke that only NCCL uses
 //   FAKE_NCCL_INIT_HANGS=1  initialisation never ends (ncclCommAbort ends it when blocking=0)
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -704,7 +705,10 @@ static void look_round(ncclComm_t comm, int64_t since_ms) {
     int limit = number_of("FAKE_NCCL_TIMEOUT_MS"), none = ncclSuccess;
     for (int i = 0; i < comm->n_ranks && number_of("FAKE_NCCL_REMOTE") == 1; i++)
         if (has_ended(comm->shared->peers[i].pid)) atomic_compare_exchange_strong(&comm->async, &none, (int)ncclRemoteError);
-    if (limit && now_ms() - since_ms > limit) atomic_compare_exchange_strong(&comm->async, &none, TIMED_OUT);
+    if (limit && now_ms() - since_ms > limit) {
+        int code = number_of("FAKE_NCCL_REMOTE") == 2 ? (int)ncclRemoteError : TIMED_OUT;
+        atomic_compare_exchange_strong(&comm->async, &none, code);
+    }
 }
 
 // False: aborted. Messages between two ranks keep their order, everything else progresses together.

@@ -475,6 +475,64 @@ static void ways(void) {
     unsetenv("FAKE_NCCL_VERSION");
 }
 
+// NCCL says that a peer is gone, or late. It is the host that knows which one, a little later; and if it does not, the error
+// is still that of a peer.
+typedef struct remote {
+    const char *remote; // FAKE_NCCL_REMOTE
+    bool dies;          // rank 1, after half a second
+    idist_status status;
+    int port;
+} remote;
+
+static int loses(int number, void *arg) {
+    const remote *r = (const remote *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    int64_t start;
+    int32_t *x;
+    idist_opts o = opts_of(NULL);
+    idist_status status;
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    d.rank = number;
+    d.world_size = 3;
+    d.master_addr = "127.0.0.1";
+    d.master_port = r->port;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    setenv("FAKE_NCCL_TIMEOUT_MS", "50", 1);
+    setenv("FAKE_NCCL_REMOTE", r->remote, 1);
+    x = device_of(1, 5);
+    start = tap_now_ms();
+    if (number == 1) {
+        tap_sleep_ms(r->dies ? 500 : 2500);
+        if (r->dies) return 0;
+        (void)!idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o);
+        return 0;
+    }
+    o.stream = number == 2 ? new_stream() : NULL;
+    for (status = IDIST_OK; status == IDIST_OK && tap_now_ms() - start < 5000; tap_sleep_ms(5))
+        status = idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o);
+    rank_check(status == r->status, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
+    rank_check(strstr(idist_last_error(), r->dies ? "rank 1" : "NCCL") != NULL, "rank %d: got \"%s\"", number,
+               idist_last_error());
+    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    return 0;
+}
+
+static void remotes(void) {
+    static const char *const names[] = {"its network's connection breaks, and rank 1 dies",
+                                        "its network's connection breaks", "it has waited for too long"};
+    remote all[] = {{"2", true, IDIST_ERR_PEER_LOST, 0},
+                    {"2", false, IDIST_ERR_PEER_LOST, 0},
+                    {"0", false, IDIST_ERR_TIMEOUT, 0}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("remote %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(3, 20000, loses, &all[i]);
+        ranks_report("NCCL says: %s", names[i]);
+    }
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -611,6 +669,7 @@ int main(void) {
     tap_deadline(140);
     ways(); // forks: a process that has used CUDA must not
     eights();
+    remotes();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
