@@ -442,7 +442,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
 #define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
-#define IDIST__GPU_LET_MS 200                      // how long an initialisation that is given up may take to end
+#define IDIST__GPU_LET_MS 200                      // how long who has given up waits for the device to be free
 #define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
 #define IDIST__IPC_CHUNK ((size_t)32 << 20)        // bytes of a contribution that others read at a time
@@ -490,6 +490,7 @@ typedef struct idist__gpu {         // of a world
     const pthread_t *thread; // the world's own
     idist__gpu_card *cards;  // of all ranks
     idist__pinned *spare;
+    struct idist__pinning *pinning;     // memory that will be spare
     int nwaiting;                       // calls that wait for the device
     int64_t nap_ns;                     // of who waits for it
     bool stirred;                       // a call left the queue of its group: the next one may go on
@@ -517,6 +518,7 @@ typedef struct idist__gpu_group {
     int fault;                  // what NCCL says of another rank; 0: nothing
     int64_t fault_ns;           // when the host will not find out any more which one it is
     idist__nccl_job *job;       // the abort
+    bool waited;                // for the abort
     idist__ipc_arena *own;
     char *arena[IDIST__IPC_RANKS]; // of each member
     uint32_t turn;                 // chunks so far: they use the halves in turn
@@ -546,6 +548,7 @@ typedef struct idist__gpu_op {
     bool landed;                 // and all ranks have come
     idist_status doomed;         // the host's part of a send or receive on a stream failed
     int step;                    // of a chunk that goes by IPC
+    bool pinning;                // it waits for pinned memory
     size_t size;                 // bytes per element
     size_t chunk;                // elements of each part of the buffers that move at a time
     size_t nchunks, nout, nhost; // all of them; sent to the host; given to the backend
@@ -612,21 +615,63 @@ static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
     if (guard.device != gpu->device) cudaSetDevice(guard.device);
 }
 
-// Memory that the ranks of a host share if the backend has such, else plain memory; pinned afterwards. If it cannot be
-// pinned it serves all the same, slower.
-static bool idist__pinned_make(const idist__world *w, idist__pinned *p, size_t nbytes) {
+// To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a rank which is lost. Who
+// would abort it needs the world's lock, so a thread of its own does it.
+typedef struct idist__pinning {
+    idist__pinned *memory;
+    int device;
+    int done; // atomic
+    pthread_t thread;
+} idist__pinning;
+
+// If it cannot be pinned it serves all the same, slower.
+static void *idist__pinned_work(void *arg) {
+    idist__pinning *job = (idist__pinning *)arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
+    cudaSetDevice(job->device);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaHostRegister(job->memory->at, job->memory->nbytes, cudaHostRegisterPortable);
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// Memory that the ranks of a host share if the backend has such, else plain memory.
+static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->under;
+    idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
+
+    if (!p) return NULL;
     for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;) p->nbytes *= 2; // none is ever given back
     p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
     if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
-    if (!p->at) p->nbytes = 0;
-    if (p->at && cudaHostRegister(p->at, p->nbytes, cudaHostRegisterPortable) != cudaSuccess) cudaGetLastError();
-    return p->at != NULL;
+    if (p->at) return p;
+
+    idist__mem_free(&w->cfg.mem, p);
+    return NULL;
 }
 
-static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes) {
+// What a thread has pinned is spare now. False: it is not through.
+static bool idist__pinned_reap(idist__gpu *gpu) {
+    idist__pinning *job = gpu->pinning;
+
+    if (!job) return true;
+    if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
+    pthread_join(job->thread, NULL);
+    job->memory->next = gpu->spare;
+    gpu->spare = job->memory;
+    gpu->pinning = NULL;
+    free(job);
+    return true;
+}
+
+// Of nbytes at least. NULL with *later: a thread is pinning it, or other memory; ask again.
+static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
+    idist__pinning *job;
+
+    *later = !idist__pinned_reap(gpu);
     for (at = &gpu->spare; *at; at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
     if (best) {
@@ -634,9 +679,19 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes) {
         *best = p->next;
         return p;
     }
-    if ((p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p)) == NULL) return NULL;
-    if (idist__pinned_make(w, p, nbytes)) return p;
-    idist__mem_free(&w->cfg.mem, p);
+    if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
+
+    job = (idist__pinning *)calloc(1, sizeof *job);
+    if (job) {
+        job->memory = p;
+        job->device = gpu->device;
+    }
+    if (!job || idist__os_thread(&job->thread, idist__pinned_work, job) != 0) {
+        free(job);
+        return p;
+    }
+    gpu->pinning = job;
+    *later = true;
     return NULL;
 }
 
@@ -935,27 +990,30 @@ static void idist__nccl_abort(idist_group *g) {
     idist__log_print(&g->w->log, IDIST_LOG_ERROR, "no thread to abort NCCL: the device may stay busy");
 }
 
-// Until nothing of ours runs on the device any more. Where a graph holds calls an old NCCL stays in the abort for as long.
+// Aborts, and waits a little for what runs on the device to leave the caller's buffers. NCCL itself also waits for what the
+// program has put on its streams, so that the rest of the abort goes on by itself.
 static void idist__nccl_abort_wait(idist_group *g) {
-    idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
-    bool idle = false;
+    int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
     int turns = 0;
 
     idist__nccl_abort(g);
-    if (!gg || !gg->job) return;
-    if (gg->captured && !gpu->nccl.CommRevoke) {
-        while (!idle && !idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) {
-            idist__nccl_nap(&turns);
-            idle = turns > 50 && cudaStreamQuery(gg->stream[2]) != cudaErrorNotReady;
-        }
-        cudaGetLastError();
-        if (idle) deadline = 0;
-    }
-    if (!idist__nccl_job_join(gg->job, deadline)) {
+    if (!gg || !gg->job || gg->waited) return;
+    gg->waited = true;
+    while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+}
+
+// The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is destroyed.
+static void idist__nccl_abort_end(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    bool stays = gg->captured && !gpu->nccl.CommRevoke;
+
+    idist__nccl_abort(g);
+    if (!gg->job) return;
+    if (!idist__nccl_job_join(gg->job, idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS))) {
         gg->gate = NULL; // it looks at it
-        if (!idle)
+        if (!stays)
             idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
     }
     gg->job = NULL;
@@ -1257,7 +1315,8 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     nrecv = e.recv * op->size;
     if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
     else if (e.send) recv_at = e.send_at * op->size;
-    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64)) == NULL) return false;
+    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64, &op->pinning)) == NULL) return false;
+    op->pinning = false;
     part->recv = (char *)slot->memory->at + recv_at;
     part->send = (char *)slot->memory->at + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
     if (!e.send) part->send = NULL;
@@ -1277,6 +1336,7 @@ static bool idist__stage_out(idist__task *t) {
     idist__call part;
     idist__extent e;
     if (!idist__stage_slot(t, op->nout, &part)) {
+        if (op->pinning) return false;
         idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no memory to stage a device buffer in");
         return false;
     }
@@ -1344,7 +1404,10 @@ static bool idist__stage_step(idist__task *t) {
         op->state = IDIST__GPU_MOVE;
     }
     while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS && op->error == cudaSuccess)
-        if (!idist__stage_out(t)) return false;
+        if (!idist__stage_out(t)) {
+            if (!op->pinning || op->nout == op->nhost) return false;
+            break; // what is out goes on
+        }
     if (!idist__gpu_arrived(t, op->slots[op->nhost % IDIST__GPU_SLOTS].out)) return false;
     idist__stage_slot(t, op->nhost++, &part);
     if (op->nhost == op->nchunks) idist__gpu_dequeue(t); // the calls behind it may have the backend now
@@ -2042,7 +2105,7 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu_guard guard;
     if (gg) {
         guard = idist__gpu_enter(gpu);
-        if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_wait(g);
+        if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
         if (gg->comm && !gg->adopted) {
             idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
@@ -2060,6 +2123,8 @@ static void idist__gpu_group_close(idist_group *g) {
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
+    int64_t deadline;
+    int turns = 0;
     idist__task *t;
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(
@@ -2068,6 +2133,13 @@ static void idist__gpu_free(idist__world *w) {
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_end(w);
     if (gpu->word) cudaFree(gpu->word);
+    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
+        idist__nccl_nap(&turns);
+        if (idist__os_now_ns() < deadline) continue;
+        idist__log_print(&w->log, IDIST_LOG_ERROR, "cudaHostRegister has not come back: the device is busy");
+        pthread_detach(gpu->pinning->thread);
+        break;
+    }
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;

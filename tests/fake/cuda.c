@@ -36,7 +36,7 @@
 //   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
 //                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
-//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc waits for what the device has to do, which the real one may do
+//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as the real ones may
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -730,6 +730,7 @@ cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) {
     pthread_mutex_lock(&lock);
     cudaError_t error = check_unsafe();
     if (error) return unlock(error);
+    if (config.alloc_waits) wait_device(current_device);
     uintptr_t at = (uintptr_t)pointer;
     for (block *b = blocks; b; b = b->next)
         if (at < (uintptr_t)b->base + b->size && (uintptr_t)b->base < at + size)

@@ -533,6 +533,48 @@ static void remotes(void) {
     }
 }
 
+// Rank 0 has a call on a stream that waits for rank 1, which dies, and stages one with rank 2, for the first time: to pin
+// memory may wait for the device, and meanwhile somebody has to find out about rank 1.
+static int pins(int number, void *arg) {
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *pair = NULL;
+    idist_opts o = opts_of(NULL), two = opts_of(NULL);
+    int64_t start;
+    int32_t *x, word = 0;
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
+    d.rank = number;
+    d.world_size = 3;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, number == 1, number, &pair));
+    x = device_of(1, 5);
+    start = tap_now_ms();
+    if (number == 1) {
+        tap_sleep_ms(300);
+        return 0;
+    }
+    o.stream = new_stream();
+    two.group = pair;
+    if (number == 0) rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(number, idist_scan(x + 1, x + 1, 1, IDIST_I32, IDIST_SUM, &two));
+    CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
+    if (number == 2) rank_ok(number, idist_recv(&word, 1, IDIST_I32, 0, 1, NULL, &two)); // it ends after rank 0
+    if (number == 0) rank_ok(number, idist_send(&word, 1, IDIST_I32, 1, 1, &two));
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    return 0;
+}
+
+static void pinned(void) {
+    int port = free_port();
+    tap_running("pinned memory");
+    ranks_reset();
+    procs_run(3, 8000, pins, &port);
+    ranks_report("pinning memory beside a call that waits for a dead rank comes back");
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -670,6 +712,7 @@ int main(void) {
     ways(); // forks: a process that has used CUDA must not
     eights();
     remotes();
+    pinned();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
