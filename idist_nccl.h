@@ -22,8 +22,9 @@ DO THIS
 
     idist_initialize picks a device for each rank (local rank modulo devices; desc.device or IDIST_DEVICE) and makes it the
     current one of the calling thread. From then on every communication call takes device pointers as well as host pointers;
-    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, or the
-    file in IDIST_NCCL_LIB; 2.14 or later), unless the program is linked with it; no header of it is needed.
+    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also
+    that of Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in IDIST_NCCL_LIB;
+    2.14 or later), unless the program is linked with it; no header of it is needed.
 
 HOW DEVICE MEMORY TRAVELS
 
@@ -89,6 +90,9 @@ WHEN THERE IS NO DEVICE
     rank, it is an error of idist_initialize on all; so are NCCL and IPC asked for where they cannot be. For a program that
     starts without libcudart.so, link libcudart_static.a. All ranks include this header, or none does.
 
+    Where a GPU lies idle that could be used, or GPUs talk without NCCL, a warning says why and what helps. That a machine
+    has no driver, or no GPU, is none.
+
 CONTENTS
 
       [nccl:api]     the backend's entry in IDIST_BACKENDS
@@ -143,6 +147,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <glob.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -198,13 +203,44 @@ typedef struct idist__nccl {
 #undef IDIST__X
 } idist__nccl;
 
+#ifndef IDIST__NCCL_FILE
+#define IDIST__NCCL_FILE "libnccl.so.2"
+#endif
+
+// The library of a Python package (nvidia-nccl-cu12, which PyTorch brings along) below this folder.
+static void *idist__nccl_in_python(const char *prefix, const char *below) {
+    char pattern[512];
+    void *library = NULL;
+    glob_t found;
+    size_t i;
+
+    if (!prefix) return NULL;
+    snprintf(pattern, sizeof pattern, "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
+    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
+    for (i = 0; i < found.gl_pathc && !library; i++) library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
+    globfree(&found);
+    return library;
+}
+
+// Where the loader looks, then in the environments of Python.
+static void *idist__nccl_open(void) {
+    void *library = dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL);
+
+    if (!library) library = idist__nccl_in_python(idist__os_env("VIRTUAL_ENV"), "");
+    if (!library) library = idist__nccl_in_python(idist__os_env("CONDA_PREFIX"), "");
+    if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
+    if (!library) library = idist__nccl_in_python("/usr/local", "");
+    if (!library) library = idist__nccl_in_python("/usr", "");
+    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for the reason
+}
+
 // Fills the table, or says why not: from what the program is linked with, else from the library, which stays loaded because
 // it has threads.
 static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : dlopen(NULL, RTLD_NOW), *at; // the program and what it is linked with
     if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
-    if (!library) library = dlopen(file ? file : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
     if (!library) {
         const char *text = dlerror();
         snprintf(why, cap, "NCCL could not be loaded: %s", text ? text : "no reason given");
@@ -477,6 +513,7 @@ typedef struct idist__gpu_card {
     int32_t major;      // of the compute capability
     int32_t adopts;     // cfg.nccl_comm is there
     int32_t forced;     // several ranks on a GPU: the user says that NCCL takes it
+    int32_t unwell;     // an error of CUDA's that is not the plain absence of a driver or a GPU
     uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host ids that the user gave
     char bus[32], why[160], why_no_nccl[160];
 } idist__gpu_card;
@@ -2189,6 +2226,42 @@ static bool idist__nccl_is_forced(int version) {
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
+// An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one that is too old.
+static bool idist__gpu_unwell(cudaError_t error) {
+    int driver = 0;
+
+    if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary) return false;
+    return error != cudaErrorInsufficientDriver || (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
+}
+
+static void idist__gpu_explain(const char *what, cudaError_t error, idist__gpu_card *card) {
+    int driver = 0, runtime = 0;
+
+    card->unwell = idist__gpu_unwell(error) ? (int32_t)error : 0;
+    if (card->unwell && error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+        cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        snprintf(card->why, sizeof card->why, "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
+                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    else
+        snprintf(card->why, sizeof card->why, "%s: %s (%s, %d)", what, cudaGetErrorString(error), cudaGetErrorName(error),
+                 (int)error);
+}
+
+// What to do about it.
+static const char *idist__gpu_remedy(cudaError_t error) {
+    switch ((int)error) {
+    case cudaErrorInsufficientDriver: return "update the driver, or build with a toolkit that it knows";
+    case cudaErrorInitializationError:
+        return "after a fork this is what a parent that had used CUDA leaves: idist_spawn with start_method \"exec\"";
+    case cudaErrorDevicesUnavailable: return "another process has the GPU for itself: nvidia-smi -c 0 lets several use it";
+    case cudaErrorMemoryAllocation: return "the memory of the GPU is in use: see nvidia-smi";
+    case cudaErrorSystemNotReady: return "the fabric manager does not run: systemctl start nvidia-fabricmanager";
+    case cudaErrorSystemDriverMismatch: return "libcuda.so.1 is not that of the driver: reboot after an update of it";
+    case cudaErrorCompatNotSupportedOnDevice: return "the GPU takes no cuda-compat: remove it from LD_LIBRARY_PATH";
+    default: return "see nvidia-smi and the kernel's log";
+    }
+}
+
 // Finds the device of this rank, and NCCL.
 static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *card) {
     const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
@@ -2227,7 +2300,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
         what = "cudaDeviceGetAttribute";
     if (error != cudaSuccess) {
         card->has = named ? IDIST__GPU_LACKS : IDIST__GPU_HAS_NONE;
-        snprintf(card->why, sizeof card->why, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+        idist__gpu_explain(what, error, card);
         cudaGetLastError();
     }
     if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
@@ -2245,6 +2318,8 @@ static idist_status idist__gpu_agree_way(idist__world *w) {
     const idist__gpu_card *cards = gpu->cards;
     const idist_group *g = &w->group;
     int i, a, b, without = -1, other = -1;
+    bool alone = g->size > 1 && !idist__gpu_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
+
     for (i = 0; i < g->size; i++) {
         if (cards[i].wanted != cards[0].wanted || cards[i].adopts != cards[0].adopts)
             return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
@@ -2268,22 +2343,43 @@ static idist_status idist__gpu_agree_way(idist__world *w) {
     if (cards[0].wanted == IDIST__BY_IPC && (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
         return idist__fail(IDIST_ERR_UNSUPPORTED, "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
                            IDIST__IPC_RANKS);
-    if (!cards[0].wanted && other >= 0)
+    if (!cards[0].wanted && without >= 0)
+        idist__log_print(&w->log, alone && without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip install nvidia-nccl-cu%d "
+                         "gives it, IDIST_NCCL_LIB says where it is",
+                         cards[without].why_no_nccl, CUDART_VERSION / 1000);
+    else if (!cards[0].wanted && other >= 0)
         idist__log_print(&w->log, IDIST_LOG_WARN, "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
                          other, cards[other].nccl);
-    else if (!cards[0].wanted && without >= 0)
-        idist__log_print(&w->log, IDIST_LOG_INFO, "no NCCL: %s", cards[without].why_no_nccl);
     if (idist__gpu_shared(g, &a, &b))
         idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a, cards[a].bus);
     return IDIST_OK;
 }
 
+// No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are there that lie idle.
+static void idist__gpu_tell_none(const idist__world *w, int n_with) {
+    const idist__gpu_card *mine = &idist__gpu_of(w)->cards[w->group.rank];
+
+    if (mine->unwell)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
+                         mine->why, idist__gpu_remedy((cudaError_t)mine->unwell));
+    else if (n_with && mine->has == IDIST__GPU_HAS_NONE && strcmp(w->cfg.device, "cpu") != 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no rank uses a GPU, though %d have one: %s. (IDIST_DEVICE=cpu if that is "
+                         "meant)",
+                         n_with, mine->why);
+    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+}
+
 // One outcome for all: a device each, none for anybody, or the same error.
 static idist_status idist__gpu_agree(idist__world *w, bool *all) {
     const idist__gpu_card *cards = idist__gpu_of(w)->cards;
-    int i, n = w->group.size, worst = 0, named = 0;
+    int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
+
     for (i = 0; i < n; i++) {
-        if (cards[i].has > cards[worst].has) worst = i;
+        if (cards[i].has > cards[worst].has || (cards[i].has == cards[worst].has && cards[i].unwell && !cards[worst].unwell))
+            worst = i;
+        n_with += cards[i].has == IDIST__GPU_HAS;
         named |= cards[i].named;
     }
     *all = cards[worst].has == IDIST__GPU_HAS;
@@ -2292,7 +2388,7 @@ static idist_status idist__gpu_agree(idist__world *w, bool *all) {
         return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
     if (named) return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst, cards[worst].why);
     snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
-    idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+    idist__gpu_tell_none(w, n_with);
     return IDIST_OK;
 }
 

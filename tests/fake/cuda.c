@@ -28,7 +28,8 @@
 //   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is one machine's.
 //
 // Environment, read once at the first call
-//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35)
+//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35);
+//                         -2: with one that is too old, which is the same error and another cudaDriverGetVersion
 //   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9); the last is for the rest
 //   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
@@ -807,7 +808,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 
 cudaError_t cudaDriverGetVersion(int *version) {
     if (!version) return result(cudaErrorInvalidValue);
-    *version = fake_enter(__func__) == cudaErrorInsufficientDriver ? 0 : CUDART_VERSION;
+    *version = fake_enter(__func__) != cudaErrorInsufficientDriver ? CUDART_VERSION : config.n_devices == -1 ? 0 : 11040;
     return cudaSuccess;
 }
 

@@ -363,6 +363,12 @@ static void no_cuda(cudaError_t code) {
     CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
 }
 static void no_driver(void) { no_cuda(cudaErrorInsufficientDriver); }
+static void old_driver(void) {
+    int version = 0, n = 7;
+    OK(cudaDriverGetVersion(&version));
+    CHECK_IS(version, 11040);
+    CHECK_IS(cudaGetDeviceCount(&n), cudaErrorInsufficientDriver);
+}
 static void no_device(void) { no_cuda(cudaErrorNoDevice); }
 
 static void injected(void) {
@@ -1535,6 +1541,7 @@ int main(void) {
     run_one("cuda: the NULL stream", "FAKE_CUDA_DELAY_US=20000", legacy_stream);
     run_one("cuda: host functions", "", host_functions);
     run_one("without a driver", "FAKE_CUDA_DEVICES=-1", no_driver);
+    run_one("with a driver that is too old", "FAKE_CUDA_DEVICES=-2", old_driver);
     run_one("without a device", "FAKE_CUDA_DEVICES=0", no_device);
     run_one("no visible device", "FAKE_CUDA_DEVICES=3 CUDA_VISIBLE_DEVICES=", no_device);
     run_one("cuda: the second cudaMalloc fails", "FAKE_CUDA_FAIL=cudaMalloc:2:2", injected);

@@ -575,6 +575,86 @@ static void pinned(void) {
     ranks_report("pinning memory beside a call that waits for a dead rank comes back");
 }
 
+// A world that uses less of the machine than it could says so, with the reason and what to do. Without a driver or a GPU
+// there is nothing to say.
+typedef struct quiet {
+    const char *env[2][4]; // of rank 0, of rank 1: NAME, value, ...
+    bool used;             // rank 1 has used CUDA and is a child of who did
+    const char *said[3];   // by rank 1, in a warning; none: nothing
+    int port;
+} quiet;
+
+static char said[4000];
+static void keep_said(idist_log_level level, const char *line, void *user) {
+    size_t used = strlen(said);
+    (void)user;
+    if (level <= IDIST_LOG_WARN) snprintf(said + used, sizeof said - used, "%s\n", line);
+}
+
+static int says(int number, void *arg) {
+    const quiet *q = (const quiet *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    float x = 1;
+    for (int k = 0; k < 4 && q->env[number][k]; k += 2) setenv(q->env[number][k], q->env[number][k + 1], 1);
+    if (q->used && number == 1) {
+        int n, status;
+        pid_t child;
+        if (cudaGetDeviceCount(&n) != cudaSuccess) return 1;
+        if ((child = fork()) != 0) return waitpid(child, &status, 0) == child ? status != 0 : 2;
+    }
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = q->port;
+    d.timeout_ms = 10000;
+    d.logger.log_fn = keep_said;
+    setenv("IDIST_LOG", "warn", 1);
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, NULL));
+    for (int k = 0; k < 3 && q->said[k] && number == 1; k++)
+        rank_check(strstr(said, q->said[k]) != NULL, "no \"%s\" in \"%s\"", q->said[k], said);
+    if (!q->said[0] || number == 0) rank_check(!said[0], "rank %d: got \"%s\"", number, said);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void warnings(void) {
+    quiet all[] = {
+        {BOTH("FAKE_CUDA_DEVICES", "-1"), false, {NULL}, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "0"), false, {NULL}, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "2"), false, {NULL}, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"), false, {NULL}, 0}, // ipc is the best
+        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "staged"), false, {NULL}, 0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"IDIST_DEVICE", "cpu"}}, false, {NULL}, 0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
+         false,
+         {"/nowhere", "IDIST_NCCL_LIB", "nvidia-nccl"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "-1"}}, false, {"driver", "cpu"}, 0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "-2"}}, false, {"CUDA 11.4", "update the driver"}, 0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2"}}, true, {"cudaErrorInitializationError", "exec"}, 0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaSetDevice:0:46"}},
+         false,
+         {"cudaErrorDevicesUnavailable", "nvidia-smi -c 0"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:803"}},
+         false,
+         {"803", "reboot"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:802"}},
+         false,
+         {"802", "fabric"},
+         0},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("warning %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(2, 20000, says, &all[i]);
+        ranks_report("%s %s: %s", all[i].env[1][0], all[i].env[1][1], all[i].said[0] ? all[i].said[0] : "no warning");
+    }
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -713,6 +793,7 @@ int main(void) {
     eights();
     remotes();
     pinned();
+    warnings();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
