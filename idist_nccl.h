@@ -21,7 +21,8 @@ DO THIS
         }
 
     idist_initialize picks a device for each rank (local rank modulo devices; desc.device or IDIST_DEVICE) and makes it the
-    current one of the calling thread. From then on every communication call takes device pointers as well as host pointers;
+    current one of the calling thread. (Another thread that has chosen none gets it with its first call on device memory; one
+    that has keeps its own.) From then on every communication call takes device pointers as well as host pointers;
     the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also
     that of Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in IDIST_NCCL_LIB;
     2.14 or later), unless the program is linked with it; no header of it is needed.
@@ -524,8 +525,9 @@ typedef struct idist__gpu {         // of a world
     idist__nccl nccl;
     bool nccl_f8; // it reduces floats of 8 bits
     int device;
-    const pthread_t *thread; // the world's own
-    idist__gpu_card *cards;  // of all ranks
+    const pthread_t *thread;                                        // the world's own
+    int (*context_state)(int device, unsigned *flags, int *active); // cuDevicePrimaryCtxGetState; NULL: not found
+    idist__gpu_card *cards;                                         // of all ranks
     idist__pinned *spare;
     struct idist__pinning *pinning;     // memory that will be spare
     int nwaiting;                       // calls that wait for the device
@@ -629,6 +631,32 @@ static void idist__gpu_fail_group(idist_group *g, idist_status status) {
     idist__group_fail(g, status, cause);
 }
 
+// Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU that is another rank's. From
+// CUDA 12 on it does, where there is none. In a thread that never chose a device cudaGetDevice says 0.
+static bool idist__gpu_is_fresh(const idist__gpu *gpu, int device) {
+    unsigned flags = 0;
+    int active = 1;
+
+    if (CUDART_VERSION < 12000 || !gpu->context_state) return false;
+    return gpu->context_state(device, &flags, &active) == 0 && !active;
+}
+
+// The caller's device, while ours is the current one.
+static int idist__gpu_visit(const idist__gpu *gpu) {
+    int device = gpu->device;
+
+    cudaGetDevice(&device);
+    if (device != gpu->device) cudaSetDevice(gpu->device);
+    return device;
+}
+
+// A thread that had none stays on ours, and so does our own one.
+static void idist__gpu_return(const idist__gpu *gpu, int device) {
+    if (device == gpu->device || idist__gpu_is_fresh(gpu, device)) return;
+    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) return;
+    cudaSetDevice(device);
+}
+
 // Our own device and no capture of another thread in the way, for as long as this thread is in here.
 typedef struct idist__gpu_guard {
     int device;
@@ -637,19 +665,16 @@ typedef struct idist__gpu_guard {
 
 static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
     idist__gpu_guard guard;
-    guard.device = gpu->device;
+
+    guard.device = idist__gpu_visit(gpu);
     guard.mode = cudaStreamCaptureModeRelaxed;
-    cudaGetDevice(&guard.device);
-    if (guard.device != gpu->device) cudaSetDevice(gpu->device);
-    // Back to device 0, where a thread begins, would make a context there: our own thread stays.
-    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) guard.device = gpu->device;
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
     return guard;
 }
 
 static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    if (guard.device != gpu->device) cudaSetDevice(guard.device);
+    idist__gpu_return(gpu, guard.device);
 }
 
 // To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a rank which is lost. Who
@@ -1243,8 +1268,8 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to the device
-    int result;
+    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to captures
+    int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
     idist__gpu_guard guard;
@@ -1255,9 +1280,11 @@ static void idist__nccl_launch(idist__task *first) {
     }
     idist__nccl_enters(first, 1);
     pthread_mutex_unlock(&w->lock);
-    if (!alone) guard = idist__gpu_enter(gpu);
+    if (alone) device = idist__gpu_visit(gpu);
+    else guard = idist__gpu_enter(gpu);
     result = idist__nccl_hand(first, &error);
-    if (!alone) idist__gpu_leave(gpu, guard);
+    if (alone) idist__gpu_return(gpu, device);
+    else idist__gpu_leave(gpu, guard);
     pthread_mutex_lock(&w->lock);
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1778,8 +1805,8 @@ static bool idist__gpu_captures(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
-                                     bool *detached) {
+static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
+                                        bool *detached) {
     const char *name = idist__kind_names[c->label];
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
@@ -1810,6 +1837,17 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
         idist__gpu_group_of(g)->captured = idist__gpu_captures((cudaStream_t)o->stream);
     if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
     return IDIST_OK;
+}
+
+// On our device: to ask what a pointer is makes a context, too.
+static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
+                                     bool *detached) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    int device = idist__gpu_visit(gpu);
+    idist_status status = idist__gpu_find_way(g, c, o, on_device, detached);
+
+    idist__gpu_return(gpu, device);
+    return status;
 }
 
 //------------------------------------------------------------------------------
@@ -2163,6 +2201,8 @@ static void idist__gpu_free(idist__world *w) {
     int64_t deadline;
     int turns = 0;
     idist__task *t;
+    int device = gpu->under ? idist__gpu_visit(gpu) : -1; // -1: there was none
+
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(
             &w->log, IDIST_LOG_WARN,
@@ -2190,6 +2230,7 @@ static void idist__gpu_free(idist__world *w) {
     w->route = NULL;
     w->launch = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
+    if (device >= 0) idist__gpu_return(gpu, device);
     idist__mem_free(mem, gpu->cards);
     idist__mem_free(mem, gpu);
 }
@@ -2262,6 +2303,15 @@ static const char *idist__gpu_remedy(cudaError_t error) {
     }
 }
 
+// From the program, where it has the driver's library, or from that library, which the runtime has loaded by now.
+static void idist__gpu_find_context_state(idist__gpu *gpu) {
+    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, "cuDevicePrimaryCtxGetState") : NULL;
+
+    if (!at && (library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD)) != NULL)
+        at = dlsym(library, "cuDevicePrimaryCtxGetState");
+    memcpy(&gpu->context_state, &at, sizeof at);
+}
+
 // Finds the device of this rank, and NCCL.
 static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *card) {
     const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
@@ -2303,6 +2353,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
         idist__gpu_explain(what, error, card);
         cudaGetLastError();
     }
+    if (card->has == IDIST__GPU_HAS) idist__gpu_find_context_state(gpu);
     if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
         idist__nccl_load(&gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
         card->nccl = gpu->nccl.version;

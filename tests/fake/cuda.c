@@ -17,6 +17,8 @@
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
 //   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
 //     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
+//   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one on the thread's current
+//     device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState says where there is one.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
@@ -238,10 +240,31 @@ static cudaError_t unlock(cudaError_t error) {
     return result(error);
 }
 
+static atomic_bool contexts[MAX_DEVICES];
+
+// Calls that need none.
+static void make_context(const char *function) {
+    static const char *const without[] = {
+        "cudaGetDeviceCount",    "cudaSetDevice",           "cudaGetDevice",
+        "cudaDeviceGetPCIBusId", "cudaDeviceGetAttribute",  "cudaGetDeviceProperties",
+        "cudaRuntimeGetVersion", "cudaDeviceCanAccessPeer", "cudaThreadExchangeStreamCaptureMode"};
+    for (size_t i = 0; i < sizeof without / sizeof *without; i++)
+        if (strcmp(function, without[i]) == 0) return;
+    atomic_store(&contexts[current_device], true);
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = device >= 0 && device < MAX_DEVICES && atomic_load(&contexts[device]);
+    return 0;
+}
+
 #define ENTER()                                    \
     do {                                           \
         cudaError_t error_ = fake_enter(__func__); \
         if (error_) return result(error_);         \
+        make_context(__func__);                    \
     } while (0)
 #define REQUIRE(cond, error)               \
     do {                                   \
@@ -823,6 +846,7 @@ cudaError_t cudaSetDevice(int device) {
     ENTER();
     REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
     current_device = device;
+    atomic_store(&contexts[device], true);
     return cudaSuccess;
 }
 

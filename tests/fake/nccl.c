@@ -956,6 +956,7 @@ typedef struct later {
 
 static void *later_thread(void *arg) {
     later *l = arg;
+    cudaSetDevice(l->calls[0].comm->device);
     ncclResult_t rc = connect_and_launch(l->calls, l->n);
     for (int i = 0; i < l->n; i++) {
         atomic_store(&l->calls[i].comm->async, rc);

@@ -363,7 +363,7 @@ static void no_cuda(cudaError_t code) {
     CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
 }
 static void no_driver(void) { no_cuda(cudaErrorInsufficientDriver); }
-static void old_driver(void) {
+static void outdated_driver(void) {
     int version = 0, n = 7;
     OK(cudaDriverGetVersion(&version));
     CHECK_IS(version, 11040);
@@ -388,6 +388,35 @@ static void visible(void) {
     CHECK(strcmp(bus, "0000:13:00.0") == 0);
     OK(cudaDeviceGetAttribute(&n, cudaDevAttrPciBusId, 1));
     CHECK_IS(n, 0x11);
+}
+
+extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+static bool has_context(int device) {
+    unsigned flags;
+    int active = -1;
+    CHECK_IS(cuDevicePrimaryCtxGetState(device, &flags, &active), 0);
+    return active;
+}
+
+static void *asks_for_an_attribute(void *pointer) {
+    struct cudaPointerAttributes attributes;
+    OK(cudaPointerGetAttributes(&attributes, pointer));
+    return NULL;
+}
+
+// A thread that has chosen no device has 0, and makes a context there.
+static void contexts(void) {
+    pthread_t thread;
+    int n = 0;
+    OK(cudaGetDeviceCount(&n));
+    OK(cudaGetDevice(&n));
+    CHECK_IS(n, 0);
+    CHECK(!has_context(0));
+    OK(cudaSetDevice(1));
+    CHECK(!has_context(0) && has_context(1) && !has_context(2));
+    CHECK(pthread_create(&thread, NULL, asks_for_an_attribute, &n) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(has_context(0) && !has_context(2));
 }
 
 static void child_of_cuda(void) { CHECK_IS(cudaFree(NULL), cudaErrorInitializationError); }
@@ -1541,11 +1570,12 @@ int main(void) {
     run_one("cuda: the NULL stream", "FAKE_CUDA_DELAY_US=20000", legacy_stream);
     run_one("cuda: host functions", "", host_functions);
     run_one("without a driver", "FAKE_CUDA_DEVICES=-1", no_driver);
-    run_one("with a driver that is too old", "FAKE_CUDA_DEVICES=-2", old_driver);
+    run_one("with a driver that is too old", "FAKE_CUDA_DEVICES=-2", outdated_driver);
     run_one("without a device", "FAKE_CUDA_DEVICES=0", no_device);
     run_one("no visible device", "FAKE_CUDA_DEVICES=3 CUDA_VISIBLE_DEVICES=", no_device);
     run_one("cuda: the second cudaMalloc fails", "FAKE_CUDA_FAIL=cudaMalloc:2:2", injected);
     run_one("cuda: visible devices", "FAKE_CUDA_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1", visible);
+    run_one("cuda: where contexts are made", "FAKE_CUDA_DEVICES=3", contexts);
     run_one("cuda: a forked child", "", forked);
     run_one("cuda: capture and replay", "", captures);
     run_one("cuda: what capture forbids", "", captures_forbid);

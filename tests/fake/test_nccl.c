@@ -655,6 +655,83 @@ static void warnings(void) {
     }
 }
 
+// A thread of the program's that has chosen no device makes all kinds of calls. That leaves no context on device 0, which
+// is rank 0's: hundreds of MB for each such rank.
+extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+
+typedef struct stranger {
+    int number;
+    int32_t *x, *y;
+    cudaStream_t stream;
+} stranger;
+
+static void *calls_as_stranger(void *arg) {
+    const stranger *a = (const stranger *)arg;
+    idist_opts o = opts_of(NULL), on = on_stream(NULL, a->stream);
+    idist_request r = {NULL};
+    int32_t host = 1;
+    rank_ok(a->number, idist_all_reduce(&host, &host, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    rank_ok(a->number, idist_all_to_all(a->x, a->y, 1, IDIST_I32, &on));
+    rank_ok(a->number, idist_scan(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_scan(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    o.request = &r;
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_wait_stream(&r, a->stream));
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_wait(&r));
+    rank_ok(a->number, idist_group_begin());
+    for (int k = 0; k < 2; k++) rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    rank_ok(a->number, idist_group_end());
+    return NULL;
+}
+
+static int has_strangers(int number, void *arg) {
+    idist_desc d = desc_with(NULL, NULL);
+    stranger a;
+    pthread_t thread;
+    unsigned flags;
+    int active = -1, device = -1;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    a.number = number;
+    a.x = device_of(1, 5);
+    a.y = device_of(1, 5);
+    a.stream = new_stream();
+    rank_check(pthread_create(&thread, NULL, calls_as_stranger, &a) == 0, "no thread");
+    pthread_join(thread, NULL);
+    CUDA(cudaStreamSynchronize(a.stream));
+    rank_ok(number, idist_finalize());
+    if (number == 1) {
+        rank_check(cuDevicePrimaryCtxGetState(0, &flags, &active) == 0 && !active, "there is a context on device 0");
+
+        // Who has chosen another device keeps it.
+        CUDA(cudaSetDevice(0));
+    }
+    d.master_port = ((const int *)arg)[1];
+    rank_ok(number, idist_initialize(&d));
+    CUDA(cudaSetDevice(1 - number));
+    rank_ok(number, idist_all_reduce(a.x, a.x, 5, IDIST_I32, IDIST_MAX, NULL));
+    CUDA(cudaGetDevice(&device));
+    if (number == 1) rank_check(device == 0, "rank %d: on device %d", number, device);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void strangers(void) {
+    int ports[2] = {free_port(), free_port()};
+    tap_running("threads without a device");
+    ranks_reset();
+    procs_run(2, 20000, has_strangers, ports);
+    ranks_report("a thread that has chosen no device leaves no context on device 0");
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -794,6 +871,7 @@ int main(void) {
     remotes();
     pinned();
     warnings();
+    strangers();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
