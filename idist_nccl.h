@@ -81,6 +81,9 @@ CALLS
     Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a host) the host has a second
     to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without a name.
 
+    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) lets blocking calls and requests go before what else the device
+    has to do, where both fit: the gradients of a backward pass, say. What has opts.stream alone has that stream's priority.
+
     desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
     fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
 
@@ -1705,9 +1708,14 @@ static idist_status idist__gpu_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
     idist__gpu_guard guard = idist__gpu_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
-    int i;
+    int i, least = 0, greatest = 0, priority = 0; // 0: the default, which is the least
+
+    if (g->w->cfg.high_priority) {
+        error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+        priority = greatest;
+    }
     for (i = 0; i < 3 && gg && error == cudaSuccess; i++)
-        error = cudaStreamCreateWithFlags(&gg->stream[i], cudaStreamNonBlocking);
+        error = cudaStreamCreateWithPriority(&gg->stream[i], cudaStreamNonBlocking, priority);
     if (gg) {
         gg->last = &gg->queue;
         g->device = gg;

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include "fake.h"
 #include "ranks.h"
 
 #define CUDA(call) rank_check((call) == cudaSuccess, "%s", #call)
@@ -732,6 +733,53 @@ static void strangers(void) {
     ranks_report("a thread that has chosen no device leaves no context on device 0");
 }
 
+// The streams of idist's own have the priority that was asked for, in idist_desc or in the environment.
+typedef struct wish {
+    const char *environment;
+    bool desc, high;
+    int port;
+} wish;
+
+static int has_priority(int number, void *arg) {
+    const wish *p = (const wish *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *half = NULL;
+    idist_opts o = opts_of(NULL);
+    int least, greatest;
+    int32_t *x;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    if (p->environment) setenv("IDIST_HIGH_PRIORITY_STREAM", p->environment, 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = p->port;
+    d.timeout_ms = 10000;
+    d.high_priority_stream = p->desc;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, 0, number, &half));
+    x = device_of(1, 5);
+    o.group = half;
+    rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
+    CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    rank_check(fake_count_streams(greatest) == (p->high ? 6 : 0), "rank %d: %d", number, fake_count_streams(greatest));
+    rank_check(fake_count_streams(least) == (p->high ? 0 : 6), "rank %d: %d", number, fake_count_streams(least));
+    cudaFree(x);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void priorities(void) {
+    wish all[] = {{NULL, false, false, 0}, {NULL, true, true, 0}, {"1", false, true, 0}, {"0", false, false, 0}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("priority %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(2, 20000, has_priority, &all[i]);
+        ranks_report("streams of %s priority: desc %d, environment %s", all[i].high ? "high" : "usual", all[i].desc,
+                     all[i].environment ? all[i].environment : "without");
+    }
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -872,6 +920,7 @@ int main(void) {
     pinned();
     warnings();
     strangers();
+    priorities();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
