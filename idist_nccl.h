@@ -271,7 +271,7 @@ typedef struct idist__nccl_config {
 
 typedef enum idist__nccl_what { IDIST__NCCL_INIT, IDIST__NCCL_ABORT, IDIST__NCCL_END } idist__nccl_what;
 
-// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end looks at it after the world is gone.
+// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end outlives the world.
 typedef struct idist__nccl_gate {
     int inside; // atomic
 } idist__nccl_gate;
@@ -292,7 +292,7 @@ typedef struct idist__nccl_job {
     void *config;
     int device, rank, size;
     int result;
-    int done;                // atomic
+    int done;                // atomic: 1, or IDIST__NCCL_LEFT
     int phase;               // atomic
     cudaStream_t stream;     // of an INIT: where it connects the ranks, ...
     char *room;              // ... with this memory
@@ -302,6 +302,8 @@ typedef struct idist__nccl_job {
     pthread_t thread;
     struct idist__nccl_job *next; // of those that end
 } idist__nccl_job;
+
+enum { IDIST__NCCL_LEFT = 2 }; // nobody waits for the job: it frees itself
 
 #ifndef IDIST_NCCL_CONNECT_BYTES
 #define IDIST_NCCL_CONNECT_BYTES (16 << 20)
@@ -434,7 +436,10 @@ static void *idist__nccl_work(void *arg) {
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) {
+        if (job->what == IDIST__NCCL_ABORT) free(job->gate);
+        free(job);
+    }
     return NULL;
 }
 
@@ -459,15 +464,18 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) { return __atomic_l
 
 // Waits for it until the deadline. False: it has not come to an end, and is left to itself.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
+    pthread_t thread;
+
     while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline_ns) {
         struct timespec nap = {0, 100000};
         nanosleep(&nap, NULL);
     }
-    if (!idist__nccl_job_done(job)) {
-        pthread_detach(job->thread);
+    thread = job->thread;
+    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) { // from here on it frees itself
+        pthread_detach(thread);
         return false;
     }
-    pthread_join(job->thread, NULL);
+    pthread_join(thread, NULL);
     free(job);
     return true;
 }

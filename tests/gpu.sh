@@ -110,12 +110,13 @@ cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$python/libidist_fake.so.2"
     cc "${flags[@]}" -DIDIST_IMPLEMENTATION -DIDIST__NCCL_FILE='"libidist_fake.so.2"' -include idist_nccl.h "$WORK/where.c" \
         "$PARTS/cuda.o" -rdynamic -o "$WORK/where" -lpthread -ldl -lm >>"$WORK/log" 2>&1
 ok $? "a program that looks for NCCL builds" || diag <"$WORK/log"
+without=(-u VIRTUAL_ENV -u CONDA_PREFIX -u IDIST_NCCL_LIB)
 for prefix in VIRTUAL_ENV CONDA_PREFIX; do
-    ok_run 0 "it runs, with $prefix" 20 env -u VIRTUAL_ENV -u CONDA_PREFIX -u IDIST_NCCL_LIB $prefix="$WORK/venv" "$WORK/where"
+    ok_run 0 "it runs, with $prefix" 20 env "${without[@]}" $prefix="$WORK/venv" "$WORK/where"
     grep -q '^by nccl$' "$WORK/log"
     ok $? "and finds the library of the package" || diag <"$WORK/log"
 done
-ok_run 0 "it runs without" 20 env -u VIRTUAL_ENV -u CONDA_PREFIX -u IDIST_NCCL_LIB HOME="$WORK" "$WORK/where"
+ok_run 0 "it runs without" 20 env "${without[@]}" HOME="$WORK" "$WORK/where"
 grep -q '^by ipc$' "$WORK/log"
 ok $? "and finds none" || diag <"$WORK/log"
 

@@ -879,10 +879,10 @@ static unsigned algorithm(const call *c) {
     size_t parts = c->kind == ALL_GATHER || c->kind == REDUCE_SCATTER ? (size_t)c->comm->n_ranks : 1;
     size_t nbytes = c->count * size_of(c->type) * parts;
     bool reduces = c->kind <= REDUCE_SCATTER;
-    bool by_switch = nbytes >= 1 << 20 && (!reduces || ((c->op == ncclSum || c->op == ncclAvg) && c->type >= ncclFloat16));
+    bool by_switch = nbytes >= 1 << 17 && (!reduces || ((c->op == ncclSum || c->op == ncclAvg) && c->type >= ncclFloat16));
     if (c->kind == BROADCAST || c->kind == REDUCE) return RING;
     if (by_switch) return NVLS;
-    if (nbytes >= 1 << 16) return RING;
+    if (nbytes >= 1 << 14) return RING;
     return c->kind == ALL_REDUCE ? TREE : PAT;
 }
 

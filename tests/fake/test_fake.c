@@ -1326,6 +1326,7 @@ static void aborted_beside_a_call(void) {
     pthread_t thread;
     if (rank == 0) {
         await(0, 1);
+        OK(ncclCommAbort(comm));
         return;
     }
     CHECK(pthread_create(&thread, NULL, calls_alone, comm) == 0);
@@ -1337,7 +1338,10 @@ static void revoked(void) {
     ncclComm_t comm = join();
     pthread_t thread;
     void *rc = NULL;
-    if (rank) return;
+    if (rank) {
+        OK(ncclCommAbort(comm));
+        return;
+    }
     CHECK(pthread_create(&thread, NULL, calls_alone, comm) == 0);
     tap_sleep_ms(50);
     OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
