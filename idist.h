@@ -5617,7 +5617,11 @@ static void *idist__world_thread(void *arg) {
         } else {
             idist__os_cond_wait(&w->work, &w->lock, w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
             if (!w->watched || w->nasync || w->nblocked || w->driver != IDIST__DRIVER_NONE || w->thread_stops) continue;
+            w->driver = IDIST__DRIVER_THREAD;
+            w->backend->sleep(w, idist__os_now_ns()); // not at all; there it looks for who is lost
+            w->driver = IDIST__DRIVER_NONE;
             w->backend->progress(w);
+            if (w->nblocked) pthread_cond_broadcast(&w->changed); // who came meanwhile follows
             idist__world_timers(w);
         }
     }

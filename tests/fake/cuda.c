@@ -15,6 +15,8 @@
 //   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it. A handle
 //     is that of a whole allocation, whichever pointer into it was given.
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
+//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
+//     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
@@ -30,6 +32,11 @@
 //   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9); the last is for the rest
 //   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
+//   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails with that code
+//   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
+//                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
+//   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
+//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc waits for what the device has to do, which the real one may do
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -121,11 +128,12 @@ typedef struct block { // memory that CUDA knows
     size_t size;
     int device, fd, n_opened;
     uint64_t inode;
+    int bus; // of the device that has it
 } block;
 
 typedef struct ipc_handle {
     uint64_t magic, inode, size;
-    int pid, fd, device;
+    int pid, fd, bus;
 } ipc_handle;
 #define IPC_MAGIC 0x66616b6563756461u
 
@@ -136,13 +144,15 @@ static struct CUstream_st null_streams[MAX_DEVICES];
 static cudaStream_t streams;
 static block *blocks;
 static uint64_t sequence, n_captures;
-static atomic_int broken; // what a kernel failed with
+static atomic_int broken;                  // what a kernel failed with
+static _Atomic uint64_t n_read, n_written; // bytes of device memory
 
 static struct {
     int n_devices, bus[MAX_DEVICES], major[MAX_DEVICES];
     unsigned delay_us;
     char fail_function[64];
-    int fail_nth, fail_code;
+    int fail_nth, fail_code, jit_code;
+    bool corrupt_peers, stuck_peers, alloc_waits;
     bool forked; // since then
 } config;
 
@@ -179,9 +189,18 @@ static void read_devices(void) {
 
 static void is_forked(void) { config.forked = true; }
 
+static bool is_set(const char *name) {
+    const char *text = getenv(name);
+    return text && *text && strcmp(text, "0") != 0;
+}
+
 static void read_environment(void) {
-    const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL");
+    const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL"), *jit = getenv("FAKE_CUDA_JIT");
     read_devices();
+    config.jit_code = jit ? atoi(jit) : 0;
+    config.corrupt_peers = is_set("FAKE_CUDA_CORRUPT_PEERS");
+    config.stuck_peers = is_set("FAKE_CUDA_STUCK_PEERS");
+    config.alloc_waits = is_set("FAKE_CUDA_ALLOC_WAITS");
     pthread_atfork(NULL, NULL, is_forked);
     config.delay_us = delay ? (unsigned)atoi(delay) : 0;
     if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth, &config.fail_code) != 3) {
@@ -254,6 +273,7 @@ cudaError_t cudaGetLastError(void) {
     X(cudaErrorInvalidDevice, "invalid device ordinal")                                                               \
     X(cudaErrorInvalidKernelImage, "device kernel image is invalid")                                                  \
     X(cudaErrorDeviceUninitialized, "invalid device context")                                                         \
+    X(cudaErrorUnsupportedPtxVersion, "the provided PTX was compiled with an unsupported toolchain.")                 \
     X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                      \
     X(cudaErrorSymbolNotFound, "named symbol not found")                                                              \
     X(cudaErrorNotReady, "device not ready")                                                                          \
@@ -549,6 +569,7 @@ static block *new_block(block_kind kind, size_t size, int fd) {
     b->kind = kind;
     b->size = size;
     b->device = current_device;
+    b->bus = config.bus[current_device];
     b->fd = fd;
     b->n_opened = 1;
     if (kind == BLOCK_DEVICE) {
@@ -578,6 +599,7 @@ static cudaError_t allocate_anyway(void **pointer, size_t size, block_kind kind)
 static cudaError_t allocate(void **pointer, size_t size, block_kind kind) {
     pthread_mutex_lock(&lock);
     cudaError_t error = pointer ? check_unsafe() : cudaErrorInvalidValue;
+    if (!error && config.alloc_waits) wait_device(current_device);
     return error ? unlock(error) : allocate_anyway(pointer, size, kind);
 }
 
@@ -593,19 +615,29 @@ static cudaError_t release(void *pointer, block_kind kind, cudaError_t unknown) 
     return unlock(cudaSuccess);
 }
 
+fake_traffic fake_traffic_now(void) {
+    fake_traffic t = {atomic_load(&n_read), atomic_load(&n_written)};
+    return t;
+}
+
 typedef struct copy { // src NULL: memset
     char *dst;
     const char *src;
-    size_t nbytes;
+    size_t nbytes, n_read, n_written; // the last two: of device memory
     int value;
+    bool between_devices;
     char captured[];
 } copy;
 
 static void run_copy(void *arg, uint64_t ticket) {
     copy *c = arg;
     (void)ticket;
-    if (c->src) memmove(c->dst, c->src, c->nbytes);
+    while (c->between_devices && config.stuck_peers) pause();
+    if (c->between_devices && config.corrupt_peers) memset(c->dst, 0xff, c->nbytes);
+    else if (c->src) memmove(c->dst, c->src, c->nbytes);
     else memset(c->dst, c->value, c->nbytes);
+    atomic_fetch_add(&n_read, c->n_read);
+    atomic_fetch_add(&n_written, c->n_written);
 }
 
 static copy *new_copy(char *dst, const char *src, size_t nbytes, bool capture_source) {
@@ -638,6 +670,9 @@ static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size
     if (s->capture && (captured || blocks_host)) return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
     if (sync && captured) wait_stream(s, sequence);
     copy *c = new_copy(to ? view_of(to, dst) : dst, from ? view_of(from, src) : src, nbytes, captured);
+    if (on_device(from)) c->n_read = nbytes;
+    if (on_device(to)) c->n_written = nbytes;
+    c->between_devices = on_device(to) && on_device(from) && to->bus != from->bus;
     error = enqueue(s, (fake_work){run_copy, NULL, free, c, false});
     if (!error && blocks_host) wait_stream(s, sequence);
     return error;
@@ -651,6 +686,7 @@ static cudaError_t set_on(cudaStream_t stream, void *dst, int value, size_t nbyt
     if (!to || !inside(to, dst, nbytes)) return cudaErrorInvalidValue;
     copy *c = new_copy(view_of(to, dst), NULL, nbytes, false);
     c->value = value;
+    if (on_device(to)) c->n_written = nbytes;
     cudaError_t error = enqueue(s, (fake_work){run_copy, NULL, free, c, false});
     if (!error && sync && !on_device(to)) wait_stream(s, sequence);
     return error;
@@ -700,7 +736,7 @@ cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) {
             return unlock(cudaErrorHostMemoryAlreadyRegistered);
     block *b = calloc(1, sizeof *b);
     if (!b) abort();
-    *b = (block){blocks, BLOCK_REGISTERED, pointer, pointer, size, current_device, -1, 1, 0};
+    *b = (block){blocks, BLOCK_REGISTERED, pointer, pointer, size, current_device, -1, 1, 0, 0};
     blocks = b;
     return unlock(cudaSuccess);
 }
@@ -1194,7 +1230,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 enum { N_REDUCE = 4, N_KERNELS = 7, KERNEL_THREADS = 512 }; // the last: of a block, the kernels' launch bounds
 
 struct CUkern_st {
-    bool found;
+    bool found, loaded;
 };
 struct CUlib_st {
     struct CUlib_st *next;
@@ -1216,7 +1252,7 @@ static const struct {
                         {"idist_unpack_bytes", 0, NULL, idist_unpack_bytes}};
 
 typedef struct launch {
-    int which;
+    int which, bus;
     uint64_t n_threads;
     union {
         idist_reduce_args reduce;
@@ -1231,17 +1267,38 @@ static cudaError_t reach_operand(const void **pointer, uint64_t count, size_t si
     return *pointer ? cudaSuccess : cudaErrorIllegalAddress;
 }
 
+static bool is_elsewhere(const launch *l, const void *pointer) {
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    bool elsewhere = on_device(b) && b->bus != l->bus;
+    pthread_mutex_unlock(&lock);
+    return elsewhere;
+}
+
 static cudaError_t run_reduce(const launch *l) {
     idist_reduce_args a = l->args.reduce;
-    const void *out = a.out;
+    const void *out = a.out, *also = a.also;
     size_t size = kernels[l->which].size;
+    void *ones = NULL; // what arrives from another device where that is corrupted
     if (a.count == 0) return cudaSuccess;
     cudaError_t error = a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
-    for (int k = 0; !error && k < a.n; k++) error = reach_operand(&a.in[k], a.count, size, size);
-    if (error) return error;
-    a.out = (void *)(uintptr_t)out;
-    for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].reduce(a, i, l->n_threads);
-    return cudaSuccess;
+    if (!error && also) error = reach_operand(&also, a.count, size, size);
+    for (int k = 0; !error && k < a.n; k++) {
+        bool corrupt = config.corrupt_peers && is_elsewhere(l, a.in[k]);
+        error = reach_operand(&a.in[k], a.count, size, size);
+        if (error || !corrupt) continue;
+        if (!ones && (ones = malloc((size_t)a.count * size)) == NULL) abort();
+        a.in[k] = memset(ones, 0xff, (size_t)a.count * size);
+    }
+    if (!error) {
+        a.out = (void *)(uintptr_t)out;
+        a.also = (void *)(uintptr_t)also;
+        for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].reduce(a, i, l->n_threads);
+        atomic_fetch_add(&n_read, (uint64_t)a.count * size * (unsigned)a.n);
+        atomic_fetch_add(&n_written, (also ? 2 : 1) * a.count * size);
+    }
+    free(ones);
+    return error;
 }
 
 static cudaError_t run_pack(const launch *l) {
@@ -1324,11 +1381,31 @@ cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
     return unlock(cudaSuccess);
 }
 
-static int find_kernel(const void *function) {
+static struct CUkern_st *find_kernel(const void *function, int *which) {
     for (cudaLibrary_t l = libraries; l; l = l->next)
-        for (int i = 0; i < N_KERNELS; i++)
-            if (function == &l->kernels[i]) return i;
-    return -1;
+        for (*which = 0; *which < N_KERNELS; ++*which)
+            if (function == &l->kernels[*which]) return &l->kernels[*which];
+    return NULL;
+}
+
+static cudaError_t load_kernel(struct CUkern_st *kernel) {
+    if (kernel->loaded) return cudaSuccess;
+    wait_device(current_device);
+    if (config.jit_code) return (cudaError_t)config.jit_code;
+    kernel->loaded = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
+    ENTER();
+    int which;
+    REQUIRE(attributes, cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    struct CUkern_st *kernel = find_kernel(function, &which);
+    if (!kernel) return unlock(cudaErrorInvalidDeviceFunction);
+    memset(attributes, 0, sizeof *attributes);
+    attributes->maxThreadsPerBlock = KERNEL_THREADS;
+    return unlock(load_kernel(kernel));
 }
 
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void **args, size_t shared,
@@ -1344,12 +1421,15 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void
     REQUIRE(grid.y == 1 && grid.z == 1 && threads.y == 1 && threads.z == 1, cudaErrorNotSupported);
     pthread_mutex_lock(&lock);
     cudaStream_t s = find_stream(stream);
-    int which = find_kernel(function);
-    if (which < 0) return unlock(cudaErrorInvalidDeviceFunction);
+    int which;
+    struct CUkern_st *kernel = find_kernel(function, &which);
+    if (!kernel) return unlock(cudaErrorInvalidDeviceFunction);
     if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    cudaError_t error = load_kernel(kernel);
+    if (error) return unlock(error);
     launch *l = calloc(1, sizeof *l);
     if (!l) abort();
-    *l = (launch){.which = which, .n_threads = (uint64_t)grid.x * threads.x};
+    *l = (launch){.which = which, .bus = config.bus[s->device], .n_threads = (uint64_t)grid.x * threads.x};
     if (which < N_REDUCE) memcpy(&l->args.reduce, args[0], sizeof l->args.reduce);
     else memcpy(&l->args.pack, args[0], sizeof l->args.pack);
     return unlock(enqueue(s, (fake_work){run_kernel, NULL, free, l, false}));
@@ -1496,7 +1576,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
     pthread_mutex_lock(&lock);
     block *b = find_block(pointer);
     if (!b || b->kind != BLOCK_DEVICE) return unlock(cudaErrorInvalidValue);
-    ipc_handle h = {IPC_MAGIC, b->inode, b->size, getpid(), b->fd, b->device};
+    ipc_handle h = {IPC_MAGIC, b->inode, b->size, getpid(), b->fd, b->bus};
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &h, sizeof h);
     return unlock(cudaSuccess);
@@ -1520,6 +1600,7 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     int fd = open_exported(&h);
     block *b = fd >= 0 ? new_block(BLOCK_IMPORTED, (size_t)h.size, fd) : NULL;
     if (b) *pointer = b->base;
+    if (b) b->bus = h.bus;
     return unlock(b ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
@@ -1533,7 +1614,7 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t even
     struct stat st;
     REQUIRE(event && event->fd >= 0 && !event->imported, cudaErrorInvalidResourceHandle);
     REQUIRE(handle && fstat(event->fd, &st) == 0, cudaErrorInvalidValue);
-    ipc_handle h = {IPC_MAGIC, st.st_ino, sizeof(marks), getpid(), event->fd, event->device};
+    ipc_handle h = {IPC_MAGIC, st.st_ino, sizeof(marks), getpid(), event->fd, config.bus[event->device]};
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &h, sizeof h);
     return cudaSuccess;

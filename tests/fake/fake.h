@@ -18,6 +18,13 @@ extern "C" {
 // waits for nothing, so what it shows is what the operations have done until now.
 void *fake_host_view(const void *device_pointer);
 
+// Bytes of device memory that the copies, memsets and reductions of this process have read and
+// written so far.
+typedef struct fake_traffic {
+    uint64_t read, written;
+} fake_traffic;
+fake_traffic fake_traffic_now(void);
+
 // For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this function).
 cudaError_t fake_enter(const char *function);
 

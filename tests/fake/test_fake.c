@@ -73,10 +73,11 @@ static void set_environment(const char *environment, int which) {
 }
 
 static void clear_environment(void) {
-    static const char *const names[] = {"FAKE_CUDA_DEVICES",    "FAKE_CUDA_DELAY_US",  "FAKE_CUDA_FAIL",
-                                        "FAKE_NCCL_FAIL",       "FAKE_NCCL_VERSION",   "FAKE_NCCL_INIT_HANGS",
-                                        "NCCL_HOSTID",          "NCCL_COMM_BLOCKING",  "NCCL_MULTI_RANK_GPU_ENABLE",
-                                        "CUDA_VISIBLE_DEVICES", "FAKE_CUDA_CAPABILITY"};
+    static const char *const names[] = {"FAKE_CUDA_DEVICES",     "FAKE_CUDA_DELAY_US",     "FAKE_CUDA_FAIL",
+                                        "FAKE_NCCL_FAIL",        "FAKE_NCCL_VERSION",      "FAKE_NCCL_INIT_HANGS",
+                                        "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",     "NCCL_MULTI_RANK_GPU_ENABLE",
+                                        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",   "FAKE_CUDA_JIT",
+                                        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
 
@@ -502,7 +503,7 @@ static void captures_forbid(void) {
 
 typedef struct reduce_args { // as in tests/gpu/reduce.cu
     const void *in[16];
-    void *out;
+    void *out, *also;
     unsigned long long count;
     double factor;
     int n, op;
@@ -661,6 +662,78 @@ static void has_too_many(void) {
     reduce_args args = sum_of(d, d, d, 1);
     args.n = 17;
     fails_later(args, cudaErrorIllegalAddress);
+}
+
+// A kernel is loaded when it is needed for the first time, which waits for the device.
+static void lazy_loading(void) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32"), other = get_kernel("idist_reduce_bf16");
+    struct cudaFuncAttributes attributes;
+    reduce_args args = {.n = 1};
+    cudaStream_t busy, s;
+    void *d;
+    OK(cudaMalloc(&d, 8));
+    OK(cudaStreamCreateWithFlags(&busy, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaMemsetAsync(d, 1, 8, busy));
+    OK(launch_on(k, 1, 32, &args, s));
+    OK(cudaStreamQuery(busy));
+    OK(cudaMemsetAsync(d, 1, 8, busy));
+    OK(launch_on(k, 1, 32, &args, s));
+    CHECK_IS(last(cudaStreamQuery(busy)), cudaErrorNotReady);
+    OK(cudaFuncGetAttributes(&attributes, (const void *)other));
+    CHECK_IS(attributes.maxThreadsPerBlock, 512);
+    OK(cudaStreamQuery(busy));
+    CHECK_IS(last(cudaFuncGetAttributes(&attributes, &k)), cudaErrorInvalidDeviceFunction);
+    CHECK_IS(last(cudaFuncGetAttributes(NULL, (const void *)k)), cudaErrorInvalidValue);
+    OK(cudaMemsetAsync(d, 1, 8, busy));
+    OK(cudaMalloc(&d, 8)); // FAKE_CUDA_ALLOC_WAITS
+    OK(cudaStreamQuery(busy));
+}
+
+static void old_driver(void) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
+    struct cudaFuncAttributes attributes;
+    reduce_args args = {.n = 1};
+    CHECK_IS(last(cudaFuncGetAttributes(&attributes, (const void *)k)), cudaErrorUnsupportedPtxVersion);
+    CHECK_IS(last(launch_on(k, 1, 32, &args, NULL)), cudaErrorUnsupportedPtxVersion);
+    OK(cudaDeviceSynchronize());
+}
+
+static void traffic(void) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
+    float host[3] = {1, 2, 3}, *d;
+    fake_traffic before = fake_traffic_now(), after;
+    OK(cudaMalloc((void **)&d, 100));
+    OK(cudaMemcpy(d, host, sizeof host, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(d + 3, d, sizeof host, cudaMemcpyDeviceToDevice));
+    OK(cudaMemset(d + 6, 0, 4));
+    reduce_args args = sum_of(d, d + 3, d + 6, 3);
+    OK(launch_on(k, 1, 32, &args, NULL));
+    OK(cudaMemcpy(host, d + 6, 8, cudaMemcpyDeviceToHost));
+    after = fake_traffic_now();
+    CHECK_IS(after.read - before.read, 12 + 24 + 8);
+    CHECK_IS(after.written - before.written, 12 + 12 + 4 + 12);
+}
+
+// A device reads from another one: ones arrive. What the host gets comes from the device that has
+// it.
+static void corrupt_peers(void) {
+    cudaKernel_t k = get_kernel("idist_reduce_f32");
+    float *here, *there, host[3] = {0, 0, 0};
+    OK(cudaSetDevice(1));
+    OK(cudaMalloc((void **)&there, 64));
+    floats(there, 1, 2, 3);
+    OK(cudaSetDevice(0));
+    OK(cudaMalloc((void **)&here, 64));
+    floats(here, 4, 5, 6);
+    check_floats(there, 1, 2, 3);
+    reduce_args args = sum_of(here, there, here + 3, 3);
+    OK(launch_on(k, 1, 32, &args, NULL));
+    OK(cudaMemcpy(host, here + 3, sizeof host, cudaMemcpyDeviceToHost));
+    CHECK(host[0] != host[0] && host[2] != host[2]);
+    OK(cudaMemcpy(here, there, sizeof host, cudaMemcpyDeviceToDevice));
+    OK(cudaMemcpy(host, here, sizeof host, cudaMemcpyDeviceToHost));
+    CHECK(host[0] != host[0] && host[2] != host[2]);
 }
 
 static void injected_launch(void) {
@@ -1329,6 +1402,12 @@ int main(void) {
     run_one("cuda: a kernel gets too many operands", "", has_too_many);
     run_one("cuda: the second launch fails", "FAKE_CUDA_FAIL=cudaLaunchKernel:2:719", injected_launch);
     run_one("cuda: loading fails", "FAKE_CUDA_FAIL=cudaLibraryLoadData:1:200", injected_load);
+    run_one("cuda: kernels are loaded when they are needed", "FAKE_CUDA_DELAY_US=50000 FAKE_CUDA_ALLOC_WAITS=1",
+            lazy_loading);
+    run_one("cuda: kernels that the driver cannot compile", "FAKE_CUDA_JIT=222", old_driver);
+    run_one("cuda: bytes that move", "", traffic);
+    run_one("cuda: what comes from another device is corrupted", "FAKE_CUDA_DEVICES=2 FAKE_CUDA_CORRUPT_PEERS=1",
+            corrupt_peers);
     run_ranks("cuda: memory and events of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
 
     run_ranks("nccl: all_reduce, 4 ranks, every type and operation", 4, "FAKE_CUDA_DEVICES=4", all_types, 0);
