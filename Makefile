@@ -22,7 +22,7 @@ TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(w
     $(wildcard tests/mpi/*.sh))
 INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 TRAINERS := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
-COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/fault/shm.c,$(INSIDERS))
+COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c tests/dist/hosts.c tests/fault/shm.c,$(INSIDERS))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),$(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
@@ -129,7 +129,8 @@ bench-mpi:
 bench-train:
 	@tests/bench/bench_train.sh
 
-# On a machine with a GPU; elsewhere they skip. BACKENDS, RANKS, SIZES, ... choose a part: see the heads of the scripts.
+# On a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in under ten minutes; BACKENDS, RANKS,
+# SIZES, ... choose otherwise: see the heads of the scripts.
 test-gpu:
 	@tests/gpu/test_gpu.sh
 
@@ -227,8 +228,10 @@ help:
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, those that are installed"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
-	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip"
-	@echo "make bench-gpu  device memory on such a machine: time and bandwidth per device backend, cost beside NCCL alone"
+	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip. PART=1/5 ... PART=5/5: in parts"
+	@echo "                of under ten minutes"
+	@echo "make bench-gpu  device memory on such a machine: time and bandwidth per device backend, cost beside NCCL alone;"
+	@echo "                PART=1/3 ... PART=3/3 as above"
 	@echo "make asan       the test programs with the address sanitizer; also make ubsan, make tsan"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"

@@ -129,6 +129,9 @@ BACKENDS
     ring   any number of ranks; idist_ring.h, included by this header.
     mpi    the ranks of an MPI communicator; idist_mpi.h, which you include, says what MPI does not give.
 
+    gloo   another name of ring, which does what gloo does for torch.distributed.
+    nccl   ring with the device backend nccl, as in Ignite; takes idist_nccl.h.
+
     idist_nccl.h adds device memory to any of them. Including a backend's header before the call of idist_initialize (a
     macro) is all it takes to have it in the list, IDIST_BACKENDS. desc.backend or IDIST_BACKEND chooses by name; otherwise
     the first that fits is taken.
@@ -216,9 +219,11 @@ THREADS
 
 MEMORY
 
-    desc.allocator serves everything but idist_alloc, shared memory and a few short-lived buffers. Per connection:
-    32 KiB, and up to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch
-    of up to twice their size.
+    desc.allocator serves everything but idist_alloc, shared memory, the handles of worlds and groups, and a few
+    short-lived buffers. Handles of closed worlds (up to 16) and of their groups (up to 256), about 340 KiB in all, are
+    kept for what is told of them under idist_close. A world of the ring takes 32 KiB, and per connection 32 KiB, and up
+    to 1 MiB of messages that came early, if there are any. Large reductions over sockets use scratch of up to twice
+    their size.
 
     Ranks of one host share a file in memory that has no name: 4 MiB per rank (desc.shm_nbytes), reserved when they
     join, gone with the last of them. Where it cannot be had (no memfd, a limit on memory, addresses or file sizes)
@@ -467,7 +472,9 @@ typedef struct idist_report {
 // Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
-    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND
+    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND. "gloo" is
+                             // another name of "ring"; "nccl" is "ring" with device_backend "nccl",
+                             // unless that says more
     const char *init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
                              // Needs rank and world_size in this struct or in the environment.
     idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
@@ -517,7 +524,9 @@ typedef struct idist_desc {
 
 // Leaves the world; collective. Waits for the others to get here (their pending calls with this rank complete first),
 // then frees everything. With requests or a group_begin still open it fails with IDIST_ERR_STATE and does nothing; in
-// every other case the world is gone afterwards, also when it returns an error (the error the world died of).
+// every other case the world is gone afterwards, also when it returns an error (the error the world
+// died of), and all its groups with it: a call on one of them gives IDIST_ERR_STATE, and
+// idist_free_group only sets the pointer to NULL.
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.
@@ -549,6 +558,9 @@ IDIST_API idist_status idist_abort(idist_group *group);
 
 // A further, independent world; several may be open at once, in any thread. Its group is returned: put it into
 // idist_opts.group, and end it with idist_close. Collective over the ranks of that world. *world is NULL on failure.
+// idist_close is to this world what idist_finalize is to the default one, and sets the pointer to
+// NULL. Copies of it, and the groups made from it, are of no more use: IDIST_ERR_STATE, as there
+// (16 worlds and 256 groups later at the latest such a handle may become that of a new one).
 #define idist_open(desc, world) idist_open_with((desc), (world), IDIST_BACKENDS)
 IDIST_API idist_status idist_close(idist_group **world);
 
@@ -730,6 +742,9 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op);
 // SUM of factor * send: each rank's own factor. Floating dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
+// Frees the number for the next op, at once. It waits for nothing: what is under way with the op,
+// pending requests too, runs to its end with it, so fn and arg must stay until that is complete.
+// IDIST_ERR_ARG for what is no op of this world.
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // inout[i] = in[i] (op) inout[i], in this process. For built-in ops except AVG.
@@ -1248,6 +1263,7 @@ typedef struct idist__thread {
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
     idist__task *group_tasks;  // what they started
+    idist__task *group_last;   // and the last of it, if there is any
     idist__world *held_world;  // whose device backend holds some of it back until the end
 } idist__thread;
 
@@ -2238,6 +2254,11 @@ static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
     return -1;
 }
 
+// Whether it is the network that is missing, and not the other side.
+static bool idist__sock_cut_off(int err) {
+    return err == ENETUNREACH || err == ENETDOWN || err == EHOSTUNREACH || err == EHOSTDOWN;
+}
+
 // Moves what is possible now. > 0: bytes; 0: would block; -1: end of stream (errno 0) or an error.
 static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
     for (;;) {
@@ -2330,14 +2351,17 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 //     hello C (64 bytes, with a nonce)  ------>
 //                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
 //     HMAC(K, "C" | C | S)              ------>
+//                                       <------  one byte: you are in
 //
 // K comes from the job's secret. Different labels keep one side's answer from being thrown back at it, the nonces
 // keep an old conversation from being replayed, and the tags cover version, role, rank and job, so that nothing in
 // them can be changed on the way. A stranger makes the server read 96 bytes and allocate none. Nothing is encrypted.
+// A hello that does not fit is answered all the same, so that the client can say what differs. A client whose connection
+// ends before the last byte was turned away because all places were taken, and tries again; see idist__porch_place.
 // Without a secret K is a constant: then this only keeps out other programs and other versions.
 //------------------------------------------------------------------------------
 
-#define IDIST__WIRE_VERSION 2
+#define IDIST__WIRE_VERSION 3
 #define IDIST__HELLO_BYTES 64
 
 typedef struct idist__hello {
@@ -2359,8 +2383,10 @@ enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 typedef struct idist__handshake {
     int fd;
     bool server;
-    int stage;   // client: write hello, read answer, write tag. server: read hello, write answer, read tag.
+    int stage;   // client: write hello, read answer, write tag, read byte. server: the other side of each.
     size_t done; // bytes of this stage
+    bool broke;  // the connection ended, or broke
+    bool ready;  // poll has seen something there, or it is new
     const uint8_t *key;
     idist__hello mine, theirs;
     uint8_t out[96], in[96];
@@ -2434,35 +2460,52 @@ static int idist__auth_move(idist__handshake *h, bool write, uint8_t *buf, size_
     return 1;
 }
 
-// IDIST_OK with *done set when both sides are sure of each other. Does not block.
-static idist_status idist__auth_step(idist__handshake *h, bool *done) {
-    idist_status s;
-    int rc;
-    *done = false;
-    while (h->stage < 3) {
-        bool write = h->server ? h->stage == 1 : h->stage != 1;
-        size_t nbytes = h->stage == 1 ? 96 : h->stage == 2 ? 32 : 64;
-        rc = idist__auth_move(h, write, write ? h->out : h->in, nbytes);
-        if (rc < 0) {
-            if (errno) return idist__fail_errno("handshake", errno);
-            return idist__fail(IDIST_ERR_AUTH, "the other side closed the connection during the handshake: it does not "
-                                               "share the secret, or it ended");
-        }
-        if (rc == 0) return IDIST_OK;
-        h->stage++;
-        if (h->server && h->stage == 1) {
-            memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
-            idist__auth_tag(h, "S", h->out + 64);
-        } else if (!h->server && h->stage == 2) {
-            memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-            if ((s = idist__auth_check_hello(h)) != IDIST_OK) return s;
-            if (!idist__auth_tag_is(h, "S", h->in + 64))
-                return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
-            idist__auth_tag(h, "C", h->out);
-        } else if (h->server && h->stage == 3 && !idist__auth_tag_is(h, "C", h->in)) {
+static bool idist__auth_writes(const idist__handshake *h) { return (h->stage % 2 == 1) == h->server; }
+
+// A stage is complete: checks what it has brought, prepares what comes next.
+static idist_status idist__auth_next(idist__handshake *h) {
+    h->stage++;
+    if (h->server && h->stage == 1) {
+        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+        if (memcmp(h->theirs.magic, "IDST", 4) != 0) return idist__auth_check_hello(h);
+        idist__auth_tag(h, "S", h->out + 64);
+    } else if (h->server && h->stage == 2) {
+        return idist__auth_check_hello(h);
+    } else if (h->server && h->stage == 3) {
+        if (!idist__auth_tag_is(h, "C", h->in))
             return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
-        }
+        h->out[0] = 1;
+    } else if (!h->server && h->stage == 2) {
+        idist_status status;
+        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+        status = idist__auth_check_hello(h);
+        if (status != IDIST_OK) return status;
+        if (!idist__auth_tag_is(h, "S", h->in + 64))
+            return idist__fail(IDIST_ERR_AUTH, "the other side does not know the secret of this job");
+        idist__auth_tag(h, "C", h->out);
+    }
+    return IDIST_OK;
+}
+
+// IDIST_OK with *done set when both sides are sure of each other. Does not block. h->broke: the connection ended.
+static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+    static const size_t nbytes[4] = {64, 96, 32, 1};
+    idist_status status = IDIST_OK;
+
+    *done = false;
+    while (h->stage < 4) {
+        bool write = idist__auth_writes(h);
+        int rc = idist__auth_move(h, write, write ? h->out : h->in, nbytes[h->stage]);
+        if (rc == 0) return IDIST_OK;
+        h->broke = rc < 0;
+        if (rc < 0 && errno) return idist__fail(IDIST_ERR_PEER_LOST, "the handshake broke off: %s", strerror(errno));
+        if (rc < 0)
+            return idist__fail(IDIST_ERR_PEER_LOST,
+                               "the other side closed the connection during the handshake: it ended, it had no room for "
+                               "one more connection, or it does not speak idist");
+
+        status = idist__auth_next(h);
+        if (status != IDIST_OK) return status;
     }
     *done = true;
     return IDIST_OK;
@@ -2473,9 +2516,8 @@ static idist_status idist__auth_run(idist__handshake *h) {
     bool done = false;
     for (;;) {
         idist_status s = idist__auth_step(h, &done);
-        bool write = h->server ? h->stage == 1 : h->stage != 1;
         if (s != IDIST_OK || done) return s;
-        if (!idist__sock_wait(h->fd, write ? POLLOUT : POLLIN, h->deadline_ns))
+        if (!idist__sock_wait(h->fd, idist__auth_writes(h) ? POLLOUT : POLLIN, h->deadline_ns))
             return idist__fail(IDIST_ERR_TIMEOUT, "the other side did not answer the handshake in time");
     }
 }
@@ -2541,9 +2583,10 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 }
 
 // Where strangers wait until their handshake is through: a fixed number of places, so that nobody makes us allocate.
-// When all are taken, newcomers stay in the listener's queue; whoever has stood here for a second then has to give
-// his place up.
-enum { IDIST__PORCH = 64, IDIST__PORCH_MS = 5000 };
+// When all are taken, newcomers stay in the listener's queue until somebody may be sent away: first one who has said
+// nothing for 50 ms, the one who has been here longest; then one who began a second ago. An honest client that this hits,
+// because it got no processor time, tries again.
+enum { IDIST__PORCH = 256, IDIST__PORCH_MS = 5000, IDIST__PORCH_SILENT_MS = 50, IDIST__PORCH_SLOW_MS = 1000 };
 
 typedef struct idist__porch {
     idist__handshake place[IDIST__PORCH]; // fd -1: free
@@ -2560,20 +2603,37 @@ static void idist__porch_close(idist__porch *p) {
     for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&p->place[i].fd);
 }
 
-// A free place, or NULL. Those whose time is over have to go.
-static idist__handshake *idist__porch_room(idist__porch *p) {
+// The place for a newcomer: a free one, else that of the stranger who may be sent away first, which the caller does by
+// closing his connection when the newcomer is there. NULL: nobody may. any:
+// whoever has been silent may, however shortly, since without that nobody can come in at all.
+static idist__handshake *idist__porch_place(idist__porch *p, bool any) {
     int64_t now = idist__os_now_ns();
-    idist__handshake *oldest = NULL;
+    idist__handshake *silent = NULL, *slow = NULL;
     int i;
+
     for (i = 0; i < IDIST__PORCH; i++) {
         idist__handshake *h = &p->place[i];
-        if (h->fd >= 0 && now >= h->deadline_ns) idist__os_close(&h->fd);
-        if (h->fd < 0) return h;
-        if (!oldest || h->deadline_ns < oldest->deadline_ns) oldest = h;
+        idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+        if (h->fd < 0 && !any) return h;
+        if (h->fd < 0) continue;
+        if (now >= h->deadline_ns) return h;
+        if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
     }
-    if (now < oldest->deadline_ns - (IDIST__PORCH_MS - 1000) * IDIST__MS) return NULL;
-    idist__os_close(&oldest->fd);
-    return oldest;
+    if (silent && (any || now >= silent->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SILENT_MS) * IDIST__MS))
+        return silent;
+    if (slow && now >= slow->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SLOW_MS) * IDIST__MS) return slow;
+    return NULL;
+}
+
+// Descriptors are short: sends a stranger away if one may be. False: there are no strangers, we need more of them.
+static bool idist__porch_make_way(idist__porch *p) {
+    idist__handshake *h = idist__porch_place(p, true);
+    int i;
+
+    if (h) idist__os_close(&h->fd);
+    for (i = 0; !h && i < IDIST__PORCH; i++)
+        if (p->place[i].fd >= 0) h = &p->place[i];
+    return h != NULL;
 }
 
 // What poll should look at; returns how many.
@@ -2582,9 +2642,18 @@ static int idist__porch_poll(const idist__porch *p, struct pollfd *fds) {
     for (i = 0; i < IDIST__PORCH; i++) {
         if (p->place[i].fd < 0) continue;
         fds[n].fd = p->place[i].fd;
-        fds[n++].events = p->place[i].stage == 1 ? POLLOUT : POLLIN;
+        fds[n++].events = idist__auth_writes(&p->place[i]) ? POLLOUT : POLLIN;
     }
     return n;
+}
+
+// What poll has seen there. The places are those of idist__porch_poll.
+static void idist__porch_polled(idist__porch *p, const struct pollfd *fds) {
+    int i, n = 0;
+    for (i = 0; i < IDIST__PORCH; i++) {
+        if (p->place[i].fd < 0) continue;
+        p->place[i].ready = fds[n++].revents != 0;
+    }
 }
 
 //------------------------------------------------------------------------------
@@ -2605,7 +2674,8 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
     IDIST__REQ_WAIT = 6,
     IDIST__REQ_NUM_KEYS = 7,
     IDIST__REQ_DELETE = 8,
-    IDIST__REQ_CANCEL_WAIT = 12
+    IDIST__REQ_CANCEL_WAIT = 12,
+    IDIST__REQ_WILL = 100 // not torch's: set this key when my connection ends
 };
 
 #define IDIST__KEY_MAX 1024u
@@ -3140,6 +3210,7 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
         r.p += 4;
         break;
     case IDIST__REQ_SET:
+    case IDIST__REQ_WILL:
         req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
         if (!r.more && !r.bad) req->a = idist__read_blob(&r, IDIST__VALUE_MAX);
         break;
@@ -3274,6 +3345,8 @@ typedef struct idist__client { // one connection of the server
     size_t nin, capin;
     char *out;
     size_t nout, capout;
+    char *will; // key and value, behind each other: put into the table when the client is gone and has not taken it back
+    size_t will_nkey, will_nbytes;
 } idist__client;
 
 typedef struct idist__server {
@@ -3290,13 +3363,25 @@ typedef struct idist__server {
     idist__porch porch;
     idist__client *clients[4096];
     int nclients;
-    int nrefused; // handshakes that failed, for the text of a time-out
-    int no_fds;   // a connection could not be accepted for want of a descriptor
+    bool executed; // a will: the table has changed
+    int nrefused;  // handshakes that failed, for the text of a time-out
+    int no_fds;    // a connection could not be accepted for want of a descriptor
 } idist__server;
+
+// The client has gone without taking its will back. A value that stands there already stays.
+static void idist__client_execute(idist__server *sv, const idist__client *c) {
+    idist__blob key;
+    key.data = c->will;
+    key.nbytes = c->will_nkey;
+    if (*idist__table_find(&sv->table, key.data, key.nbytes)) return;
+    sv->executed = idist__table_put(&sv->table, key, c->will + c->will_nkey, c->will_nbytes - c->will_nkey) == IDIST_OK;
+}
 
 static void idist__server_drop(idist__server *sv, int i) {
     idist__client *c = sv->clients[i];
     idist__os_close(&c->fd);
+    if (c->will_nkey) idist__client_execute(sv, c);
+    idist__mem_free(&sv->mem, c->will);
     idist__mem_free(&sv->mem, c->in);
     idist__mem_free(&sv->mem, c->out);
     idist__mem_free(&sv->mem, c);
@@ -3340,6 +3425,19 @@ static bool idist__client_answer(idist__server *sv, idist__client *c, const idis
     }
 }
 
+// An empty key takes the will back.
+static bool idist__client_bequeath(idist__server *sv, idist__client *c, const idist__req *r) {
+    idist__mem_free(&sv->mem, c->will);
+    c->will_nkey = c->will_nbytes = 0;
+    c->will = r->key.nbytes ? (char *)idist__mem_raw(&sv->mem, r->key.nbytes + r->a.nbytes) : NULL;
+    if (!c->will) return !r->key.nbytes;
+    memcpy(c->will, r->key.data, r->key.nbytes);
+    if (r->a.nbytes) memcpy(c->will + r->key.nbytes, r->a.data, r->a.nbytes);
+    c->will_nkey = r->key.nbytes;
+    c->will_nbytes = r->key.nbytes + r->a.nbytes;
+    return true;
+}
+
 // Carries out one request of a client. *wait: it has to be tried again when the table has changed. False: drop the
 // client.
 static bool idist__client_request(idist__server *sv, idist__client *c, idist__req *r, bool *wait, bool *changed) {
@@ -3349,6 +3447,7 @@ static bool idist__client_request(idist__server *sv, idist__client *c, idist__re
     if (r->op == IDIST__REQ_VALIDATE) return c->valid = r->number == (int64_t)IDIST__STORE_MAGIC;
     if (!c->valid) return false;
     if (r->op == IDIST__REQ_CANCEL_WAIT) return true; // nothing waits any more: it crossed our answer
+    if (r->op == IDIST__REQ_WILL) return idist__client_bequeath(sv, c, r);
     r->value = sv->value;
     r->capacity = IDIST__VALUE_MAX;
     if (idist__table_apply(&sv->table, r, wait, &touched) != IDIST_OK) {
@@ -3421,14 +3520,16 @@ static bool idist__client_write(idist__client *c) {
 // Takes newcomers onto the porch while it has room.
 static void idist__server_accept(idist__server *sv) {
     idist__handshake *h;
-    while ((h = idist__porch_room(&sv->porch)) != NULL) {
+    while ((h = idist__porch_place(&sv->porch, false)) != NULL) {
         int fd = idist__sock_accept(sv->listener);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
-            idist__os_pause_ms(10); // no spin while descriptors are short
+            if (!idist__porch_make_way(&sv->porch)) __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
+            idist__os_pause_ms(1); // no spin while descriptors are short
         }
         if (fd < 0) return;
+        idist__os_close(&h->fd);
         idist__auth_begin(h, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0, idist__os_deadline(IDIST__PORCH_MS));
+        h->ready = true;
     }
 }
 
@@ -3439,7 +3540,9 @@ static void idist__server_porch(idist__server *sv) {
         idist__handshake *h = &sv->porch.place[i];
         bool done = false;
         idist__client *c;
-        if (h->fd < 0) continue;
+        if (h->fd >= 0 && idist__os_now_ns() >= h->deadline_ns) idist__os_close(&h->fd);
+        if (h->fd < 0 || !h->ready) continue;
+        h->ready = false;
         if (idist__auth_step(h, &done) != IDIST_OK) {
             idist__os_close(&h->fd);
             __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
@@ -3466,7 +3569,7 @@ static void *idist__server_main(void *arg) {
     struct pollfd *fds = sv->polls;
     for (;;) {
         int i, n = sv->nclients, strangers;
-        bool changed = false, room = idist__porch_room(&sv->porch) != NULL;
+        bool changed = false, room = idist__porch_place(&sv->porch, false) != NULL;
         fds[0].fd = sv->wake;
         fds[1].fd = room ? sv->listener : -1;
         fds[2].fd = sv->cast.fd;
@@ -3476,12 +3579,14 @@ static void *idist__server_main(void *arg) {
             fds[i + 3].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
         }
         strangers = idist__porch_poll(&sv->porch, fds + n + 3);
-        if (poll(fds, (nfds_t)n + 3 + (nfds_t)strangers, strangers ? 100 : -1) < 0 && errno != EINTR) return NULL;
+        i = !strangers ? -1 : room ? 100 : 10;
+        if (poll(fds, (nfds_t)n + 3 + (nfds_t)strangers, i) < 0 && errno != EINTR) return NULL;
         if (fds[0].revents) return NULL;
+        idist__porch_polled(&sv->porch, fds + n + 3);
         for (i = n - 1; i >= 0; i--) // downwards: a dropped client is replaced by the last one
             if (fds[i + 3].revents && !idist__server_client(sv, sv->clients[i], &changed)) idist__server_drop(sv, i);
-        while (changed) {
-            changed = false;
+        while (changed || sv->executed) {
+            changed = sv->executed = false;
             for (i = sv->nclients - 1; i >= 0; i--) {
                 idist__client *c = sv->clients[i];
                 if (c->waiting && !(idist__client_serve(sv, c, &changed) && idist__client_write(c)))
@@ -3553,6 +3658,9 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 // itself.
 enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50 };
 
+// How long a client that was turned away tries again.
+enum { IDIST__RETRY_MS = 10000 };
+
 typedef struct idist__tcp_store {
     pthread_mutex_t lock;
     int nwant; // threads that want the lock
@@ -3594,7 +3702,8 @@ static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
         for (i = 0; i < r->nkeys; i++) idist__put_blob(store, r->keys[i], "/", &ok);
         break;
     case IDIST__REQ_SET:
-        idist__put_blob(store, r->key, "/", &ok);
+    case IDIST__REQ_WILL:
+        idist__put_blob(store, r->key, r->key.nbytes || r->op == IDIST__REQ_SET ? "/" : "", &ok);
         idist__put_blob(store, r->a, "", &ok);
         break;
     case IDIST__REQ_COMPARE_SET:
@@ -3650,11 +3759,18 @@ static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t
 // they are there.
 static idist_status idist__tcp_wait_slice(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), soon = idist__os_deadline(IDIST__ANSWER_MS);
+    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), soon;
     uint8_t answer = 0, cancel = IDIST__REQ_CANCEL_WAIT;
-    if (slice > r->deadline_ns) slice = r->deadline_ns;
-    if (!idist__sock_read_all(t->fd, &answer, 1, slice)) {
+    bool there;
+    do {
+        if (slice > r->deadline_ns) slice = r->deadline_ns;
+        there = idist__sock_read_all(t->fd, &answer, 1, slice);
+        if (there || errno != ETIMEDOUT || slice == r->deadline_ns) break;
+        slice = idist__os_deadline(IDIST__SLICE_MS);
+    } while (!__atomic_load_n(&t->nwant, __ATOMIC_RELAXED)); // nobody else wants the connection: no need to ask anew
+    if (!there) {
         if (errno != ETIMEDOUT) return idist__tcp_broken(t);
+        soon = idist__os_deadline(IDIST__ANSWER_MS);
         if (!idist__sock_write_all(t->fd, &cancel, 1, soon) || !idist__sock_read_all(t->fd, &answer, 1, soon))
             return idist__tcp_broken(t);
     }
@@ -3735,10 +3851,30 @@ static void idist__tcp_store_close(idist_store *store) {
     idist__mem_free(&store->mem, t);
 }
 
+// Nobody answers at an address: why that may be. It is tried again until the deadline passes.
+static void idist__tcp_unreached(const char *addr_text, bool local, int err) {
+    if (idist__sock_cut_off(err))
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "%s cannot be reached from here (%s): the network interface is down, or no route "
+                    "leads there",
+                    addr_text, strerror(err));
+    else if (local)
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, or it is of another "
+                    "user, network namespace (container) or host. Ranks of one host meet at a local socket of their "
+                    "user and network namespace",
+                    addr_text, strerror(err));
+    else
+        idist__fail(IDIST_ERR_TIMEOUT,
+                    "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
+                    strerror(err));
+}
+
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
 static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text, const uint8_t key[32],
                                              int64_t deadline_ns) {
     int pause_ms = 1;
+    int64_t give_up_ns = 0; // the server has closed a connection, and is not to be asked again after this
     for (;;) {
         idist__addr addr;
         idist_status s = idist__addr_parse(&addr, addr_text);
@@ -3759,11 +3895,16 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
                 s = idist__auth_run(&h);
                 if (s != IDIST_OK && t->server && __atomic_load_n(&t->server->no_fds, __ATOMIC_RELAXED))
                     return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
-                return s;
+                if (!h.broke) return s;
+                idist__os_close(&t->fd);
+                if (!give_up_ns) give_up_ns = idist__os_deadline(IDIST__RETRY_MS);
+                if (idist__os_ms_until(give_up_ns) == 0) return s;
+            } else if (give_up_ns && errno == ECONNREFUSED) {
+                return idist__fail(IDIST_ERR_PEER_LOST, "store: the server at %s (rank 0) was lost during the handshake",
+                                   addr_text);
+            } else {
+                idist__tcp_unreached(addr_text, addr.sa.ss_family == AF_UNIX, errno);
             }
-            idist__fail(IDIST_ERR_TIMEOUT,
-                        "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / MASTER_PORT differ", addr_text,
-                        strerror(errno));
         }
         if (idist__os_ms_until(deadline_ns) == 0) return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_pause_ms(pause_ms);
@@ -4115,6 +4256,8 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
 #define IDIST__SHM_MIB 4 // shared memory per rank
 
+#define IDIST__DEVICE_BACKEND_NCCL 1
+
 typedef struct idist__config {
     int rank, world_size;
     int local_rank, local_size;      // what the launcher says; -1: nothing
@@ -4136,7 +4279,7 @@ typedef struct idist__config {
     bool unchecked; // a backend that has collectives of its own may leave out the comparison of calls
     char host_id[128];
     char device[32];    // asked for, or ""
-    int device_backend; // 0 auto, 1 nccl, 2 ipc, 3 staged
+    int device_backend; // 0 auto, 1 IDIST__DEVICE_BACKEND_NCCL, 2 ipc, 3 staged
     const void *nccl_comm, *nccl_config;
     bool high_priority; // of the streams on the device
     char backends[128]; // names asked for, or ""
@@ -4974,7 +5117,9 @@ struct idist_backend_api {
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
 #define IDIST__TIMERS_NS (5 * IDIST__MS) // who polls looks at the timers this often
+#ifndef IDIST__ANNOUNCE_NS               // a test sets it so high that an announcement never wakes anybody
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
+#endif
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #define IDIST__FLUSH_MS 100
 #define IDIST__WATCH_NS (10 * IDIST__MS)
@@ -5021,6 +5166,7 @@ struct idist__world {
     int64_t patience_ns;     // the same, as it has proved worth it lately
     uint32_t nasking;        // threads that want the lock while another one has it
     int64_t timers_ns;       // when somebody who polls looks at the timers again
+    int64_t due_ns;          // before this no task has anything that idist__world_timers would do
     int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
     int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
@@ -5243,6 +5389,12 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
+// After a thread that does not drive has moved the backend or ended tasks: what the driver sleeps for may have been read
+// from the links, and nothing else would wake it.
+static void idist__world_rouse(idist__world *w) {
+    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
+}
+
 // The group fails, for this reason, once: its tasks end, later calls are refused, and the others are told, also when
 // we were told ourselves: whoever sees our connection end after this must have heard the reason from us, or takes us
 // for the cause.
@@ -5266,6 +5418,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     }
     for (child = w->group.next; child; child = child->next)
         if (child->maker == g) idist__group_fail(child, status, cause);
+    idist__world_rouse(w); // the call that another thread sleeps for may be one of those that ended
 }
 
 // A rank is gone: every group with it fails.
@@ -5290,15 +5443,24 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
     return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
-// Deadlines and announcements of the running tasks; returns when to look again.
+// Deadlines and announcements of the running tasks; returns when to look again. Thousands may be
+// running, and this is asked before every sleep: so it looks at them only when something is due,
+// and lets announcements wait for each other a little.
 static int64_t idist__world_timers(idist__world *w) {
     int64_t now = idist__os_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
+    uint32_t ended;
+
+    if (now < w->due_ns) return w->due_ns;
+    w->due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+
     for (t = w->tasks; t; t = following) {
         int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
         char cause[400];
         following = t->next;
+        ended = w->nended;
         if (t->away && at < now + IDIST__MS) at = now + IDIST__MS; // the others hear of it when the backend has it
+        else if (at > now && at < now + IDIST__TIMERS_NS) at = now + IDIST__TIMERS_NS;
         if (now >= t->deadline_ns) {
             int missing;
             snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
@@ -5307,18 +5469,19 @@ static int64_t idist__world_timers(idist__world *w) {
             if (t->call.kind == IDIST__RECV && !missing && !t->patient) { // its message is coming in: that goes to its end
                 t->patient = true;
                 t->deadline_ns = w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+                next = now;
                 continue;
             }
             if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
             if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
-            following = w->tasks; // any task may have ended
+            if (!t->done || w->nended != ended + 1) following = w->tasks; // others may have ended, too
             continue;
         }
         if (!t->announced && now >= at) {
             t->announced = true;
             w->backend->announce(t);
-            following = w->tasks; // any task may have ended
+            if (w->nended != ended) following = w->tasks; // any task may have ended
             next = now;
             continue;
         }
@@ -5336,7 +5499,9 @@ static int64_t idist__world_timers(idist__world *w) {
         if (t->deadline_ns < at) at = t->deadline_ns;
         if (at < next) next = at;
     }
-    return next;
+
+    if (next < w->due_ns) w->due_ns = next;
+    return w->due_ns;
 }
 
 // One turn at the wheel: sleep until something happens, then move what moves. Not when the timers have just ended a
@@ -5456,7 +5621,11 @@ static void *idist__world_thread(void *arg) {
         } else {
             idist__os_cond_wait(&w->work, &w->lock, w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
             if (!w->watched || w->nasync || w->nblocked || w->driver != IDIST__DRIVER_NONE || w->thread_stops) continue;
+            w->driver = IDIST__DRIVER_THREAD;
+            w->backend->sleep(w, idist__os_now_ns()); // not at all; there it looks for who is lost
+            w->driver = IDIST__DRIVER_NONE;
             w->backend->progress(w);
+            if (w->nblocked) pthread_cond_broadcast(&w->changed); // who came meanwhile follows
             idist__world_timers(w);
         }
     }
@@ -5534,6 +5703,8 @@ static void idist__task_start(idist__task *t) {
     t->started_ns = idist__os_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (t->call.kind != IDIST__SEND && t->call.kind != IDIST__RECV) t->seq = ++g->seq;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->due_ns) w->due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->due_ns) w->due_ns = t->deadline_ns;
     t->next = w->tasks;
     if (w->tasks) w->tasks->prev = t;
     w->tasks = t;
@@ -5543,9 +5714,9 @@ static void idist__task_start(idist__task *t) {
         g->nrequests++;
     }
     w->backend->start(t);
-    // Also when t is done: starting it may have read from the links what the sleeper waits for.
-    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
-    else if (!t->done && t->async && w->thread_runs && !w->nblocked) pthread_cond_signal(&w->work);
+    idist__world_rouse(w); // also when t is done: starting it may have read from the links
+    if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_runs && !w->nblocked)
+        pthread_cond_signal(&w->work);
 }
 
 static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int n) {
@@ -5559,6 +5730,53 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
+// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
+// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there and say so.
+// It lies in one of these lists, marked, until enough others have followed it and a new one takes
+// its place. It is plain memory: the world's allocator may be gone.
+typedef struct idist__ended {
+    idist_group *first, *last; // the oldest, the newest
+    int n;
+} idist__ended;
+
+#define IDIST__ENDED_GROUPS 256
+#define IDIST__ENDED_WORLDS 16
+
+static pthread_mutex_t idist__ended_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__ended idist__ended_groups, idist__ended_worlds; // a world is its group, and some more
+
+static void idist__ended_keep(idist__ended *list, idist_group *g) {
+    g->w = NULL;
+    g->rank = -1;
+    g->freed = true;
+    g->next = NULL;
+
+    pthread_mutex_lock(&idist__ended_lock);
+    if (list->last) list->last->next = g;
+    else list->first = g;
+    list->last = g;
+    list->n++;
+    pthread_mutex_unlock(&idist__ended_lock);
+}
+
+// Zeroed memory for a handle, which the program may hold on to.
+static idist_group *idist__ended_reuse(idist__ended *list, int most, size_t nbytes) {
+    idist_group *g = NULL;
+
+    pthread_mutex_lock(&idist__ended_lock);
+    if (list->n >= most) {
+        g = list->first;
+        list->first = g->next;
+        if (!list->first) list->last = NULL;
+        list->n--;
+    }
+    pthread_mutex_unlock(&idist__ended_lock);
+
+    if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
+    memset(g, 0, nbytes);
+    return g;
+}
+
 // Room for n ranks; in no list yet. Freed groups stay behind, marked, until a new one takes their place: a call on a stale
 // pointer gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
@@ -5567,7 +5785,7 @@ static idist_group *idist__group_new(idist__world *w, int n) {
         w->freed_groups = g->next;
         memset(g, 0, sizeof *g);
     } else {
-        g = (idist_group *)idist__mem_alloc(&w->cfg.mem, sizeof *g);
+        g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
     }
     if (!g) return NULL;
     g->w = w;
@@ -5577,7 +5795,8 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     if (g->ranks && g->impl) return g;
     idist__mem_free(&w->cfg.mem, g->ranks);
     idist__mem_free(&w->cfg.mem, g->impl);
-    idist__mem_free(&w->cfg.mem, g);
+    memset(g, 0, sizeof *g);
+    idist__ended_keep(&idist__ended_groups, g);
     return NULL;
 }
 
@@ -5827,6 +6046,7 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
 // Locks the world of a call and finds its group. On failure nothing is locked.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
+    if (group && !w) return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
     if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
@@ -5909,9 +6129,9 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
         return IDIST_OK;
     }
     if (self->group_depth) { // idist_group_end waits for it
-        idist__task **last = &self->group_tasks;
-        while (*last) last = &(*last)->chain;
-        *last = t;
+        if (self->group_tasks) self->group_last->chain = t;
+        else self->group_tasks = t;
+        self->group_last = t;
         return IDIST_OK;
     }
     idist__task_wait(t);
@@ -6239,6 +6459,41 @@ static const idist_backend_api *idist__backend_named(const idist_backend_list *l
     return NULL;
 }
 
+static bool idist__text_is(const char *text, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(text, word, n) == 0;
+}
+
+// The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here:
+// ring plays the part of gloo, and nccl is ring for what lies on the host, with NCCL beside it for
+// what lies on devices.
+static const idist_backend_api *idist__backend_asked(const idist_backend_list *list, const char *name, size_t n) {
+    const idist_backend_api *named = idist__backend_named(list, name, n);
+    if (idist__text_is(name, n, "gloo") || (named && named->wrap)) return idist__backend_named(list, "ring", 4);
+    return named;
+}
+
+static idist_status idist__backend_unknown(const char *backends, const char *name, size_t n) {
+    bool device = idist__text_is(name, n, "nccl"), gloo = idist__text_is(name, n, "gloo");
+    if (device && !strstr(backends, "nccl"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"nccl\" (ring for host memory, NCCL for that of devices) needs idist_nccl.h: include "
+                           "it where idist_initialize is called. There are: %s",
+                           backends);
+    if (device || gloo || idist__text_is(name, n, "ring"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"%.*s\" needs idist_ring.h, which IDIST_NO_RING leaves out. There are: %s", (int)n,
+                           name, backends);
+    if (idist__text_is(name, n, "mpi"))
+        return idist__fail(
+            IDIST_ERR_NO_BACKEND,
+            "backend \"mpi\" is not built in: include idist_mpi.h where idist_initialize is called. There are: "
+            "%s",
+            backends);
+    return idist__fail(IDIST_ERR_NO_BACKEND,
+                       "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and nccl; there are: %s",
+                       (int)n, name, backends);
+}
+
 // The first backend that fits: of those asked for by name, else of all; alone, `self`.
 static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
     const char *at = w->cfg.backends, *why = "none was built in";
@@ -6246,13 +6501,17 @@ static idist_status idist__backend_choose(idist__world *w, const idist_backend_l
     size_t i;
     while (*at && s == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
-        w->backend = idist__backend_named(list, at, n);
-        if (!w->backend)
-            return idist__fail(IDIST_ERR_NO_BACKEND,
-                               "backend \"%.*s\" is not built in; there are: %s. Include its header "
-                               "(idist_%.*s.h) where idist_initialize is called",
-                               (int)n, at, w->backends, (int)n, at);
+        w->backend = idist__backend_asked(list, at, n);
+        if (!w->backend) return idist__backend_unknown(w->backends, at, n);
         s = w->backend->claim(&w->cfg, &why);
+        if (s == IDIST_OK && idist__text_is(at, n, "gloo"))
+            idist__log_print(&w->log, IDIST_LOG_INFO, "the backend asked for is \"gloo\", whose part ring plays");
+        if (s == IDIST_OK && idist__text_is(at, n, "nccl")) {
+            if (!w->cfg.device_backend) w->cfg.device_backend = IDIST__DEVICE_BACKEND_NCCL;
+            idist__log_print(&w->log, IDIST_LOG_INFO,
+                             "the backend asked for is \"nccl\": ring for host memory, NCCL for "
+                             "that of devices (device_backend)");
+        }
         at += n + (at[n] == ',');
     }
     for (i = 0; !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
@@ -6292,7 +6551,7 @@ static void idist__world_free(idist__world *w) {
     while (w->freed_groups) {
         idist_group *g = w->freed_groups;
         w->freed_groups = g->next;
-        idist__mem_free(&mem, g);
+        idist__ended_keep(&idist__ended_groups, g);
     }
     while (w->all_tasks) {
         idist__task *t = w->all_tasks;
@@ -6306,12 +6565,13 @@ static void idist__world_free(idist__world *w) {
     pthread_cond_destroy(&w->changed);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
-    memset(&w->cfg.secret, 0, sizeof w->cfg.secret);
-    idist__mem_free(&mem, w);
+    memset(w, 0, sizeof *w); // the secret among it
+    idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
 static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list, idist__world **out) {
-    idist__world *w = (idist__world *)idist__mem_alloc(&cfg->mem, sizeof *w);
+    // A world is its group, which comes first in it.
+    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds, IDIST__ENDED_WORLDS, sizeof *w);
     idist_status s;
     int i, n;
     *out = w;
@@ -6464,6 +6724,7 @@ idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_
 
 idist_status idist_close(idist_group **world) {
     idist_status s;
+    if (world && *world && !(*world)->w) return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
     s = idist__world_close((*world)->w, false);
@@ -6504,7 +6765,6 @@ idist_status idist_abort(idist_group *group) {
     if (g) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
         idist__group_fail(g, IDIST_ERR_ABORTED, cause);
-        g->w->backend->wake(g->w);
         pthread_mutex_unlock(&g->w->lock);
     }
     pthread_mutex_unlock(&idist__default_lock);
@@ -6849,16 +7109,20 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
 }
 
 typedef struct idist__several { // several requests, and the first of them that is complete
+    const idist__world *w;
     const idist_request *requests;
     size_t n, at;
+    uint32_t ended; // w->nended when they were looked at
 } idist__several;
 
 static bool idist__several_ready(void *arg) {
     idist__several *any = (idist__several *)arg;
+    if (any->w->nended == any->ended) return false; // there may be thousands
     for (any->at = 0; any->at < any->n; any->at++) {
         const idist__task *t = (const idist__task *)any->requests[any->at].impl;
         if (t && t->done) return true;
     }
+    any->ended = any->w->nended;
     return false;
 }
 
@@ -6877,9 +7141,11 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     }
     if (!w) return IDIST_OK;
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
+    any.w = w;
     any.requests = requests;
     any.n = n;
     idist__world_lock(w);
+    any.ended = w->nended - 1;
     idist__trace_begin("wait", "wait_any", NULL, NULL);
     idist__world_wait(w, idist__several_ready, &any);
     *index = any.at;
@@ -7186,6 +7452,10 @@ idist_status idist_free_group(idist_group **group) {
     idist_status s = IDIST_OK;
     if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
+    if (!g->w) { // the world has taken it along
+        *group = NULL;
+        return IDIST_OK;
+    }
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
     if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL)) return IDIST_ERR_STATE;
     if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
@@ -7198,6 +7468,7 @@ idist_status idist_free_group(idist_group **group) {
         w->backend->progress(w); // messages for it that lie there: once it is gone nobody knows where they belong
         if (g->node) idist__group_free(g->node);
         idist__group_free(g);
+        idist__world_rouse(w);
         *group = NULL;
     }
     pthread_mutex_unlock(&w->lock);
@@ -7296,6 +7567,10 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
     void *p = NULL;
+    if (opts && opts->group && !w) {
+        idist__fail(IDIST_ERR_STATE, "alloc: the world of this group was closed");
+        return NULL;
+    }
     if (w && !idist__world_forked(w) && w->backend->alloc && (p = w->backend->alloc(w, nbytes)) != NULL) return p;
     if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
@@ -7484,7 +7759,11 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     size_t nbytes = 0, cap = 0, argc = 0, envc = 0, i, n;
     ssize_t got = readlink("/proc/self/exe", r->path, sizeof r->path - 1);
     int fd = got > 0 ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0) return idist__fail_errno("spawn: finding out which program this is", errno);
+    if (fd < 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "spawn: start_method \"exec\" finds the program in /proc (self/exe and self/cmdline), which "
+                           "cannot be read: %s. Mount /proc, or take start_method \"fork\" or a launcher",
+                           strerror(errno));
     r->path[got] = 0;
     for (got = 1; got > 0; nbytes += (size_t)got) {
         if (!idist__buffer_reserve(mem, &r->args, &cap, nbytes, nbytes + 4096)) break;
@@ -7905,7 +8184,7 @@ static idist_status idist__parallel_check(const idist_desc *d, const idist_backe
     int port = d->master_port ? d->master_port : text ? atoi(text) : 0;
     while (at && *at) {
         size_t n = strcspn(at, ",");
-        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_named(backends, at, n))
+        if (!(n == 4 && strncmp(at, "self", 4) == 0) && !idist__backend_asked(backends, at, n))
             return idist__fail(IDIST_ERR_NO_BACKEND, "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
                                idist_available_backends_of(*backends));
         at += n + (at[n] == ',');

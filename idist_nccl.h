@@ -485,7 +485,8 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 // uses - . used by all that follow
 //------------------------------------------------------------------------------
 
-#define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long who waits for the device sleeps at first, ...
+#define IDIST__GPU_SPIN_NS ((int64_t)30000)        // that who waits for it looks before it sleeps
+#define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long it sleeps at first, ...
 #define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and later
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
 #define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
@@ -493,8 +494,11 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_LET_MS 200                      // how long who has given up waits for the device to be free
 #define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
-#define IDIST__IPC_CHUNK ((size_t)32 << 20)        // bytes of a contribution that others read at a time
-#define IDIST__IPC_SMALL 65536                     // up to here each rank adds up everything itself
+#ifndef IDIST__IPC_CHUNK                           // tests make do with less
+#define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes that others read at a time
+#endif
+#define IDIST__IPC_SLOTS 4     // chunks that an arena has room for
+#define IDIST__IPC_SMALL 65536 // up to here each rank adds up everything itself
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
 
@@ -508,8 +512,9 @@ typedef struct idist__pinned {
     size_t nbytes;
 } idist__pinned;
 
-// Two halves of IDIST__IPC_CHUNK bytes on a device, which other ranks map. Nobody frees one that is mapped: those of a group
-// that is gone wait for the next group, and all are closed before the last barrier of a world and freed after it.
+// IDIST__IPC_SLOTS chunks on a device, which other ranks map. Nobody frees one that is mapped:
+// those of a group that is gone wait for the next group, and all are closed before the last barrier
+// of a world and freed after it.
 typedef struct idist__ipc_arena {
     struct idist__ipc_arena *next;
     char *at;
@@ -543,12 +548,14 @@ typedef struct idist__gpu {         // of a world
     struct idist__pinning *pinning;     // memory that will be spare
     int nwaiting;                       // calls that wait for the device
     int64_t nap_ns;                     // of who waits for it
+    int64_t spin_until_ns;              // until then they take no nap
     bool stirred;                       // a call left the queue of its group: the next one may go on
     int64_t looked_ns;                  // when NCCL was asked for errors
     idist__nccl_job *ending;            // communicators
     int *word;                          // barriers on streams work on it
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
+    bool loading; // a thread loads what follows, without the lock
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
     idist__task *held;       // by idist_group_begin, in their order
@@ -571,7 +578,6 @@ typedef struct idist__gpu_group {
     bool waited;                // for the abort
     idist__ipc_arena *own;
     char *arena[IDIST__IPC_RANKS]; // of each member
-    uint32_t turn;                 // chunks so far: they use the halves in turn
 } idist__gpu_group;
 
 typedef struct idist__gpu_slot { // a chunk that is staged
@@ -597,7 +603,6 @@ typedef struct idist__gpu_op {
     bool launched;               // NCCL has it
     bool landed;                 // and all ranks have come
     idist_status doomed;         // the host's part of a send or receive on a stream failed
-    int step;                    // of a chunk that goes by IPC
     bool pinning;                // it waits for pinned memory
     size_t size;                 // bytes per element
     size_t chunk;                // elements of each part of the buffers that move at a time
@@ -782,6 +787,7 @@ static void idist__gpu_waits(idist__task *t, bool waits) {
     op->waiting = waits;
     gpu->nwaiting += waits ? 1 : -1;
     if (waits) gpu->nap_ns = IDIST__GPU_LOOK_NS;
+    if (waits) gpu->spin_until_ns = idist__os_now_ns() + IDIST__GPU_SPIN_NS;
     if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
         gpu->under->wake(t->group->w); // who sleeps there looks at it too
 }
@@ -810,6 +816,7 @@ static void idist__gpu_part(idist__task *t, const idist__call *part) {
     t->call = *part;
     t->call.label = op->call.label;
     t->away = t->announced = false;
+    t->group->w->due_ns = 0; // it is to be announced again
     op->running = true;
     idist__gpu_waits(t, false);
     if (!idist__kind_is_p2p(part->kind)) {
@@ -1363,7 +1370,6 @@ static void idist__gpu_plan(idist__task *t, size_t nbytes, size_t parts) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     op->nout = op->nhost = 0;
-    op->step = 0;
     op->nchunks = 1;
     op->chunk = c->count;
     if (idist__gpu_goes_whole(c) || c->kind == IDIST__BARRIER) return;
@@ -1827,6 +1833,7 @@ static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, co
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
     idist_status s = idist__gpu_where(g, c, o, on_device);
+    if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the others free theirs
     if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
     if (o->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
@@ -2002,7 +2009,6 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu_guard guard;
     idist__gpu_op *op;
     if (!on_device && (!gg || !gg->queue)) {
-        if (t->call.label == IDIST__FINALIZE) idist__ipc_close(gpu);
         gpu->under->start(t);
         return;
     }
@@ -2116,7 +2122,14 @@ static void idist__gpu_progress(idist__world *w) {
 
 static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
-    int64_t soon = idist__os_now_ns() + gpu->nap_ns;
+    int64_t now = idist__os_now_ns(), soon = now + gpu->nap_ns;
+
+    // To fall asleep and to wake up takes longer than most of what a device does for a small call.
+    // With fewer cores than ranks somebody else has a use for the core.
+    if (gpu->nwaiting && w->spin_ns && now < gpu->spin_until_ns) {
+        idist__world_give_way(w);
+        return;
+    }
     if (gpu->nwaiting && soon < until_ns) {
         until_ns = soon;
         if (gpu->nap_ns < IDIST__GPU_LOOK_LONG_NS) gpu->nap_ns += gpu->nap_ns / 4;

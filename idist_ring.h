@@ -129,18 +129,37 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
+#define IDIST__UNKNOWN_MOST 1024              // messages that a rank may send for groups that do not exist here yet
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 #define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
 #define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
 #define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
+// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
+// So those that frames ask for, and messages that came early, can be found by a hash of what
+// identifies them; equal ones come oldest first.
+typedef struct idist__hook { // the place in a bucket
+    struct idist__hook *next, **at;
+    struct idist__bucket *bucket;
+} idist__hook;
+
+typedef struct idist__bucket {
+    idist__hook *first, **end; // end: of one that is not empty
+} idist__bucket;
+
+#define IDIST__BUCKETS 1024
+
 // One send or receive under way: what algorithms are made of. It is in one list at a time (a link's out, waiting, posted
-// or receiving, a group's recvs, the ring's idle ones), or in none while it is a link's in_verb or the claim on a message.
+// or receiving, a group's recvs or wild, the ring's idle ones), or in none while it is a link's
+// in_verb or the claim on a message.
 typedef struct idist__verb {
-    struct idist__verb *next; // in the one list that holds it
-    idist__task *task;        // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
-    int slot;                 // of a receive in a collective, -1: none
-    bool send, started;       // started: the other side was told about it
+    struct idist__verb *next;  // in the one list that holds it
+    struct idist__verb **at;   // what points to it there
+    struct idist__verbs *list; // an idist__verbs that holds it, ...
+    idist__hook hook;          // ... and its bucket, or none
+    idist__task *task;         // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
+    int slot;                  // of a receive in a collective, -1: none
+    bool send, started;        // started: the other side was told about it
     char *data;
     size_t nbytes, moved;
     idist__frame frame;        // what goes out, or what the receive wants
@@ -151,14 +170,21 @@ typedef struct idist__verb {
     char *owned;    // payload that is freed with the verb
 } idist__verb;
 
+typedef struct idist__verbs {
+    idist__verb *first, **end; // oldest first; end: of a list that is not empty
+} idist__verbs;
+
 // A message that came before anybody asked for it.
 typedef struct idist__message {
-    struct idist__message *next;
+    struct idist__message *next, **at; // as of a verb
+    idist__hook hook;
+    int peer;
     idist__frame frame;
     char *data;             // eager: the payload, behind this struct
     size_t moved;           // how much of it is here
     idist__verb *claim;     // the receive that takes it once it is complete
     idist__verb *self_send; // to ourselves: the payload is still with the sender
+    bool unknown;           // its group did not exist here when it came
     uint64_t stamp;
 } idist__message;
 
@@ -184,12 +210,14 @@ typedef struct idist__link { // the connection to one rank
     int ended_errno;
     bool write_dead;                    // writing failed; reading will tell why
     idist__verb *out, **out_end;        // going out, in order
-    idist__verb *waiting;               // sends that wait for CTS
-    idist__verb *posted;                // receives of collectives, not matched yet
-    idist__verb *receiving;             // matched, DATA is coming
+    idist__verbs waiting;               // sends that wait for CTS
+    idist__verbs posted;                // receives of collectives, not matched yet
+    idist__verbs receiving;             // matched, DATA is coming
     idist__message *early, **early_end; // unexpected, in order of arrival
     // window + what is on its way, lies early over there, or is owed to us there = IDIST__WINDOW_BYTES, always.
     size_t window, owed; // eager bytes we may still send; consumed but not yet told
+    size_t their_window; // eager bytes the other rank may still send
+    int nunknown;        // messages in `early` that came for a group which does not exist here
     char *stage;         // bytes read but not looked at: stage[at .. end)
     size_t at, end;
     idist__frame in;
@@ -221,6 +249,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
+    idist__bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS];
 } idist__ring;
 
 #define IDIST__HISTORY 64
@@ -234,7 +263,8 @@ typedef struct idist__seen { // what is known of a member's progress in a group
 typedef struct idist__ring_group {
     int *rank_of;                         // rank in the group by world rank; -1
     idist__seen *seen;                    // by rank in the group
-    idist__verb *recvs;                   // receives of recv, oldest first
+    idist__verbs recvs;                   // receives of recv
+    idist__verbs wild;                    // those from any source or with any tag
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
     uint16_t past[IDIST__HISTORY];        // and the digest of those before each that are made of messages
     uint16_t digest;                      // of all of them so far
@@ -388,6 +418,11 @@ static void idist__shm_falls_asleep(const idist__shm *m, uint32_t how) {
     __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, how, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (!m->fenced) idist__os_fence_others(false);
+}
+
+// Whether somebody has knocked since idist__shm_falls_asleep.
+static bool idist__shm_was_woken(const idist__shm *m) {
+    return __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == 0;
 }
 
 static void idist__shm_awake(const idist__shm *m) {
@@ -544,6 +579,7 @@ struct idist__op {
     uint16_t past;      // digest of the group's calls before
     uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
+    idist__verb *verb;  // of a send or receive of the program; NULL: there is none, or none any more
     int n, r, root;
     size_t size; // of an element as reduced: F16 is carried as F32
     size_t count;
@@ -654,8 +690,74 @@ static idist__verb *idist__verb_new(idist__ring *ring) {
     return v;
 }
 
+// ---- what frames ask for ----
+
+static void idist__hook_on(idist__hook *hook, idist__bucket *table, uint64_t key) {
+    idist__bucket *bucket = &table[key % IDIST__BUCKETS];
+    hook->next = NULL;
+    hook->at = bucket->first ? bucket->end : &bucket->first;
+    hook->bucket = bucket;
+    *hook->at = hook;
+    bucket->end = &hook->next;
+}
+
+static void idist__hook_off(idist__hook *hook) {
+    *hook->at = hook->next;
+    if (hook->next) hook->next->at = hook->at;
+    else hook->bucket->end = hook->at;
+    hook->bucket = NULL;
+}
+
+static idist__verb *idist__hook_verb(idist__hook *hook) {
+    return (idist__verb *)(void *)((char *)hook - offsetof(idist__verb, hook));
+}
+
+static idist__message *idist__hook_message(idist__hook *hook) {
+    return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
+}
+
+// Of what a rank sends in a group: which is the tag of a message of its own (p2p), or the number of
+// a collective.
+static uint64_t idist__ring_key(uint64_t ctx, int peer, bool p2p, uint32_t which) {
+    return idist__mix(ctx + ((uint64_t)(uint32_t)peer << 33), ((uint64_t)p2p << 32) | which);
+}
+
+static uint64_t idist__frame_key(int peer, const idist__frame *f) {
+    bool p2p = f->print.kind == IDIST__SEND;
+    return idist__ring_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
+}
+
+static void idist__verb_list(idist__verbs *list, idist__verb *v) {
+    v->next = NULL;
+    v->at = list->first ? list->end : &list->first;
+    v->list = list;
+    *v->at = v;
+    list->end = &v->next;
+}
+
+static void idist__verb_put(idist__ring *ring, idist__verbs *list, idist__verb *v, uint64_t key) {
+    idist__verb_list(list, v);
+    idist__hook_on(&v->hook, ring->verbs, key);
+}
+
+static void idist__verb_take(idist__verb *v) {
+    *v->at = v->next;
+    if (v->next) v->next->at = v->at;
+    else v->list->end = v->at;
+    v->list = NULL;
+    if (v->hook.bucket) idist__hook_off(&v->hook);
+}
+
+// The verb with this name, among those that wait for CTS or DATA.
+static idist__verb *idist__verb_named(idist__ring *ring, const idist__verbs *list, uint64_t id) {
+    idist__hook *hook = ring->verbs[idist__mix(id, 0) % IDIST__BUCKETS].first;
+    while (hook && (idist__hook_verb(hook)->list != list || idist__hook_verb(hook)->id != id)) hook = hook->next;
+    return hook ? idist__hook_verb(hook) : NULL;
+}
+
 static void idist__verb_free(idist__ring *ring, idist__verb *v) {
     idist__mem_free(&ring->w->cfg.mem, v->owned);
+    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->verb = NULL;
     v->next = ring->idle;
     ring->idle = v;
 }
@@ -721,8 +823,7 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) {
     idist__link_pop(l);
     if (v->frame.type == IDIST__RTS) {
-        v->next = l->waiting;
-        l->waiting = v;
+        idist__verb_put(ring, &l->waiting, v, idist__mix(v->id, 0));
     } else if (v->frame.type == IDIST__DATA && (v->moved += v->piece) < v->nbytes) {
         v->piece = v->nbytes - v->moved < IDIST__PIECE_BYTES ? v->nbytes - v->moved : IDIST__PIECE_BYTES;
         v->frame.nbytes = v->piece;
@@ -795,22 +896,21 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     memset(&f, 0, sizeof f);
     f.type = IDIST__CREDIT;
     f.nbytes = l->owed;
+    l->their_window += l->owed;
     l->owed = 0;
     idist__link_control(ring, l, &f, NULL);
 }
 
 static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
-    idist__message **at;
-    for (at = &l->early; *at && *at != m; at = &(*at)->next) continue;
-    if (*at) *at = m->next;
-    if (l->early_end == &m->next) {
-        for (at = &l->early; *at; at = &(*at)->next) continue;
-        l->early_end = at;
-    }
+    *m->at = m->next;
+    if (m->next) m->next->at = m->at;
+    else l->early_end = m->at;
+    idist__hook_off(&m->hook);
     if (l->in_message == m) {
         l->in_message = NULL;
         l->target = NULL;
     }
+    if (m->unknown) l->nunknown--;
     idist__mem_free(&ring->w->cfg.mem, m);
 }
 
@@ -821,8 +921,13 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     m->frame = *f;
     m->data = (char *)(m + 1);
     m->stamp = ++ring->stamp;
+    m->unknown = !idist__world_find_group(ring->w, f->ctx);
+    if (m->unknown) l->nunknown++;
+    m->peer = (int)(l - ring->links);
+    m->at = l->early_end;
     *l->early_end = m;
     l->early_end = &m->next;
+    idist__hook_on(&m->hook, ring->messages, idist__frame_key(m->peer, f));
     return m;
 }
 
@@ -911,19 +1016,27 @@ static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
     else idist__verb_done(ring, v);
 }
 
-// Takes out of the group's receives the oldest that wants this p2p message. Receives that it does not fit fail, and
-// the message stays.
+// The oldest receive of the group that wants this p2p message, or NULL.
+static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__hook *hook = rg->recvs.first ? ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first : NULL;
+    idist__verb *wild = rg->wild.first, *v = NULL;
+
+    for (; hook && !v; hook = hook->next)
+        if (idist__hook_verb(hook)->list == &rg->recvs && idist__recv_wants(idist__hook_verb(hook)->task, peer, (int)f->tag))
+            v = idist__hook_verb(hook);
+
+    while (wild && !idist__recv_wants(wild->task, peer, (int)f->tag)) wild = wild->next;
+    return !v || (wild && wild->stamp < v->stamp) ? wild : v;
+}
+
+// Takes it out. Receives that it does not fit fail, and the message stays.
 static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
-    idist__verb **at = &idist__ring_group_of(g)->recvs;
-    while (*at) {
-        idist__verb *v = *at;
+    idist__verb *v;
+    while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
         idist_status s;
         char text[256];
-        if (!idist__recv_wants(v->task, peer, (int)f->tag)) {
-            at = &v->next;
-            continue;
-        }
-        *at = v->next;
+        idist__verb_take(v);
         if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
                                 idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &s, text, sizeof text))
             return v;
@@ -933,12 +1046,13 @@ static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int pee
     return NULL;
 }
 
-static idist__verb *idist__match_posted(idist__link *l, const idist__frame *f) {
-    idist__verb **at;
-    for (at = &l->posted; *at; at = &(*at)->next) {
-        idist__verb *v = *at;
+static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer, const idist__frame *f) {
+    idist__hook *hook;
+    for (hook = ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first; hook; hook = hook->next) {
+        idist__verb *v = idist__hook_verb(hook);
+        if (v->list != &l->posted) continue;
         if (v->frame.ctx != f->ctx || v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
-        *at = v->next;
+        idist__verb_take(v);
         return v;
     }
     return NULL;
@@ -951,12 +1065,11 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
     if (!g || g->status != IDIST_OK) return NULL;
     if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
     if (!idist__ring_agree(ring, g, peer, f)) return NULL;
-    v = idist__match_posted(l, f);
+    v = idist__match_posted(ring, l, peer, f);
     if (v && v->nbytes != f->nbytes) {
         char cause[400];
         idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause, sizeof cause);
-        v->next = l->posted;
-        l->posted = v;
+        idist__verb_put(ring, &l->posted, v, idist__frame_key(peer, f));
         idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
         return NULL;
     }
@@ -994,8 +1107,7 @@ static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int pee
     v->moved = 0;
     v->frame = *f;
     v->started = true;
-    v->next = l->receiving;
-    l->receiving = v;
+    idist__verb_put(ring, &l->receiving, v, idist__mix(v->id, 0));
     cts.type = IDIST__CTS;
     cts.ctx = f->ctx;
     cts.id = f->id;
@@ -1054,7 +1166,10 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->frame.tag = tag;
     v->frame.print = *print;
     v->frame.nbytes = nbytes;
-    if (print->kind == IDIST__SEND) l->p2p_sent++;
+    if (print->kind == IDIST__SEND) {
+        l->p2p_sent++;
+        idist__op_of(t)->verb = v;
+    }
     if (nbytes <= idist__eager_nbytes(ring, l) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
@@ -1091,7 +1206,8 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     int peer = idist__world_rank(t->group, from);
     idist__link *l = &ring->links[peer];
     idist__verb *v = idist__verb_new(ring);
-    idist__message *m;
+    idist__hook *hook;
+    uint64_t key;
     o->nrecvs++;
     if (slot >= 0) o->rx |= 1u << slot;
     if (!v) {
@@ -1105,10 +1221,11 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->frame.ctx = t->group->ctx;
     v->frame.tag = step;
     v->frame.print = idist__task_print(t, o->algorithm);
-    v->next = l->posted;
-    l->posted = v;
-    for (m = l->early; m; m = m->next) {
-        if (m->claim || m->frame.ctx != v->frame.ctx || m->frame.print.kind == IDIST__SEND) continue;
+    key = idist__ring_key(v->frame.ctx, peer, false, t->seq);
+    idist__verb_put(ring, &l->posted, v, key);
+    for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
+        idist__message *m = idist__hook_message(hook);
+        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx || m->frame.print.kind == IDIST__SEND) continue;
         if (m->frame.print.seq != t->seq || m->frame.tag != step || m->frame.type > IDIST__RTS) continue;
         v = idist__match_frame(ring, l, peer, &m->frame);
         if (v) idist__message_give(ring, l, peer, m, v);
@@ -1220,21 +1337,43 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     if (f.print.dtype != c->dtype || f.print.check > c->count || (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag))
         return false;
     if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
+    if (f.nbytes + sizeof f > l->their_window) return false;
     if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes) return false; // the rest is still to come
     l->transport->read(l->port, &f, sizeof f);                                            // all of it is there
     if (f.nbytes) l->transport->read(l->port, c->recv, (size_t)f.nbytes);
     l->p2p_got++;
     l->peer_waits.type = 0;
+    l->their_window -= (size_t)f.nbytes + sizeof f;
     idist__link_consumed(ring, l, (size_t)f.nbytes);
     idist__recv_tell(c, c->root, (int)f.tag, (size_t)f.print.check);
     return true;
+}
+
+static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
+    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) return false;
+    return m->frame.ctx == t->group->ctx && idist__recv_wants(t, from, (int)m->frame.tag);
+}
+
+// The first message of this rank that a receive wants: messages of one rank keep their order.
+static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
+    idist__message *m = ring->links[from].early;
+    idist__hook *hook;
+    uint64_t key = idist__ring_key(t->group->ctx, from, true, (uint32_t)t->call.tag);
+
+    if (!m || t->call.tag == IDIST_ANY_TAG) {
+        while (m && !idist__recv_takes(t, m, from)) m = m->next;
+        return m;
+    }
+    hook = ring->messages[key % IDIST__BUCKETS].first;
+    while (hook && !idist__recv_takes(t, idist__hook_message(hook), from)) hook = hook->next;
+    return hook ? idist__hook_message(hook) : NULL;
 }
 
 // The earliest message, over all links it may come from, that this receive wants.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__verb *v = idist__verb_new(ring), **end;
+    idist__verb *v = idist__verb_new(ring);
     idist__message *m, *best = NULL;
     int i, peer = -1;
     if (!v) {
@@ -1244,19 +1383,18 @@ static void idist__recv_start(idist__task *t) {
     v->task = t;
     v->data = (char *)t->call.recv;
     v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
-    for (end = &rg->recvs; *end; end = &(*end)->next) continue;
-    *end = v;
+    idist__op_of(t)->verb = v;
+    if (t->call.root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) idist__verb_list(&rg->wild, v);
+    else
+        idist__verb_put(ring, &rg->recvs, v,
+                        idist__ring_key(t->group->ctx, t->group->ranks[t->call.root], true, (uint32_t)t->call.tag));
     for (i = 0; i < t->group->size; i++) {
         int from = t->group->ranks[i];
         if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
-        for (m = ring->links[from].early; m; m = m->next) {
-            if (m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) continue;
-            if (m->frame.ctx != t->group->ctx || !idist__recv_wants(v->task, from, (int)m->frame.tag)) continue;
-            if (!best || m->stamp < best->stamp) {
-                best = m;
-                peer = from;
-            }
-            break; // messages of one rank keep their order
+        m = idist__recv_first(ring, t, from);
+        if (m && (!best || m->stamp < best->stamp)) {
+            best = m;
+            peer = from;
         }
     }
     if (!best) return;
@@ -3446,14 +3584,24 @@ static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
         idist__group_fail(g, (idist_status)status, l->text);
     } else {
         idist__message *m = idist__message_new(ring, l, &l->in, sizeof l->text);
-        if (m) memcpy(m->data, l->text, sizeof l->text);
+        if (!m) return;
+        m->frame.aux = (uint64_t)(int64_t)status;
+        memcpy(m->data, l->text, sizeof l->text);
     }
 }
 
-static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
-    for (; list; list = list->next)
-        if (list->task == t) return true;
+static bool idist__verb_in(const idist__verbs *list, const idist__task *t) {
+    const idist__verb *v;
+    for (v = list->first; v; v = v->next)
+        if (v->task == t) return true;
     return false;
+}
+
+// Whether a receive has found no message yet.
+static bool idist__recv_unmatched(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    const idist__verb *v = idist__op_of(t)->verb;
+    return v && (v->list == &rg->recvs || v->list == &rg->wild);
 }
 
 // ---- two ranks that wait for each other, in different calls ----
@@ -3468,15 +3616,14 @@ static bool idist__verb_in(const idist__verb *list, const idist__task *t) {
 
 // Whether t lacks something that the rank of this link has to begin.
 static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
-    if (t->call.kind == IDIST__RECV)
-        return t->call.root == group_rank && idist__verb_in(idist__ring_group_of(t->group)->recvs, t);
+    if (t->call.kind == IDIST__RECV) return t->call.root == group_rank && idist__recv_unmatched(t);
     if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm == IDIST__BY_HOST) { // then its part does
         const idist__task *part = idist__op_of(t)->step;
         int rank = part && !part->done ? idist__ring_group_of(part->group)->rank_of[t->group->ranks[group_rank]] : -1;
         return rank >= 0 && idist__ring_needs(l, part, rank);
     }
     if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm >= IDIST__FLAT) return idist__share_needs(t, group_rank);
-    return idist__verb_in(l->posted, t) || idist__verb_in(l->waiting, t);
+    return idist__verb_in(&l->posted, t) || idist__verb_in(&l->waiting, t);
 }
 
 // Whether what the other rank waits for may still come from us.
@@ -3532,7 +3679,6 @@ static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
 static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     bool p2p = l->in.print.kind == IDIST__SEND;
-    if (l->in.type == IDIST__EAGER && l->in.nbytes > IDIST__EAGER_BYTES) return false;
     if (p2p && (l->in.print.check > SIZE_MAX / 16 ||
                 l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
         return false;
@@ -3560,16 +3706,14 @@ static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // Takes out the send that the frame answers; NULL: it was cancelled meanwhile.
-static idist__verb *idist__link_answered(idist__link *l) {
-    idist__verb **at, *v;
-    for (at = &l->waiting; *at && (*at)->id != l->in.id; at = &(*at)->next) continue;
-    v = *at;
-    if (v) *at = v->next;
+static idist__verb *idist__link_answered(idist__ring *ring, const idist__link *l) {
+    idist__verb *v = idist__verb_named(ring, &l->waiting, l->in.id);
+    if (v) idist__verb_take(v);
     return v;
 }
 
 static void idist__link_cts(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__link_answered(l);
+    idist__verb *v = idist__link_answered(ring, l);
     if (!v) return;
     v->frame.type = IDIST__DATA;
     v->frame.id = l->in.aux;
@@ -3579,18 +3723,45 @@ static void idist__link_cts(idist__ring *ring, idist__link *l) {
     idist__link_flush(ring, l);
 }
 
-static void idist__link_pulled(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__link_answered(l);
+static void idist__link_pulled(idist__ring *ring, const idist__link *l) {
+    idist__verb *v = idist__link_answered(ring, l);
     if (v) idist__verb_done(ring, v);
 }
 
-static bool idist__link_data(idist__link *l) {
-    idist__verb *v;
-    for (v = l->receiving; v && v->id != l->in.id; v = v->next) continue;
-    if (l->in.nbytes > IDIST__PIECE_BYTES || (v && l->in.nbytes > v->nbytes - v->moved)) return false;
+static bool idist__link_data(idist__ring *ring, idist__link *l) {
+    idist__verb *v = idist__verb_named(ring, &l->receiving, l->in.id);
+    if (v && l->in.nbytes > v->nbytes - v->moved) return false;
     l->in_verb = v; // NULL: the receive was cancelled meanwhile
     l->target = v ? v->data + v->moved : NULL;
     return true;
+}
+
+// Whether this rank may send the frame that has arrived. It knows the secret of the job, but may be broken all the same:
+// nothing that it says makes us write outside of our memory, hold more than the eager window and IDIST__UNKNOWN_MOST
+// messages for groups that do not exist here yet, or read a payload that no such frame has.
+static bool idist__link_allows(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    const idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool of_group = f->type <= IDIST__RTS || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+
+    if (of_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
+
+    switch (f->type) {
+    case IDIST__EAGER:
+        if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + IDIST__FRAME_BYTES > l->their_window) return false;
+        return g || l->nunknown < IDIST__UNKNOWN_MOST;
+    case IDIST__RTS: return g || l->nunknown < IDIST__UNKNOWN_MOST;
+    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES && (g || l->nunknown < IDIST__UNKNOWN_MOST);
+    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES;
+    case IDIST__CREDIT: return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    case IDIST__CTS:
+    case IDIST__PULLED:
+    case IDIST__WAITS:
+    case IDIST__HERE:
+    case IDIST__LEFT:
+    case IDIST__BYE: return f->nbytes == 0;
+    default: return false;
+    }
 }
 
 // A frame's 64 bytes are here. False when they make no sense.
@@ -3599,15 +3770,19 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
     l->in_verb = NULL;
     l->in_message = NULL;
     l->target = NULL;
+    if (!idist__link_allows(ring, l, peer)) return false;
+
     l->left = (size_t)l->in.nbytes;
     switch (l->in.type) {
     case IDIST__EAGER:
+        l->their_window -= (size_t)l->in.nbytes + IDIST__FRAME_BYTES;
+        ok = idist__link_begins(ring, l, peer);
+        break;
     case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
     case IDIST__CTS: idist__link_cts(ring, l); break;
-    case IDIST__DATA: ok = idist__link_data(l); break;
+    case IDIST__DATA: ok = idist__link_data(ring, l); break;
     case IDIST__PULLED: idist__link_pulled(ring, l); break;
     case IDIST__CREDIT:
-        if (l->in.nbytes > IDIST__WINDOW_BYTES) return false;
         l->window += (size_t)l->in.nbytes;
         l->left = 0;
         break;
@@ -3617,20 +3792,16 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
         if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
         break;
     }
-    case IDIST__ABORT:
-        if (l->in.nbytes > IDIST__TEXT_BYTES) return false;
-        l->target = l->text;
-        break;
+    case IDIST__ABORT: l->target = l->text; break;
     case IDIST__LEFT: idist__share_left(ring, l->in.ctx); break;
-    case IDIST__BYE: l->bye = true; break;
-    default: return false;
+    default: l->bye = true; break; // IDIST__BYE
     }
     return ok;
 }
 
 // A frame and its payload are complete.
 static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
-    idist__verb *v = l->in_verb, **at;
+    idist__verb *v = l->in_verb;
     idist__message *m = l->in_message;
     l->in_verb = NULL;
     l->in_message = NULL;
@@ -3645,8 +3816,7 @@ static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
     } else if (l->in.type == IDIST__DATA && v) {
         v->moved += (size_t)l->in.nbytes;
         if (v->moved < v->nbytes) return;
-        for (at = &l->receiving; *at != v; at = &(*at)->next) continue;
-        *at = v->next;
+        idist__verb_take(v);
         idist__verb_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
         idist__ring_aborted(ring, l);
@@ -3790,6 +3960,10 @@ static void idist__ring_progress(idist__world *w) {
 
 // Where all links go through memory we sleep on our bell, and look at the sockets, whose end is that of the other rank,
 // every 10 ms, in a long wait every 30; otherwise in poll. Looks at everything once more after having said that we sleep.
+//
+// Nobody knocks at a bell that was rung already. A knock that arrives during that last look may be read by the look itself
+// (it polls when there are many streams), so we sleep only while the bell is still set. Another thread that reads from the
+// links while we sleep may take a knock away as well; it has to call `wake` afterwards.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     idist__shm *m = ring->shm;
@@ -3804,9 +3978,10 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         ring->polled_ns = now;
         idist__ring_poll(ring, 0, false);
     }
+
     idist__shm_falls_asleep(m, ring->nstreams ? 2 : 1);
     idist__ring_move(ring);
-    if (w->nended == ended && !ring->failed) {
+    if (w->nended == ended && !ring->failed && !idist__shm_was_woken(m)) {
         if (ring->nstreams) {
             idist__ring_poll(ring, until_ns, true);
         } else {
@@ -3865,16 +4040,19 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
     const idist__print *ours = &rg->history[t->seq % IDIST__HISTORY];
     int i;
     for (i = 0; i < g->size; i++) {
-        idist__message *m;
+        uint64_t key = idist__ring_key(g->ctx, g->ranks[i], false, t->seq);
+        idist__hook *hook = ring->messages[key % IDIST__BUCKETS].first;
         const char *field = NULL;
         if (i == g->rank) continue;
         if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq)
             field = idist__print_difference(&rg->seen[i].print, ours);
         if (field) idist__ring_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
-        for (m = ring->links[g->ranks[i]].early; m && !ring->failed; m = m->next)
-            if (m->frame.ctx == g->ctx && m->frame.print.seq == t->seq && m->frame.print.kind != IDIST__SEND &&
-                m->frame.type <= IDIST__RTS)
+        for (; hook && !ring->failed; hook = hook->next) {
+            const idist__message *m = idist__hook_message(hook);
+            if (m->peer == g->ranks[i] && m->frame.ctx == g->ctx && m->frame.print.seq == t->seq &&
+                m->frame.print.kind != IDIST__SEND && m->frame.type <= IDIST__RTS)
                 idist__ring_agree(ring, g, g->ranks[i], &m->frame);
+        }
     }
 }
 
@@ -3923,15 +4101,13 @@ static void idist__ring_start(idist__task *t) {
 }
 
 // Takes the verbs of a task out of a list. Returns whether there were any.
-static bool idist__verbs_purge(idist__ring *ring, idist__verb **at, const idist__task *t) {
+static bool idist__verbs_purge(idist__ring *ring, const idist__verbs *list, const idist__task *t) {
+    idist__verb *v, *next;
     bool any = false;
-    while (*at) {
-        idist__verb *v = *at;
-        if (v->task != t) {
-            at = &v->next;
-            continue;
-        }
-        *at = v->next;
+    for (v = list->first; v; v = next) {
+        next = v->next;
+        if (v->task != t) continue;
+        idist__verb_take(v);
         idist__verb_free(ring, v);
         any = true;
     }
@@ -3985,12 +4161,9 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
     return heard;
 }
 
-static bool idist__ring_cancel(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
-    idist__frame f;
-    idist__op *o;
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    bool unmatched = idist__verbs_purge(ring, &rg->recvs, t), heard = false;
+// Forgets what a task has among the links. Returns whether the other side has heard of any of it.
+static bool idist__links_purge(idist__ring *ring, const idist__task *t) {
+    bool heard = false;
     int i;
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -4015,12 +4188,33 @@ static bool idist__ring_cancel(idist__task *t) {
             }
         }
         heard = idist__link_purge_out(ring, l, t) || heard;
-        if (ring->shm && idist__verb_in(l->waiting, t))
+        if (ring->shm && idist__verb_in(&l->waiting, t))
             __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
         heard = idist__verbs_purge(ring, &l->waiting, t) || heard;
         heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
         idist__verbs_purge(ring, &l->posted, t);
     }
+    return heard;
+}
+
+// The same for a send or receive that waits for the other side: it has one verb, and thousands may
+// be cancelled at once. False when it is not like that.
+static bool idist__verb_purge(idist__ring *ring, const idist__task *t) {
+    idist__verb *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
+    if (!v || !v->list || (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t))) return false;
+    if (t->call.kind == IDIST__SEND && ring->shm)
+        __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
+    idist__verb_take(v);
+    idist__verb_free(ring, v);
+    return true;
+}
+
+static bool idist__ring_cancel(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__frame f;
+    idist__op *o;
+    bool waited = idist__verb_purge(ring, t), unmatched = waited && t->call.kind == IDIST__RECV;
+    bool heard = waited || idist__links_purge(ring, t);                     // a send waits when its RTS is out
     if (t->call.kind == IDIST__RECV && t->announced && t->call.root >= 0) { // it does not wait any more
         memset(&f, 0, sizeof f);
         f.type = IDIST__WAITS;
@@ -4073,9 +4267,10 @@ static void idist__ring_announce(idist__task *t) {
         idist__link *l = &ring->links[t->group->ranks[i]];
         idist__verb *v;
         if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        f.flags = (uint8_t)((idist__ring_needs(l, t, i) ? IDIST__NEEDS_YOU : 0) | (blocked ? IDIST__ONLY_CALL : 0));
+        // Only a deadlock asks for these, and there is none while this rank can do something else.
+        f.flags = (uint8_t)(blocked ? (idist__ring_needs(l, t, i) ? IDIST__NEEDS_YOU : 0) | IDIST__ONLY_CALL : 0);
         f.aux = l->p2p_got;
-        for (v = l->waiting; v && p2p; v = v->next)
+        for (v = l->waiting.first; v && p2p && blocked; v = v->next)
             if (v->task == t) f.id = v->id;
         idist__link_control(ring, l, &f, NULL);
         idist__ring_find_deadlock(ring, t->group->ranks[i]);
@@ -4087,7 +4282,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     idist_group *g = t->group;
     idist__ring_group *rg = idist__ring_group_of(g);
     int i, n = 0;
-    if (t->call.kind == IDIST__RECV && !idist__verb_in(rg->recvs, t)) return 0; // its message is on its way
+    if (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t)) return 0; // its message is on its way
     if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
     if (!t->announced && idist__op_of(t)->algorithm == IDIST__BY_HOST && idist__op_of(t)->step) { // nobody was asked yet
         if (!idist__ring_missing(idist__op_of(t)->step, text, cap)) idist__append(text, cap, "ranks of another host");
@@ -4103,9 +4298,12 @@ static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     return n;
 }
 
+static void idist__ring_group_close(idist_group *g);
+
 static idist_status idist__ring_group_open(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
+    idist_status s;
     int i;
     rg->rank_of = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->w->group.size);
     rg->seen = (idist__seen *)idist__mem_alloc(&g->w->cfg.mem, sizeof *rg->seen * (size_t)g->size);
@@ -4130,7 +4328,9 @@ static idist_status idist__ring_group_open(idist_group *g) {
     }
     if (g != &g->w->group) return IDIST_OK;
     idist__share_offer_place(g);
-    return idist__host_open(g, NULL);
+    s = idist__host_open(g, NULL);
+    if (s != IDIST_OK) idist__ring_group_close(g);
+    return s;
 }
 
 static void idist__ring_group_close(idist_group *g) {
@@ -4195,9 +4395,11 @@ typedef struct idist__join {
     int listeners[2]; // local, tcp; -1
     char tcp[128];    // where our TCP socket listens
     bool need_tcp;
-    idist__handshake *shakes; // outgoing, by rank
-    idist__porch porch;       // incoming
-    int nlinks;               // connected
+    const idist__record *records; // by rank
+    idist__handshake *shakes;     // outgoing, by rank; only to lower ranks
+    int64_t *again_ns;            // when to connect to a lower rank once more; 0: it is connecting, or connected
+    idist__porch *porch;          // incoming
+    int nlinks;                   // connected
     int64_t deadline_ns;
 } idist__join;
 
@@ -4219,7 +4421,7 @@ typedef struct idist__join_failure { // why a rank could not join: the others ne
 static idist_status idist__join_no_fds(const idist__join *j) {
     return idist__fail(IDIST_ERR_NO_FDS,
                        "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
-                       j->w->group.size, 2 * j->w->group.size + 16);
+                       j->w->group.size, 2 * j->w->group.size + 8);
 }
 
 // The server of our own store, in the process that has it.
@@ -4247,10 +4449,14 @@ static idist_status idist__join_failed(idist__join *j) {
     const char *keys[1];
     bool there = false;
     size_t n = 0;
+    idist_status s;
     keys[0] = key;
     if (sv && __atomic_load_n(&sv->no_fds, __ATOMIC_RELAXED)) return idist__join_no_fds(j);
     idist__join_key(j, key, sizeof key, "failed", -1);
-    if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || !there) return IDIST_OK;
+    s = idist_store_check(j->store, keys, 1, &there);
+    if (s == IDIST_ERR_PEER_LOST)
+        return idist__fail(s, "initialize: rank 0 was lost, or gave up: the connection to its store ended");
+    if (s != IDIST_OK || !there) return IDIST_OK;
     if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
     f.text[sizeof f.text - 1] = 0;
     j->told = true;
@@ -4259,6 +4465,26 @@ static idist_status idist__join_failed(idist__join *j) {
         return idist__join_hint(j);
     }
     return idist__fail((idist_status)f.status, "initialize: rank %d could not join: %s", (int)f.rank, f.text);
+}
+
+// How often a rank that waits asks whether another one has given up. Hundreds of them ask one server.
+static int idist__join_slice_ms(const idist__join *j) { return 100 + j->w->group.size / 2; }
+
+// What the store's server is to tell the others when our process ends before all have met. NULL takes that back.
+static void idist__join_will(idist__join *j, const idist__join_failure *failure) {
+    idist__req r;
+    char key[128] = "";
+
+    if (j->store->run != idist__tcp_store_run || strncmp(j->w->cfg.where, "torch:", 6) == 0) return;
+    memset(&r, 0, sizeof r);
+    if (failure) idist__join_key(j, key, sizeof key, "failed", -1);
+    r.op = IDIST__REQ_WILL;
+    r.key.data = key;
+    r.key.nbytes = strlen(key);
+    r.a.data = (const char *)failure;
+    r.a.nbytes = failure ? sizeof *failure : 0;
+    r.deadline_ns = j->deadline_ns;
+    j->store->run(j->store, &r); // if the connection is gone, the next request says so
 }
 
 // Tells the others why we give up, unless we have it from them. Whoever owns the store stays a moment, so that they
@@ -4274,6 +4500,7 @@ static void idist__join_tell(idist__join *j, idist_status status) {
     idist__copy_text(f.text, sizeof f.text, strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
     idist__join_key(j, key, sizeof key, "failed", -1);
     if (!j->told) idist_store_set(j->store, key, &f, sizeof f); // if that fails they learn it from the store's end
+    idist__join_will(j, NULL);
     if (j->own_store && f.rank == 0) idist__os_pause_ms(500);
     memcpy(idist__me.text, text, sizeof text);
 }
@@ -4295,24 +4522,31 @@ static idist_status idist__join_missing(idist__join *j, const char *what, int ra
                            j->w->cfg.init_timeout_ms);
     idist__fail(IDIST_ERR_TIMEOUT, "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
+        idist__append(idist__me.text, sizeof idist__me.text,
+                      ". The ranks meet at a local socket, which those of another user, network namespace (container) or "
+                      "host cannot reach");
     return idist__join_hint(j);
 }
 
-// Gets a value that a rank puts there when it starts; the time-out names the ranks that did not.
-static idist_status idist__join_get(idist__join *j, const char *what, int rank, void *value, size_t nbytes) {
+// Gets a value that a rank puts there when it starts; the time-out names the ranks that did not, or those without `cause`
+// if it is made of what these put there.
+static idist_status idist__join_get(idist__join *j, const char *what, int rank, const char *cause, void *value,
+                                    size_t nbytes) {
     char key[128];
     size_t n = 0;
     idist_status s;
+    int slice_ms = idist__join_slice_ms(j);
     idist__join_key(j, key, sizeof key, what, rank);
     do {
         int ms = idist__join_ms_left(j);
-        s = idist_store_get(j->store, key, value, nbytes, &n, ms < 0 || ms > 100 ? 100 : ms);
+        s = idist_store_get(j->store, key, value, nbytes, &n, ms < 0 || ms > slice_ms ? slice_ms : ms);
         if (s == IDIST_OK && n != nbytes)
             return idist__fail(IDIST_ERR_UNSUPPORTED, "rank %d was built from another version of idist.h", rank);
         if (s != IDIST_ERR_TIMEOUT) return s;
         if ((s = idist__join_failed(j)) != IDIST_OK) return s;
     } while (idist__os_ms_until(j->deadline_ns) != 0);
-    return idist__join_missing(j, what, rank < 0 ? 0 : rank);
+    return idist__join_missing(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
 static idist_status idist__join_set(idist__join *j, const char *what, int rank, const void *value, size_t nbytes) {
@@ -4330,6 +4564,7 @@ static idist_status idist__join_store(idist__join *j) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     char base[40] = "idist", key[64];
     int64_t nth = 0;
+    idist__join_failure will;
     idist_status s;
     j->store = cfg->store;
     if (!j->store) {
@@ -4358,6 +4593,11 @@ static idist_status idist__join_store(idist__join *j) {
         return idist__fail(IDIST_ERR_RANK_TAKEN, "initialize: another process already is rank %d of this job (%s)",
                            cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
     snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)nth);
+    memset(&will, 0, sizeof will);
+    will.status = (int32_t)IDIST_ERR_PEER_LOST;
+    will.rank = cfg->rank;
+    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize", j->w->hostname);
+    if (cfg->rank > 0) idist__join_will(j, &will); // that of rank 0 takes the store with it
     return IDIST_OK;
 }
 
@@ -4371,7 +4611,7 @@ static idist_status idist__join_job(idist__join *j) {
         job[1] = (uint64_t)j->w->group.size;
         s = idist__join_set(j, "job", -1, job, sizeof job);
     } else {
-        s = idist__join_get(j, "job", -1, job, sizeof job);
+        s = idist__join_get(j, "job", -1, NULL, job, sizeof job);
     }
     if (s != IDIST_OK) return s;
     if (job[1] != (uint64_t)j->w->group.size)
@@ -4429,30 +4669,45 @@ static idist_status idist__join_listen_tcp(idist__join *j, bool one_host) {
     return idist__join_set(j, "tcp", j->w->group.rank, j->tcp, sizeof j->tcp);
 }
 
+// What every rank says about itself, on all of them. Rank 0 collects it: n requests and as many answers.
+static idist_status idist__join_records(idist__join *j, idist__record *records) {
+    int i, n = j->w->group.size, me = j->w->group.rank;
+    idist_status s = idist__join_set(j, "node", me, &records[me], sizeof *records);
+
+    if (s != IDIST_OK) return s;
+    if (me) return idist__join_get(j, "nodes", -1, "node", records, sizeof *records * (size_t)n);
+    for (i = 1; i < n && s == IDIST_OK; i++) s = idist__join_get(j, "node", i, NULL, &records[i], sizeof *records);
+    return s == IDIST_OK ? idist__join_set(j, "nodes", -1, records, sizeof *records * (size_t)n) : s;
+}
+
 // Everybody's host; afterwards it is known whether TCP is needed at all.
 static idist_status idist__join_table(idist__join *j, idist__record *records) {
     idist__world *w = j->w;
     idist__record *me = &records[w->group.rank];
+    uint64_t host = idist__host_key(&w->cfg);
+    uint32_t algorithm = (uint32_t)w->cfg.algorithm;
     bool one_host = true;
     idist_status s = IDIST_OK;
     int i;
+
     idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
-    me->host = idist__host_key(&w->cfg);
+    me->host = host;
     me->shm = w->cfg.transport == 0;
-    me->algorithm = (uint32_t)w->cfg.algorithm;
+    me->algorithm = algorithm;
     if (w->cfg.transport != 2) s = idist__join_listen_local(j, me);
-    if (s == IDIST_OK) s = idist__join_set(j, "node", w->group.rank, me, sizeof *me);
+    if (s == IDIST_OK) s = idist__join_records(j, records);
+
     for (i = 0; i < w->group.size && s == IDIST_OK; i++) {
-        if (i != w->group.rank) s = idist__join_get(j, "node", i, &records[i], sizeof records[i]);
         records[i].hostname[sizeof records[i].hostname - 1] = 0;
         records[i].local[sizeof records[i].local - 1] = 0;
         idist__copy_text(w->nodes[i].hostname, sizeof w->nodes[i].hostname, records[i].hostname);
         w->nodes[i].host = records[i].host;
-        if (records[i].host != me->host) one_host = false;
-        if (s == IDIST_OK && records[i].algorithm != me->algorithm)
+        if (records[i].host != host) one_host = false;
+        if (records[i].algorithm != algorithm)
             s = idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ALGO (desc.algorithm) differs between rank %d and rank %d", i,
                             w->group.rank);
     }
+    j->records = records;
     if (s == IDIST_OK && (w->cfg.transport == 2 || !one_host)) s = idist__join_listen_tcp(j, one_host);
     return s;
 }
@@ -4467,45 +4722,88 @@ static void idist__join_linked(idist__join *j, int rank, int fd, bool local) {
     j->nlinks++;
 }
 
-// Begins the connection to a lower rank.
-static idist_status idist__join_connect(idist__join *j, int rank, const idist__record *record, bool local) {
+// A rank is gone. It may have given up and said why, or the store's server is about to say that it died.
+static idist_status idist__join_lost(idist__join *j, int rank, const char *how) {
+    int64_t soon = idist__os_deadline(300);
+    char text[300];
+
+    idist__copy_text(text, sizeof text, how); // may lie where a failure writes its text
+    do {
+        idist_status s = idist__join_failed(j);
+        if (s != IDIST_OK) return s;
+        idist__os_pause_ms(10);
+    } while (idist__os_ms_until(soon) != 0);
+    return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: %s", rank, j->w->nodes[rank].hostname,
+                       text);
+}
+
+static bool idist__join_is_local(const idist__join *j, int rank) {
+    const idist__record *me = &j->records[j->w->group.rank], *other = &j->records[rank];
+    return j->w->cfg.transport != 2 && other->host == me->host && other->local[0];
+}
+
+// Begins the connection to a lower rank, or says when to try again: its queue of newcomers may be full.
+static idist_status idist__join_connect(idist__join *j, int rank) {
     idist__addr addr;
-    char where[128];
+    char where[128], how[200];
+    int64_t soon = idist__os_deadline(3000);
     idist_status s;
     int fd;
-    idist__copy_text(where, sizeof where, record->local);
-    if (!local && (s = idist__join_get(j, "tcp", rank, where, sizeof where)) != IDIST_OK) return s;
+
+    j->again_ns[rank] = 0;
+    idist__copy_text(where, sizeof where, j->records[rank].local);
+    if (!idist__join_is_local(j, rank) && (s = idist__join_get(j, "tcp", rank, NULL, where, sizeof where)) != IDIST_OK)
+        return s;
     where[sizeof where - 1] = 0;
     if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
-    fd = idist__sock_connect(&addr, j->deadline_ns);
+
+    fd = idist__sock_connect(&addr, soon < j->deadline_ns ? soon : j->deadline_ns);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__join_no_fds(j);
-    if (fd < 0)
-        return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: no connection to %s: %s", rank,
-                           record->hostname, where, strerror(errno));
+    if (fd < 0 && (errno == EAGAIN || errno == ETIMEDOUT || errno == EINTR)) {
+        j->again_ns[rank] = idist__os_deadline(20);
+        return idist__join_failed(j);
+    }
+    if (fd < 0 && idist__sock_cut_off(errno))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network interface is down, or no "
+                           "route leads there",
+                           rank, j->w->nodes[rank].hostname, where, strerror(errno));
+    if (fd < 0) {
+        snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(errno));
+        return idist__join_lost(j, rank, how);
+    }
     idist__auth_begin(&j->shakes[rank], fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
                       j->deadline_ns);
+    j->shakes[rank].ready = true;
     return IDIST_OK;
 }
 
 static idist_status idist__join_accept(idist__join *j, int listener) {
     idist__handshake *h;
-    while ((h = idist__porch_room(&j->porch)) != NULL) {
+    while ((h = idist__porch_place(j->porch, false)) != NULL) {
         int fd = idist__sock_accept(listener);
-        if (fd < 0) return errno == EMFILE || errno == ENFILE ? idist__join_no_fds(j) : IDIST_OK;
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+            return idist__porch_make_way(j->porch) ? IDIST_OK : idist__join_no_fds(j);
+        if (fd < 0) return IDIST_OK;
+        idist__os_close(&h->fd);
         idist__auth_begin(h, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
                           idist__os_deadline(IDIST__PORCH_MS));
+        h->ready = true;
     }
     return IDIST_OK;
 }
 
-// Moves a handshake on; a finished one becomes a link. An outgoing one that fails is fatal, an incoming one is
-// somebody else's problem.
+// Moves a handshake on; a finished one becomes a link. An incoming one that fails is somebody else's problem; an outgoing
+// one that broke off is tried again, and any other failure of it is fatal.
 static idist_status idist__join_step(idist__join *j, idist__handshake *h, int to) {
     bool done = false, incoming = to < 0, local;
-    idist_status s = idist__auth_step(h, &done);
+    idist_status s;
     struct sockaddr_storage sa;
     socklen_t n = sizeof sa;
     int rank;
+
+    h->ready = false;
+    s = idist__auth_step(h, &done);
     if (s == IDIST_OK && !done) return IDIST_OK;
     rank = s == IDIST_OK ? (int)h->theirs.rank : -1;
     if (s == IDIST_OK && (incoming ? rank <= j->w->group.rank || rank >= j->w->group.size : rank != to)) s = IDIST_ERR_AUTH;
@@ -4514,6 +4812,10 @@ static idist_status idist__join_step(idist__join *j, idist__handshake *h, int to
         if (incoming) idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s", idist__me.text);
         idist__os_close(&h->fd);
         if (incoming) return IDIST_OK;
+        if (h->broke) {
+            j->again_ns[to] = idist__os_deadline(5 + to % 16); // not all at the same moment
+            return IDIST_OK;
+        }
         return idist__fail(s, "initialize: connecting to rank %d on %s: %s", to, j->w->nodes[to].hostname, idist__me.text);
     }
     local = getsockname(h->fd, (struct sockaddr *)&sa, &n) == 0 && sa.ss_family == AF_UNIX;
@@ -4532,38 +4834,69 @@ static idist_status idist__join_late(const idist__join *j) {
                        text, missing > 16 ? ", ..." : "");
 }
 
+// What poll should look at: the listeners while there is room for newcomers, then the outgoing handshakes in the order
+// of ranks, then the incoming ones. Returns how many.
+static int idist__join_poll_set(const idist__join *j, bool room, struct pollfd *fds) {
+    int i, n = 0;
+
+    for (i = 0; i < 2; i++) {
+        if (j->listeners[i] < 0 || !room) continue;
+        fds[n].fd = j->listeners[i];
+        fds[n++].events = POLLIN;
+    }
+    for (i = 0; i < j->w->group.rank; i++) {
+        if (j->shakes[i].fd < 0) continue;
+        fds[n].fd = j->shakes[i].fd;
+        fds[n++].events = idist__auth_writes(&j->shakes[i]) ? POLLOUT : POLLIN;
+    }
+    return n + idist__porch_poll(j->porch, fds + n);
+}
+
+// Goes on with what poll has seen.
+static idist_status idist__join_polled(idist__join *j, bool room, const struct pollfd *fds) {
+    int i, n = 0, me = j->w->group.rank;
+    idist_status s = IDIST_OK;
+
+    for (i = 0; i < 2; i++) n += room && j->listeners[i] >= 0;
+    for (i = 0; i < me; i++)
+        if (j->shakes[i].fd >= 0) j->shakes[i].ready = fds[n++].revents != 0;
+    idist__porch_polled(j->porch, fds + n);
+
+    for (i = 0; i < 2 && s == IDIST_OK; i++)
+        if (j->listeners[i] >= 0) s = idist__join_accept(j, j->listeners[i]);
+    for (i = 0; i < me && s == IDIST_OK; i++) {
+        if (j->shakes[i].fd >= 0 && j->shakes[i].ready) s = idist__join_step(j, &j->shakes[i], i);
+        else if (j->again_ns[i] && idist__os_now_ns() >= j->again_ns[i]) s = idist__join_connect(j, i);
+    }
+    for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
+        if (j->porch->place[i].fd >= 0 && j->porch->place[i].ready) s = idist__join_step(j, &j->porch->place[i], -1);
+    return s;
+}
+
 // All handshakes at once, so that no order of ranks can block another.
 static idist_status idist__join_links(idist__join *j) {
-    int i, n, size = j->w->group.size, turns = 0;
-    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * (size_t)(size + IDIST__PORCH + 2));
+    int i, n, size = j->w->group.size;
+    size_t room_for = (size_t)(size + IDIST__PORCH + 2);
+    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * room_for);
+    int64_t asked_ns = idist__os_now_ns();
     idist_status s = fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+
+    for (i = 0; i < j->w->group.rank && s == IDIST_OK; i++) s = idist__join_connect(j, i);
     while (s == IDIST_OK && j->nlinks < size - 1) {
-        bool room = idist__porch_room(&j->porch) != NULL;
-        for (i = n = 0; i < 2 && room; i++) {
-            if (j->listeners[i] < 0) continue;
-            fds[n].fd = j->listeners[i];
-            fds[n++].events = POLLIN;
-        }
-        for (i = 0; i < size; i++) {
-            if (j->shakes[i].fd < 0) continue;
-            fds[n].fd = j->shakes[i].fd;
-            fds[n++].events = j->shakes[i].stage == 1 ? POLLIN : POLLOUT;
-        }
-        n += idist__porch_poll(&j->porch, fds + n);
+        bool room = idist__porch_place(j->porch, false) != NULL;
+        n = idist__join_poll_set(j, room, fds);
         i = idist__os_ms_until(j->deadline_ns);
         if (i == 0) {
             s = idist__join_late(j);
             break;
         }
-        i = poll(fds, (nfds_t)n, i < 0 || i > 100 ? 100 : i);
+        i = poll(fds, (nfds_t)n, i < 0 || i > 20 ? 20 : i);
         if (i < 0 && errno != EINTR) s = idist__fail_errno("poll", errno);
-        if (i == 0 && ++turns % 4 == 0) s = idist__join_failed(j);
-        for (i = 0; i < 2 && s == IDIST_OK; i++)
-            if (j->listeners[i] >= 0) s = idist__join_accept(j, j->listeners[i]);
-        for (i = 0; i < size && s == IDIST_OK; i++)
-            if (j->shakes[i].fd >= 0) s = idist__join_step(j, &j->shakes[i], i);
-        for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
-            if (j->porch.place[i].fd >= 0) s = idist__join_step(j, &j->porch.place[i], -1);
+        if (s == IDIST_OK) s = idist__join_polled(j, room, fds);
+        if (s == IDIST_OK && idist__os_now_ns() - asked_ns > 3 * idist__join_slice_ms(j) * IDIST__MS) {
+            s = idist__join_failed(j);
+            asked_ns = idist__os_now_ns();
+        }
     }
     idist__mem_free(&j->w->cfg.mem, fds);
     return s;
@@ -4704,27 +5037,50 @@ static bool idist__shm_recv_fd(int sock, void *buf, size_t nbytes, int *fd, int6
     return n > 0 && idist__sock_read_all(sock, (char *)buf + n, nbytes - (size_t)n, deadline_ns);
 }
 
-static idist_status idist__join_broken(const idist__join *j, int rank) {
-    return idist__fail(errno == ETIMEDOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                       "initialize: rank %d on %s was lost while the ranks of this host agreed on shared memory", rank,
-                       j->w->nodes[rank].hostname);
+static idist_status idist__join_broken(idist__join *j, int rank) {
+    if (errno == ETIMEDOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s did not come to the vote of this host on shared memory", rank,
+                           j->w->nodes[rank].hostname);
+    return idist__join_lost(j, rank, "its connection ended while the ranks of this host agreed on shared memory");
+}
+
+// Waits until a link has something to read. Asks now and then whether somebody else has given up: this rank may be waiting
+// just because of that.
+static idist_status idist__join_await(idist__join *j, int rank) {
+    idist_status s;
+    for (;;) {
+        int64_t slice = idist__os_deadline(idist__join_slice_ms(j));
+        if (idist__sock_wait(j->ring->links[rank].fd, POLLIN, slice < j->deadline_ns ? slice : j->deadline_ns))
+            return IDIST_OK;
+        s = idist__join_failed(j);
+        if (s != IDIST_OK) return s;
+        errno = ETIMEDOUT;
+        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__join_broken(j, rank);
+    }
 }
 
 // The least of what the ranks of this host say, on all of them. The lowest one collects.
 static idist_status idist__shm_vote(idist__join *j, const idist__shm *m, const int *ranks, char *vote) {
     const idist__link *links = j->ring->links;
     int i, n = m->me == 0 ? m->n : 1, lead = ranks[0];
+    idist_status s;
+
     for (i = 1; i < n; i++) {
         char other = 0;
+        s = idist__join_await(j, ranks[i]);
+        if (s != IDIST_OK) return s;
         if (!idist__sock_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns)) return idist__join_broken(j, ranks[i]);
         if (other < *vote) *vote = other;
     }
     for (i = 1; i < n; i++)
         if (!idist__sock_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns)) return idist__join_broken(j, ranks[i]);
-    if (m->me && (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns) ||
-                  !idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns)))
-        return idist__join_broken(j, lead);
-    return IDIST_OK;
+    if (!m->me) return IDIST_OK;
+
+    if (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns)) return idist__join_broken(j, lead);
+    s = idist__join_await(j, lead);
+    if (s != IDIST_OK) return s;
+    return idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns) ? IDIST_OK : idist__join_broken(j, lead);
 }
 
 // Makes the file and passes it on, or receives it. all: everybody has mapped it.
@@ -4732,9 +5088,11 @@ static idist_status idist__shm_open(idist__join *j, idist__shm *m, const int *ra
     idist__shm_hello hello;
     int i, fd = -1, err = EINVAL;
     char vote;
-    idist_status s;
+    idist_status s = IDIST_OK;
     hello.shm_nbytes = j->w->cfg.shm_nbytes;
     hello.window_nbytes = m->window_nbytes;
+    if (m->me) s = idist__join_await(j, ranks[0]);
+    if (s != IDIST_OK) return s;
     if (m->me && !idist__shm_recv_fd(j->ring->links[ranks[0]].fd, &hello, sizeof hello, &fd, j->deadline_ns))
         return idist__join_broken(j, ranks[0]);
     idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
@@ -4834,26 +5192,44 @@ static idist_status idist__join_share(idist__join *j, const idist__record *recor
     return s;
 }
 
+// Everything is there. Rank 0 closes the store when that is so on all ranks: until then a death is told through it. Rank 0
+// may do so before it has answered whoever told it.
+static idist_status idist__join_leave(idist__join *j) {
+    int64_t there = 0;
+    char key[128], one = 1;
+    idist_status s;
+
+    idist__join_key(j, key, sizeof key, "njoined", -1);
+    s = idist__join_set(j, "joined", j->w->group.rank, &one, sizeof one);
+    if (s == IDIST_OK) s = idist_store_add(j->store, key, 1, &there);
+    if (s != IDIST_OK) return s;
+    if (there == j->w->group.size) idist__join_set(j, "all", -1, &one, sizeof one);
+    idist__join_will(j, NULL);
+    return j->own_store && j->w->group.rank == 0 ? idist__join_get(j, "all", -1, "joined", &one, sizeof one) : IDIST_OK;
+}
+
 static idist_status idist__join_run(idist__join *j) {
     idist__world *w = j->w;
-    int i, n = w->group.size, me = w->group.rank;
+    int i, n = w->group.size;
     idist__record *records = (idist__record *)idist__mem_alloc(&w->cfg.mem, sizeof *records * (size_t)n);
-    idist_status s;
+    idist_status s = IDIST_OK;
     j->shakes = (idist__handshake *)idist__mem_alloc(&w->cfg.mem, sizeof *j->shakes * (size_t)n);
-    if (!records || !j->shakes) {
+    j->again_ns = (int64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *j->again_ns * (size_t)n);
+    j->porch = (idist__porch *)idist__mem_raw(&w->cfg.mem, sizeof *j->porch);
+    if (j->porch) idist__porch_init(j->porch);
+    if (!records || !j->shakes || !j->again_ns || !j->porch) {
         idist__mem_free(&w->cfg.mem, records);
+        idist__mem_free(&w->cfg.mem, j->shakes);
+        j->shakes = NULL;
         return IDIST_ERR_NO_MEMORY;
     }
     for (i = 0; i < n; i++) j->shakes[i].fd = -1;
-    s = idist__join_store(j);
     if (s == IDIST_OK) s = idist__join_job(j);
     if (s == IDIST_OK) s = idist__join_table(j, records);
-    for (i = 0; i < me && s == IDIST_OK; i++)
-        s = idist__join_connect(j, i, &records[i],
-                                w->cfg.transport != 2 && records[i].host == records[me].host && records[i].local[0]);
     if (s == IDIST_OK) s = idist__join_links(j);
     if (s == IDIST_OK) s = idist__join_share(j, records);
-    if (s != IDIST_OK) idist__join_tell(j, s);
+    if (s == IDIST_OK) s = idist__join_leave(j);
+    j->records = NULL;
     idist__mem_free(&w->cfg.mem, records);
     return s;
 }
@@ -4896,7 +5272,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
         idist__link *l = &ring->links[i];
         l->out_end = &l->out;
         l->early_end = &l->early;
-        l->window = IDIST__WINDOW_BYTES;
+        l->window = l->their_window = IDIST__WINDOW_BYTES;
         l->fd = -1;
         if ((l->stage = (char *)idist__mem_raw(&w->cfg.mem, IDIST__STAGE_BYTES)) == NULL) return IDIST_ERR_NO_MEMORY;
     }
@@ -4905,24 +5281,26 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
 
 static idist_status idist__ring_open(idist__world *w) {
     idist__join j;
-    idist_status s;
+    idist_status s = IDIST_OK;
     int i;
     memset(&j, 0, sizeof j);
     j.w = w;
     j.listeners[0] = j.listeners[1] = -1;
-    idist__porch_init(&j.porch);
     j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
     // Now, and not when it is needed: with a second thread, such as the server of the store, the kernel takes 15 ms for it.
     if (w->cfg.transport == 0 && w->group.size > 1) idist__os_fence_others(true);
-    s = idist__ring_new(w, &j.ring);
-    if (s == IDIST_OK && w->group.size == 1)
-        idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
-    else if (s == IDIST_OK) s = idist__join_run(&j);
+    if (w->group.size == 1) idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    else s = idist__join_store(&j); // first, so that the others hear of everything that goes wrong here
+    if (s == IDIST_OK) s = idist__ring_new(w, &j.ring);
+    if (s == IDIST_OK && w->group.size > 1) s = idist__join_run(&j);
+    if (s != IDIST_OK) idist__join_tell(&j, s);
     idist__os_close(&w->cfg.listener);
     idist__os_close(&j.listeners[0]);
     idist__os_close(&j.listeners[1]);
     for (i = 0; j.shakes && i < w->group.size; i++) idist__os_close(&j.shakes[i].fd);
-    idist__porch_close(&j.porch);
+    if (j.porch) idist__porch_close(j.porch);
+    idist__mem_free(&w->cfg.mem, j.porch);
+    idist__mem_free(&w->cfg.mem, j.again_ns);
     idist__mem_free(&w->cfg.mem, j.shakes);
     if (j.own_store) {
         char text[sizeof idist__me.text];

@@ -501,8 +501,8 @@ static idist_status idist__trace_call(idist_group *g, const idist__call *c, cons
     if (o->request) o->request->impl = NULL;
     s = idist__call_locked(g, c, o);
     if (s != IDIST_OK) return s;
-    t = o->request ? (idist__task *)o->request->impl : idist__me.group_tasks;
-    while (!o->request && t && t->chain) t = t->chain; // the last one began just now
+    t = idist__me.group_tasks ? idist__me.group_last : NULL; // began just now
+    if (o->request) t = (idist__task *)o->request->impl;
     if (t && !t->lane) idist__trace_start(t);
     return s;
 }

@@ -203,7 +203,8 @@ IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batc
 // Ignite's auto_dataloader: desc says batch_size, batch_nbytes and num_workers of all ranks together (of the sampler's
 // group; see idist_auto_batch_size), and the loader makes its own sampler, of `samples` (desc.sampler is NULL). Where the
 // rank has a device (idist_nccl.h is included before this header) and desc.allocator is not set, batches lie in pinned
-// memory. Logs what came of it at info level.
+// memory. Logs what came of it at info level, and warns, as Ignite does, when samples.num_replicas
+// and samples.rank are not those of the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sampler_desc *samples,
                                          idist_loader **loader);
 
@@ -456,7 +457,8 @@ IDIST_API void idist_train_log_metrics(const char *name, int epoch, double secon
                                        const char *const *names, const double *values, int n);
 
 // A bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       | loss=1.2 [00:12<00:27]". done == total
-// ends the line.
+// ends the line. On a narrow terminal it goes without the picture, and then without its end, to
+// stay one line.
 typedef struct idist_progress {
     const char *title; // "Epoch [3/24]"
     uint64_t total;
@@ -476,6 +478,7 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 #define IDIST_TRAIN_IMPLEMENTATION_DONE
 
 #include <dirent.h>
+#include <sys/ioctl.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -1120,9 +1123,16 @@ idist_status idist_loader_next(idist_loader *l, idist_batch *batch) {
 }
 
 static void idist__loader_log(const idist_loader_desc *asked, const idist_loader_desc *d) {
+    const idist_sampler_desc *samples = &d->sampler->desc;
+    int rank = idist_group_rank(samples->group), size = idist_group_size(samples->group);
     idist__world *w = idist__world_default();
     idist__log log;
     if (!w && idist__log_init(&log, NULL) != IDIST_OK) return;
+    if (samples->num_replicas != size || samples->rank != rank)
+        idist__log_print(w ? &w->log : &log, IDIST_LOG_WARN,
+                         "auto_loader: the sampler is number %d of num_replicas=%d, but this is rank %d of %d: some "
+                         "samples may come twice, or never",
+                         samples->rank, samples->num_replicas, rank, size);
     idist__log_print(w ? &w->log : &log, IDIST_LOG_INFO,
                      "auto_loader: batch_size %zu of %zu, num_workers %d of %d, %zu samples of this rank", d->batch_size,
                      asked->batch_size, d->num_workers, asked->num_workers, idist_sampler_count(d->sampler));
@@ -3287,9 +3297,33 @@ static void idist__progress_time(char *text, size_t cap, int64_t ns) {
     else snprintf(text, cap, "%02d:%02d", (int)(s / 60), (int)(s % 60));
 }
 
+// How many bytes of a text of UTF-8 are its first `most` characters, each of which is taken for one
+// column.
+static size_t idist__progress_cut(const char *text, size_t most) {
+    size_t i, n = 0;
+    for (i = 0; text[i]; i++)
+        if (((unsigned char)text[i] & 0xC0) != 0x80 && n++ == most) break;
+    return i;
+}
+
+// Writes one line that no terminal has to break: the next picture would begin in the middle of it.
+// The last column stays free, because some terminals go on in the next line as soon as it is
+// written.
+static void idist__progress_draw(const char *before, const char *picture, const char *behind, const char *end) {
+    struct winsize size;
+    char line[1024];
+    size_t columns = sizeof line;
+    memset(&size, 0, sizeof size);
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) columns = size.ws_col - 1u;
+
+    snprintf(line, sizeof line, "%s%s %s", before, picture, behind);
+    if (line[idist__progress_cut(line, columns)]) snprintf(line, sizeof line, "%s %s", before, behind);
+    fprintf(stderr, "%.*s%s", (int)idist__progress_cut(line, columns), line, end);
+}
+
 void idist_progress_update(idist_progress *bar, uint64_t done, const char *text) {
     static const char cells[] = "##########          ";
-    char gone[32], left[32];
+    char gone[32], left[32], before[400], picture[16], behind[600];
     int64_t now = idist__os_now_ns();
     bool last;
     if (!bar || idist_get_rank() != 0) return;
@@ -3306,10 +3340,12 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     else idist__copy_text(left, sizeof left, "?");
     pthread_mutex_lock(&idist__log_lock);
     idist__log_clear_bar();
-    fprintf(stderr, "%s: [%llu/%llu] %3d%%|%.10s| %s [%s<%s]%s", bar->title ? bar->title : "", (unsigned long long)done,
-            (unsigned long long)bar->total, bar->total ? (int)(100.0 * (double)done / (double)bar->total) : 100,
-            cells + 10 - (bar->total ? (int)(10.0 * (double)done / (double)bar->total) : 10), text ? text : "", gone, left,
-            last ? "\n" : "");
+    snprintf(before, sizeof before, "%s: [%llu/%llu] %3d%%", bar->title ? bar->title : "", (unsigned long long)done,
+             (unsigned long long)bar->total, bar->total ? (int)(100.0 * (double)done / (double)bar->total) : 100);
+    snprintf(picture, sizeof picture, "|%.10s|",
+             cells + 10 - (bar->total ? (int)(10.0 * (double)done / (double)bar->total) : 10));
+    snprintf(behind, sizeof behind, "%s [%s<%s]", text ? text : "", gone, left);
+    idist__progress_draw(before, picture, behind, last ? "\n" : "");
     fflush(stderr);
     if (!last) idist__log_before = "\r\033[K";
     pthread_mutex_unlock(&idist__log_lock);

@@ -238,6 +238,19 @@ static unsigned char *append(image_set *set, int label) {
     return set->pixels + n * size;
 }
 
+// CIFAR-10 comes in several versions, whose files differ by the end of their names.
+static void say_what_is_missing(const char *path, int error) {
+    char other[1024];
+    size_t n = strlen(path) > strlen(".bin") ? strlen(path) - strlen(".bin") : 0;
+    snprintf(other, sizeof other, "%.*s", (int)n, path);
+    fprintf(stderr, "%s: %s\n", path, strerror(error));
+    if (error == ENOENT && access(other, F_OK) == 0)
+        fprintf(stderr,
+                "%s is of CIFAR-10's Python version. This program reads the binary version: cifar-10-binary.tar.gz from "
+                "https://www.cs.toronto.edu/~kriz/cifar.html, whose folder is cifar-10-batches-bin\n",
+                other);
+}
+
 // Records of a label and the pixels of three planes.
 static bool read_cifar_file(const char *folder, const char *name, image_set *set) {
     char path[1024];
@@ -247,7 +260,7 @@ static bool read_cifar_file(const char *folder, const char *name, image_set *set
     int before = set->count;
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *f = fopen(path, "rb");
-    if (!f) return fprintf(stderr, "%s: %s\n", path, strerror(errno)), false;
+    if (!f) return say_what_is_missing(path, errno), false;
     while (!error && (n = fread(record, 1, sizeof record, f)) != 0) {
         if (n < sizeof record) error = ferror(f) ? strerror(errno) : "the last record is torn";
         else if (record[0] >= CLASSES) error = "a label is above 9";
@@ -376,7 +389,7 @@ typedef struct position {
     uint64_t job;              // see job_number
     uint64_t iteration, epoch; // steps made, epochs through
     uint64_t samples;          // of all ranks, in the epoch after these
-    double best;               // accuracy
+    double best;               // accuracy; below 0 before the first validation
 } position;
 
 typedef struct trainer {
@@ -695,11 +708,13 @@ static void clean_up(trainer *t) {
 
 static int run_training(trainer *t) {
     int other, code, batch = idist_auto_batch_size(cfg.batch_size);
+    char best[40];
     double start_s;
     idist_status status = idist_one_rank_first(read_data, t, 0, true, NULL);
     if (status == IDIST_ERR_CALLBACK) return 2;
     CHECK(status);
     t->at.job = job_number(t);
+    t->at.best = -1;
     if (compare_ranks(t->at.job, &other)) return 1;
     if (other >= 0 && t->rank == 0) fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
     if (other >= 0) return 2;
@@ -714,8 +729,9 @@ static int run_training(trainer *t) {
     if (other >= 0) return fprintf(stderr, "rank %d ended with other weights than rank 0\n", other), 1;
     idist_train_log(NAME, "%s after %llu iterations, %.1f s", t->stopped ? "Stopped" : "Trained",
                     (unsigned long long)t->at.iteration, seconds_now() - start_s);
-    idist_train_log(NAME, "Best accuracy %.4f; checksum of the weights %016llx on all %d ranks", t->at.best,
-                    (unsigned long long)sum, t->ranks);
+    if (t->at.best < 0) snprintf(best, sizeof best, "Not validated yet");
+    else snprintf(best, sizeof best, "Best accuracy %.4f", t->at.best);
+    idist_train_log(NAME, "%s; checksum of the weights %016llx on all %d ranks", best, (unsigned long long)sum, t->ranks);
     return 0;
 }
 

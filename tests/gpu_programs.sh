@@ -8,7 +8,8 @@
 
 gpu_header cuda_runtime_api.h >/dev/null || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
 gpu_header nccl.h >/dev/null || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
-unset BACKENDS RANKS SMALL THIN SIZES ROUNDS COPY MARKDOWN SECONDS_MAX WORLD_SECONDS FAKE_CUDA_DEVICES FAKE_CUDA_DELAY_US
+unset PART BACKENDS RANKS SMALL THIN SIZES ROUNDS COPY MARKDOWN SECONDS_MAX WORLD_SECONDS
+unset FAKE_CUDA_DEVICES FAKE_CUDA_DELAY_US
 unset IDIST_DEVICE IDIST_DEVICE_BACKEND IDIST_NCCL_LIB IDIST_LOG
 
 if [ ! -e /dev/nvidia0 ]; then
@@ -40,6 +41,21 @@ grep -qE '^A call on a stream, 1 float: idist_all_reduce [0-9.]+ us, ncclAllRedu
 ok $? "it compares a call with NCCL's own" || diag <"$WORK/results"
 grep -qE '^ipc: [0-9.]+ us, [0-9.]+ times that' "$WORK/results"
 ok $? "it has the bound and what ipc makes of it" || diag <"$WORK/results"
+
+# In parts: each keeps its table, and together they have what a whole run has, once.
+for k in 1 2; do
+    ok_run 0 "bench_gpu on the stand-ins, part $k of 2" 100 env PART=$k/2 SIZES=4K:16K ROUNDS=1 RANKS=1,2,4 \
+        MARKDOWN="$WORK/parts.${k}of2.md" tests/gpu/bench_gpu.sh --fake
+    gpu_join 2 "$WORK/parts"
+    [ $k -eq 2 ] || grep -q '^Not run yet: part 2 of 2\.$' "$WORK/parts.md"
+    ok $? "the tables of the parts so far" || diag <"$WORK/parts.md"
+done
+worlds() { grep -E '^## (nccl|ipc|staged),' "$1"; }
+[ "$(worlds "$WORK/parts.1of2.md" | wc -l)" -ge 3 ] && diff <(worlds "$WORK/results") <(worlds "$WORK/parts.md") >"$WORK/log"
+ok $? "the parts have the worlds of the whole, each once" || diag <"$WORK/log"
+grep -qE '^Over all parts: staged / ipc: [0-9.]+' "$WORK/parts.md"
+ok $? "what needs the figures of two parts is there" || diag <"$WORK/parts.md"
+ok_run 2 "there is no part 3 of 2" 100 env PART=3/2 tests/gpu/bench_gpu.sh --fake
 
 if [ -e /dev/nvidia0 ]; then
     skip "without a GPU" "there is one here"

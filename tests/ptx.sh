@@ -32,7 +32,7 @@ cat >"$WORK/print.c" <<'END'
 int main(void) {
     size_t i;
     for (i = 0; i < sizeof idist__ptx / sizeof idist__ptx[0]; i++) fputs(idist__ptx[i], stdout);
-    return sizeof(idist__ptx_args) == 160 ? 0 : 1; // what the text says
+    return sizeof(idist__ptx_args) == 168 ? 0 : 1; // what the text says
 }
 END
 if [ ! -e "$cuda/include/cuda_runtime_api.h" ]; then

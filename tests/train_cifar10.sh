@@ -81,6 +81,12 @@ for stops in 30 22 "7 50"; do
     for stop in $stops; do
         ok_run 0 "stopped after $stop iterations" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 --stop_iteration "$stop" \
             "${from[@]}"
+        if [ "$stop" = 7 ]; then
+            says "stopped after $stop iterations: no accuracy" 'Not validated yet; checksum of the weights [0-9a-f]{16} '
+            ok "$(grep -c 'Best accuracy' "$WORK/log")" "stopped after $stop iterations: none at all" || diag <"$WORK/log"
+        elif [ "$stop" != 22 ]; then
+            says "stopped after $stop iterations: the best so far" 'Best accuracy 0\.[0-9]*[1-9]'
+        fi
         from=(--resume_from latest)
     done
     ok_run 0 "resumed" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 "${from[@]}" --num-workers 0
@@ -115,6 +121,11 @@ refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR
 refused "an empty file" 'data_batch_1.bin: .*no image' "${CIFAR[@]}"
 rm "$WORK/cifar/data_batch_1.bin"
 refused "a missing file" 'data_batch_1.bin: No such file' "${CIFAR[@]}"
+ok "$(grep -c Python "$WORK/log")" "a missing file: nothing about other versions" || diag <"$WORK/log"
+mkdir "$WORK/cifar-10-batches-py"
+for name in data_batch_{1..5} test_batch batches.meta; do printf '\200\002}q\001' >"$WORK/cifar-10-batches-py/$name"; done
+refused "the Python version" 'data_batch_1 is of .*Python version.* cifar-10-binary.tar.gz from https://.*kriz/cifar.html' \
+    --data "$WORK/cifar-10-batches-py"
 rm -rf "$OUT"
 refused "no such data" 'nothing: No such file' --data "$WORK/nothing"
 head -c 5000 "$DIGITS" >"$WORK/torn.csv"

@@ -119,6 +119,89 @@ static void two_at_once(void) {
     ranks_report("two worlds open at once in each thread");
 }
 
+// What a program holds on to beyond the end of its worlds.
+typedef struct handles {
+    idist_group *world[3], *part[3], *outside[3];
+} handles;
+
+static void hand_out(idist_group *world, int rank, int n, void *arg) {
+    handles *h = (handles *)arg;
+    (void)n;
+    h->world[rank] = world;
+    rank_ok(rank, idist_split(world, rank % 2, 0, &h->part[rank]));
+    rank_ok(rank, idist_split(world, -1, 0, &h->outside[rank]));
+}
+
+// Every call on such a handle is an error, and none touches what the world has given back.
+static void is_of_no_more_use(idist_group *g) {
+    idist_opts o = opts_of(g);
+    idist_request request = {NULL};
+    idist_opts a = opts_async(g, &request);
+    idist_group *made = NULL;
+    idist_op op;
+    int flag = 1;
+    int32_t x = 1, y = 2;
+    rank_is(0, idist_barrier(&o), IDIST_ERR_STATE);
+    rank_check(strstr(idist_last_error(), "world of this group was closed"), "got \"%s\"", idist_last_error());
+    rank_is(0, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &a), IDIST_ERR_STATE);
+    rank_ok(0, idist_wait(&request));
+    rank_is(0, idist_send(&x, 1, IDIST_I32, 0, 0, &o), IDIST_ERR_STATE);
+    rank_is(0, idist_sendrecv(&x, 1, 0, 0, &y, 1, 0, 0, IDIST_I32, NULL, &o), IDIST_ERR_STATE);
+    rank_is(0, idist_split(g, 0, 0, &made), IDIST_ERR_STATE);
+    rank_is(0, idist_shrink(g, &made), IDIST_ERR_STATE);
+    rank_is(0, idist_agree(g, &flag), IDIST_ERR_STATE);
+    rank_is(0, idist_abort(g), IDIST_ERR_STATE);
+    rank_is(0, idist_op_create_premul_sum(2, g, &op), IDIST_ERR_STATE);
+    rank_is(0, idist_op_free(IDIST_OP_USER, g), IDIST_ERR_STATE);
+    rank_check(idist_alloc(64, &o) == NULL, "idist_alloc gave memory");
+    rank_check(idist_group_rank(g) == -1 && idist_group_size(g) == 0, "rank %d of %d", idist_group_rank(g),
+               idist_group_size(g));
+    rank_check(idist_group_translate(g, 0, g) == -1, "translate");
+}
+
+static void handles_of_closed_worlds(const char *transport, int n) {
+    idist_desc d = desc_with(transport, "auto");
+    handles old, later;
+    memset(&old, 0, sizeof old);
+    memset(&later, 0, sizeof later);
+    tap_running("handles of closed worlds, %s", transport);
+    ranks_reset();
+    ranks_threads(n, &d, hand_out, &old);
+    ranks_threads(n, &d, hand_out, &later); // a new world does not take their places
+    for (int i = 0; i < n; i++) {
+        idist_group *copy = old.world[i];
+        for (int k = 0; k < n; k++)
+            rank_check(old.part[i] != later.part[k] && old.outside[i] != later.outside[k] && old.world[i] != later.world[k],
+                       "a handle is used again");
+        is_of_no_more_use(old.world[i]);
+        is_of_no_more_use(old.part[i]);
+        is_of_no_more_use(old.outside[i]);
+        rank_is(0, idist_close(&copy), IDIST_ERR_STATE);
+        copy = old.part[i];
+        rank_ok(0, idist_free_group(&copy));
+        rank_check(!copy, "free_group leaves the pointer");
+        rank_ok(0, idist_free_group(&old.outside[i]));
+    }
+    ranks_report("calls on handles of closed worlds of %d are refused, %s", n, transport);
+}
+
+// The same for the groups of the default world, which idist_finalize ends; and they do not pile up.
+static void handles_after_finalize(void) {
+    tap_running("handles after finalize");
+    ranks_reset();
+    for (int i = 0; i < 600; i++) {
+        idist_group *g = NULL;
+        rank_ok(0, idist_initialize(NULL));
+        rank_ok(0, idist_split(NULL, 0, 0, &g));
+        rank_ok(0, idist_finalize());
+        if (i % 50 == 0) is_of_no_more_use(g);
+    }
+    rank_check(idist__ended_groups.n <= IDIST__ENDED_GROUPS + 3 * RANKS_MAX && // as many more may have been open at once
+                   idist__ended_worlds.n <= IDIST__ENDED_WORLDS + RANKS_MAX,
+               "%d groups and %d worlds are kept", idist__ended_groups.n, idist__ended_worlds.n);
+    ranks_report("calls on groups after idist_finalize are refused");
+}
+
 // The allocator of the desc gets everything back.
 typedef struct tally {
     int n_live; // atomic
@@ -144,7 +227,9 @@ static void allocator_is_used(void) {
     d.allocator.alloc_fn = tally_alloc;
     d.allocator.free_fn = tally_free;
     d.allocator.user = &t;
+    handles unused;
     ranks_case(3, &d, a_little_work, NULL, "a world with an allocator of its own");
+    ranks_case(3, &d, hand_out, &unused, "and one whose groups are not freed");
     tap_ok(t.n_calls > 0, "the allocator was called %d times", t.n_calls);
     tap_is(t.n_live, 0, "blocks not given back");
 }
@@ -176,6 +261,11 @@ static void keep_line(idist_log_level level, const char *line, void *user) {
     l->n++;
     l->last_level = (int)level;
     copy_text(l->last, sizeof l->last, line);
+}
+
+static void keep_first_line(idist_log_level level, const char *line, void *user) {
+    lines *l = (lines *)user;
+    if (!l->n) keep_line(level, line, user);
 }
 
 static void logger(void) {
@@ -256,6 +346,87 @@ static void backends(void) {
     if (w) idist_close(&w);
 }
 
+// Names that programs bring along from torch.distributed and Ignite.
+static int seen_device_backend;
+
+static idist_status take_device(idist__world *w) {
+    seen_device_backend = w->cfg.device_backend;
+    return IDIST_OK;
+}
+
+static idist_status serves_no_host(idist__config *config, const char **why) {
+    (void)config;
+    *why = "it moves device memory";
+    return IDIST_ERR_NO_BACKEND;
+}
+
+static int gloo_worker(int local_rank, void *arg) {
+    int32_t x = local_rank;
+    (void)arg;
+    rank_check(strcmp(idist_backend(), "ring") == 0, "the backend is %s", idist_backend());
+    rank_ok(local_rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL));
+    rank_check(x == 1, "got %d expected 1", x);
+    return 0;
+}
+
+static void names_of_others(void) {
+    idist_backend_api nccl;
+    idist_backend_list with, without = idist_backend_list_of(NULL, NULL, idist_ring_backend());
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *w = NULL;
+    lines l;
+    memset(&nccl, 0, sizeof nccl);
+    nccl.abi = IDIST__BACKEND_ABI;
+    nccl.size = sizeof nccl;
+    nccl.name = "nccl";
+    nccl.claim = serves_no_host;
+    nccl.wrap = take_device;
+    with = idist_backend_list_of(&nccl, NULL, idist_ring_backend());
+    memset(&l, 0, sizeof l);
+    d.logger.log_fn = keep_first_line;
+    d.logger.user = &l;
+    setenv("IDIST_LOG", "info", 1);
+
+    d.backend = "gloo";
+    tap_is(idist_open_with(&d, &w, without), IDIST_OK, "gloo: got %s", idist_last_error());
+    tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "gloo is ring");
+    tap_ok(strstr(l.last, "gloo") && strstr(l.last, "ring"), "and says so: \"%s\"", l.last);
+    if (w) idist_close(&w);
+    tap_is(idist_open_with(&d, &w, idist_backend_list_of(NULL, NULL, NULL)), IDIST_ERR_NO_BACKEND, "gloo without ring");
+    tap_like(idist_last_error(), "idist_ring.h", "names what is missing");
+
+    d.backend = "nccl";
+    tap_is(idist_open_with(&d, &w, without), IDIST_ERR_NO_BACKEND, "nccl without its header");
+    tap_like(idist_last_error(), "idist_nccl.h", "which the error names");
+    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "nccl with it: got %s", idist_last_error());
+    tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "nccl is ring, ...");
+    tap_is(seen_device_backend, 1, "... and the device backend nccl");
+    if (w) idist_close(&w);
+    d.device_backend = "staged";
+    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "nccl and another device backend");
+    tap_is(seen_device_backend, 3, "the device backend asked for counts");
+    if (w) idist_close(&w);
+    d.device_backend = NULL;
+    setenv("IDIST_BACKEND", "nccl", 1);
+    d.backend = NULL;
+    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "IDIST_BACKEND=nccl");
+    tap_is(seen_device_backend, 1, "is the same");
+    if (w) idist_close(&w);
+    unsetenv("IDIST_BACKEND");
+
+    d.backend = "horovod";
+    tap_is(idist_open_with(&d, &w, with), IDIST_ERR_NO_BACKEND, "a name that nobody has");
+    tap_ok(!strstr(idist_last_error(), "idist_horovod.h") && strstr(idist_last_error(), "ring (or gloo)"), "got \"%s\"",
+           idist_last_error());
+    setenv("IDIST_LOG", "error", 1);
+    memset(&d, 0, sizeof d);
+    d.backend = "gloo";
+    d.nproc_per_node = 2;
+    ranks_reset();
+    rank_ok(-1, idist_parallel_run_with(&d, gloo_worker, NULL, "gloo_worker", without));
+    ranks_report("idist_parallel_run with the backend gloo");
+}
+
 static int init_worker(int local_rank, void *arg) {
     int expected = *(const int *)arg;
     rank_check(idist_is_initialized() && idist_get_rank() == local_rank && idist_get_local_rank() == local_rank,
@@ -291,10 +462,13 @@ int main(void) {
     one_after_another("tcp", 3);
     two_at_once();
     allocator_is_used();
+    for (int i = 0; i < 3; i++) handles_of_closed_worlds(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
+    handles_after_finalize();
     buffers();
     logger();
     forked();
     backends();
+    names_of_others();
     spawned();
     return tap_done();
 }

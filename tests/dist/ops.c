@@ -254,27 +254,32 @@ static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A call keeps the function it was made with, although the op is freed and its number used again while it runs.
+// A call keeps the function it was made with, although the op is freed and its number used again
+// while it runs; also one of several that wait for their turn.
 static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
-    enum { MANY = 5000 };
+    enum { MANY = 5000, CALLS = 6 };
     uint32_t all = UINT32_MAX, tiny = 1; // modulo 1 everything is 0
-    uint32_t *x = (uint32_t *)malloc(MANY * sizeof *x);
+    uint32_t *x = (uint32_t *)malloc(CALLS * MANY * sizeof *x);
     idist_op op, other;
-    idist_request r = {NULL};
-    idist_opts a = opts_async(world, &r), o = opts_of(world);
+    idist_request r[CALLS];
+    idist_opts o = opts_of(world);
     TAP_REQUIRE(x);
     (void)arg;
-    for (uint32_t k = 0; k < MANY; k++) x[k] = k + 1;
+    for (uint32_t k = 0; k < CALLS * MANY; k++) x[k] = k + 1;
     rank_ok(rank, idist_op_create(add_mod, &all, true, world, &op));
     if (rank == 0) tap_sleep_ms(50); // the others are in the call, with the op already gone; right without it as well
-    rank_ok(rank, idist_all_reduce(x, x, MANY, IDIST_U32, op, &a));
+    for (int c = 0; c < CALLS; c++) {
+        idist_opts a = opts_async(world, &r[c]);
+        rank_ok(rank, idist_all_reduce(x + c * MANY, x + c * MANY, MANY, IDIST_U32, op, &a));
+    }
     rank_ok(rank, idist_op_free(op, world));
     rank_ok(rank, idist_op_create(add_mod, &tiny, true, world, &other));
     rank_check(op == other, "rank %d: the number is used again: got %d and %d", rank, (int)op, (int)other);
-    rank_ok(rank, idist_wait(&r));
+    rank_ok(rank, idist_wait_all(r, CALLS));
     size_t i = 0;
-    while (i < MANY && x[i] == (i + 1) * (uint32_t)n) i++;
-    rank_check(i == MANY, "rank %d: element %zu: got %u expected %zu", rank, i, x[i % MANY], (i + 1) * (size_t)n);
+    while (i < CALLS * MANY && x[i] == (i + 1) * (uint32_t)n) i++;
+    rank_check(i == CALLS * MANY, "rank %d: element %zu: got %u expected %zu", rank, i, x[i % (CALLS * MANY)],
+               (i + 1) * (size_t)n);
     rank_ok(rank, idist_op_free(other, world));
     rank_ok(rank, idist_barrier(&o));
     free(x);

@@ -300,7 +300,214 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     TAP_REQUIRE(pthread_join(thread, NULL) == 0);
 }
 
+// Who gets which of many messages: the oldest receive that wants it, whether the receives were
+// there before the messages or after them, and whether they name a tag, a source, both or none. A
+// model decides it; rank 1 sends, rank 0 receives.
+enum { RECEIVES = 400, MATCHES = 3 * RECEIVES };
+
+typedef struct matching {
+    int n_receives, n_messages;
+    int wants[MATCHES], source[MATCHES]; // of a receive
+    int tag[MATCHES];                    // of a message
+    int got[MATCHES];                    // which message a receive gets, -1: none yet
+} matching;
+
+static bool matching_send(matching *m, int tag) {
+    m->tag[m->n_messages++] = tag;
+    for (int i = 0; i < m->n_receives; i++) {
+        if (m->got[i] >= 0 || (m->wants[i] != IDIST_ANY_TAG && m->wants[i] != tag)) continue;
+        m->got[i] = m->n_messages - 1;
+        return true;
+    }
+    return false;
+}
+
+static void matching_make(matching *m, uint64_t seed) {
+    memset(m, 0, sizeof *m);
+    while (m->n_receives < RECEIVES) {
+        uint64_t x = tap_mix(seed + (uint64_t)m->n_receives);
+        m->wants[m->n_receives] = x % 5 == 0 ? IDIST_ANY_TAG : (int)(x / 5 % 40);
+        m->source[m->n_receives] = x / 200 % 4 == 0 ? IDIST_ANY_SOURCE : 1;
+        m->got[m->n_receives++] = -1;
+    }
+    for (int k = 0; k < RECEIVES; k++)
+        if (!matching_send(m, (int)(tap_mix(seed + 500 + (uint64_t)k) % 40))) { // a receive for what nobody wants
+            m->wants[m->n_receives] = IDIST_ANY_TAG;
+            m->source[m->n_receives] = 1;
+            m->got[m->n_receives++] = m->n_messages - 1;
+        }
+    for (int i = 0; i < m->n_receives; i++) // and a message for those that got none
+        while (m->got[i] < 0) (void)matching_send(m, m->wants[i] < 0 ? 0 : m->wants[i]);
+}
+
+static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    for (int turn = 0; turn < 4; turn++) {
+        matching model, *m = &model;
+        int first = turn == 0 ? 0 : turn == 1 ? RECEIVES : RECEIVES / 2; // receives that are there before the messages
+        idist_request r[MATCHES];
+        idist_recv_info info[MATCHES];
+        int32_t x[MATCHES];
+        matching_make(m, (uint64_t)turn * 1000);
+        rank_ok(rank, idist_barrier(&o));
+        if (rank == 0) {
+            for (int i = 0; i < m->n_receives; i++) {
+                idist_opts a = opts_async(world, &r[i]);
+                if (i == first) rank_ok(rank, idist_barrier(&o));
+                rank_ok(rank, idist_recv(&x[i], 1, IDIST_I32, m->source[i], m->wants[i], &info[i], &a));
+            }
+            if (first >= m->n_receives) rank_ok(rank, idist_barrier(&o));
+            rank_ok(rank, idist_wait_all(r, (size_t)m->n_receives));
+            for (int i = 0; i < m->n_receives; i++)
+                rank_check(x[i] == m->got[i] && info[i].tag == m->tag[m->got[i]] && info[i].source == 1,
+                           "turn %d receive %d of tag %d from %d: got message %d of tag %d expected %d of tag %d", turn, i,
+                           m->wants[i], m->source[i], x[i], info[i].tag, m->got[i], m->tag[m->got[i]]);
+        } else if (rank == 1) {
+            rank_ok(rank, idist_barrier(&o));
+            for (int k = 0; k < m->n_messages; k++) {
+                idist_opts a = opts_async(world, &r[k]);
+                x[k] = k;
+                rank_ok(rank, idist_send(&x[k], 1, IDIST_I32, 0, m->tag[k], &a));
+            }
+            rank_ok(rank, idist_wait_all(r, (size_t)m->n_messages));
+        }
+        rank_ok(rank, idist_barrier(&o));
+    }
+}
+
 #ifndef RANKS_MPI
+// ---- a request costs the same beside thousands of others ----
+//
+// What MANY at once cost is compared with what as many cost in parts of FEW: processor time of both
+// ranks, all of it. One list that every call or frame searches from its beginning makes it ten
+// times as much.
+enum { FEW = 1000, MANY = 16000 };
+
+static idist_request *crowd_requests[2];
+static char *crowd_buffers[2];
+
+static void crowd_recv(idist_group *world, int rank, int k, size_t nbytes, int tag) {
+    idist_opts a = opts_async(world, &crowd_requests[rank][k]);
+    rank_ok(rank, idist_recv(crowd_buffers[rank] + (size_t)k * nbytes, nbytes, IDIST_U8, 1, tag, NULL, &a));
+}
+
+static void crowd_send(idist_group *world, int rank, int k, size_t nbytes, int tag) {
+    idist_opts a = opts_async(world, &crowd_requests[rank][k]);
+    rank_ok(rank, idist_send(crowd_buffers[rank], nbytes, IDIST_U8, 0, tag, &a));
+}
+
+// The receives first, and the messages from the last to the first: none is for the oldest receive.
+// Both sides have told each other that they wait before it goes on.
+static void receives_first(idist_group *world, int rank, int count) {
+    idist_opts o = opts_of(world);
+    for (int k = 0; k < count && rank == 0; k++) crowd_recv(world, rank, k, 4, k);
+    tap_sleep_ms(25);
+    rank_ok(rank, idist_barrier(&o));
+    for (int k = 0; k < count && rank == 1; k++) crowd_send(world, rank, k, 4, count - 1 - k);
+    rank_ok(rank, idist_wait_all(crowd_requests[rank], (size_t)count));
+}
+
+// The messages first, too many for the room that there is for early ones.
+static void messages_first(idist_group *world, int rank, int count) {
+    idist_opts o = opts_of(world);
+    for (int k = 0; k < count && rank == 1; k++) crowd_send(world, rank, k, 1500, k);
+    tap_sleep_ms(25);
+    rank_ok(rank, idist_barrier(&o));
+    for (int k = 0; k < count && rank == 0; k++) crowd_recv(world, rank, k, 1500, count - 1 - k);
+    rank_ok(rank, idist_wait_all(crowd_requests[rank], (size_t)count));
+}
+
+static void all_reduces(idist_group *world, int rank, int count) {
+    if (rank == 1) tap_sleep_ms(25);
+    for (int k = 0; k < count; k++) {
+        idist_opts a = opts_async(world, &crowd_requests[rank][k]);
+        char *x = crowd_buffers[rank] + 4 * k;
+        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &a));
+    }
+    rank_ok(rank, idist_wait_all(crowd_requests[rank], (size_t)count));
+}
+
+static void in_one_group(idist_group *world, int rank, int count) {
+    idist_opts o = opts_of(world);
+    if (rank == 1) tap_sleep_ms(25);
+    rank_ok(rank, idist_group_begin());
+    for (int k = 0; k < count; k++) {
+        char *x = crowd_buffers[rank] + 4 * k;
+        if (k % 4 == 0) rank_ok(rank, idist_broadcast(x, 1, IDIST_I32, k % 2, &o));
+        else if (k % 2) rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+        else if (rank == 0) rank_ok(rank, idist_recv(x, 1, IDIST_I32, 1, 3, NULL, &o));
+        else rank_ok(rank, idist_send(x, 1, IDIST_I32, 0, 3, &o));
+    }
+    rank_ok(rank, idist_group_end());
+}
+
+// Nobody sends: the receives are cancelled one by one.
+static void time_outs(idist_group *world, int rank, int count) {
+    idist_opts o = opts_of(world);
+    for (int k = 0; k < count && rank == 0; k++) {
+        idist_opts a = opts_async(world, &crowd_requests[rank][k]);
+        a.timeout_ms = 30;
+        rank_ok(rank, idist_recv(crowd_buffers[rank] + 4 * k, 4, IDIST_U8, 1, k, NULL, &a));
+    }
+    if (rank == 0) rank_is(rank, idist_wait_all(crowd_requests[rank], (size_t)count), IDIST_ERR_TIMEOUT);
+    rank_ok(rank, idist_barrier(&o));
+}
+
+typedef struct crowd {
+    void (*body)(idist_group *world, int rank, int count);
+    const char *name;
+} crowd;
+
+static int64_t crowd_cpu_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+static void crowded(idist_group *world, int rank, int n, void *arg) {
+    const crowd *c = (const crowd *)arg;
+    idist_opts o = opts_of(world);
+    int64_t best[2] = {INT64_MAX, INT64_MAX};
+    (void)n;
+    crowd_requests[rank] = (idist_request *)calloc(MANY, sizeof **crowd_requests);
+    crowd_buffers[rank] = (char *)calloc(MANY, 1500);
+    TAP_REQUIRE(crowd_requests[rank] && crowd_buffers[rank]);
+    for (int turn = 0; turn < 3; turn++) {
+        int part = turn ? MANY : FEW;
+        rank_ok(rank, idist_barrier(&o));
+        int64_t spent = crowd_cpu_ns();
+        for (int done = 0; done < MANY; done += part) c->body(world, rank, part);
+        rank_ok(rank, idist_barrier(&o));
+        spent = crowd_cpu_ns() - spent;
+        if (spent < best[turn > 0]) best[turn > 0] = spent;
+    }
+    if (rank == 0) tap_diag("%s: %.2f and %.2f us", c->name, (double)best[0] / 1e3 / MANY, (double)best[1] / 1e3 / MANY);
+    // Up to 10 us more for memory that is in no cache any more.
+    rank_check(best[1] <= 4 * best[0] + (int64_t)MANY * 10000 * test_slow_factor(),
+               "rank %d: a request costs %.2f us of processor time among %d, %.2f us among %d", rank,
+               (double)best[0] / 1e3 / MANY, FEW, (double)best[1] / 1e3 / MANY, MANY);
+    free(crowd_requests[rank]);
+    free(crowd_buffers[rank]);
+}
+
+static void crowds(void) {
+    static const crowd all[5] = {{receives_first, "receives first"},
+                                 {messages_first, "messages first"},
+                                 {all_reduces, "all_reduces"},
+                                 {in_one_group, "between group_begin and group_end"},
+                                 {time_outs, "time-outs"}};
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        for (int i = 0; i < 5; i++) {
+            idist_desc d = desc_with(transport_names[t], "auto");
+            crowd c = all[i];
+            ranks_case(2, &d, crowded, &c, "a request costs the same among 16,000 as among 1,000: %s, %s", c.name,
+                       d.transport);
+        }
+    }
+}
+
 static void two_worlds(void) {
     idist_group *w[2] = {NULL, NULL};
     idist_request r[2] = {{NULL}, {NULL}};
@@ -353,6 +560,7 @@ int main(void) {
     ranks_case(2, NULL, first_of_two_failures, NULL, "wait_all returns the first of two failures");
 #ifndef RANKS_MPI
     two_worlds();
+    crowds();
 #endif
     ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");
     ranks_case(1, NULL, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=1");
@@ -360,6 +568,7 @@ int main(void) {
         idist_desc many = desc_with(transport_names[t], "latency");
         ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s", many.transport);
         idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(2, &d, who_gets_what, NULL, "who gets which of many messages, %s", d.transport);
         ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s", d.transport);
         ranks_case(2, &d, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=2, %s", d.transport);
     }

@@ -3,7 +3,14 @@
 // A seed and the number of a call say what all ranks call: operation, group, dtype, op, root and size, which is most often
 // one at which the library changes its way. Each rank then decides for itself: blocking or with a request, in place or not,
 // memory from malloc or from idist_alloc, at which offset, and in which order it waits. Every element that arrives is
-// compared with a value computed from (rank, index, call). IDIST_TEST_SECONDS: how long, without it 4 seconds.
+// compared with a value computed from (rank, index, call). IDIST_TEST_SECONDS: how long, without it 6 seconds.
+//
+// A rank that waits announces it after 20 ms, and the announcement wakes the others: it would turn a lost wake-up into a
+// short stall that nobody sees. Here it never comes, so that one is a hang.
+#ifndef RANKS_MPI
+#define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
+#define IDIST_IMPLEMENTATION
+#endif
 #include "idist.h"
 
 #include "grid.h"
@@ -11,9 +18,10 @@
 enum {
     PERIOD = 1021, // values repeat after so many elements: no multiple of anything the library divides by
     MOST_CALLS = 6,
-    MOST_RANKS = 8,
+    MOST_RANKS = 10,
     MOST_BYTES = 5 << 20,
     GROUPS = 4,
+    N_SLICES = 21, // of the time; each has its own number of ranks, transport and algorithm
     GUARD = 64
 };
 
@@ -713,10 +721,15 @@ static void storm(idist_group *world, int rank, int n, void *arg) {
 int main(void) {
     static const char *const algorithms[6] = {"auto", "auto", "chunked", "auto", "latency", "bandwidth"};
     static const size_t shm_nbytes[4] = {0, 0, (size_t)1 << 20, (size_t)300 << 10};
+    static const struct {
+        int n;
+        const char *hosts;
+    } placements[7] = {{8, "2+2+2+2"}, {9, "3+3+3"},           {10, "5+5"},  {9, "1+6+2"},
+                       {7, "hosts"},   {8, "1+1+1+1+1+1+1+1"}, {8, "blocks"}};
     const char *text = getenv("IDIST_TEST_SECONDS");
-    double seconds = text && atof(text) > 0 ? atof(text) : test_quick() ? 3 : 4;
+    double seconds = text && atof(text) > 0 ? atof(text) : test_quick() ? 4 : 6;
     stress *shared = (stress *)shared_alloc(sizeof *shared);
-    int64_t end_ns = tap_now_ns() + (int64_t)(seconds * 1e9), slice_ns = (int64_t)(seconds * 1e9) / 14;
+    int64_t end_ns = tap_now_ns() + (int64_t)(seconds * 1e9), slice_ns = (int64_t)(seconds * 1e9) / N_SLICES;
     if (slice_ns > 1000000000) slice_ns = 1000000000;
     tap_deadline((int)seconds + 60);
     (void)ranks__log();
@@ -725,13 +738,18 @@ int main(void) {
     end_ns = tap_now_ns();
     slice_ns = 200000000;
 #endif
-    for (uint64_t i = 0; i < 14 || tap_now_ns() < end_ns; i++) {
+    for (uint64_t i = 0; i < N_SLICES || tap_now_ns() < end_ns; i++) {
         int n = 2 + (int)(i / 2 % 7);
         bool threads = i % 2 == 1;
         uint64_t h = tap_mix(tap_seed() + i);
         idist_desc d = desc_with(transport_names[(h >> 16) % 3 ? 0 : (h >> 20) % N_TRANSPORTS], algorithms[h % 6]);
 #ifdef RANKS_MPI
         d = desc_with(NULL, NULL);
+#else
+        if (i % 3 == 2) { // in turn as threads and as processes
+            n = placements[i / 3 % 7].n;
+            d.transport = placements[i / 3 % 7].hosts;
+        }
 #endif
         d.shm_nbytes = shm_nbytes[(h >> 8) % 4];
         d.timeout_ms = RANKS_TIMEOUT_MS * test_slow_factor();

@@ -17,8 +17,9 @@
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
 //   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
 //     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
-//   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one on the thread's current
-//     device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState says where there is one.
+//   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
+//     on the thread's current device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState
+//     says where there is one.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
@@ -39,7 +40,8 @@
 //   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
 //                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
-//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as the real ones may
+//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
+//                         the real ones may
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -1311,11 +1313,12 @@ static bool is_elsewhere(const launch *l, const void *pointer) {
 
 static cudaError_t run_reduce(const launch *l) {
     idist_reduce_args a = l->args.reduce;
-    const void *out = a.out;
+    const void *out = a.out, *also = a.also;
     size_t size = kernels[l->which].size;
     void *ones = NULL; // what arrives from another device where that is corrupted
     if (a.count == 0) return cudaSuccess;
     cudaError_t error = a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
+    if (!error && also) error = reach_operand(&also, a.count, size, size);
     for (int k = 0; !error && k < a.n; k++) {
         bool corrupt = config.corrupt_peers && is_elsewhere(l, a.in[k]);
         error = reach_operand(&a.in[k], a.count, size, size);
@@ -1325,9 +1328,10 @@ static cudaError_t run_reduce(const launch *l) {
     }
     if (!error) {
         a.out = (void *)(uintptr_t)out;
+        a.also = (void *)(uintptr_t)also;
         for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].reduce(a, i, l->n_threads);
         atomic_fetch_add(&n_read, (uint64_t)a.count * size * (unsigned)a.n);
-        atomic_fetch_add(&n_written, a.count * size);
+        atomic_fetch_add(&n_written, (also ? 2 : 1) * a.count * size);
     }
     free(ones);
     return error;

@@ -18,7 +18,8 @@ extern "C" {
 // waits for nothing, so what it shows is what the operations have done until now.
 void *fake_host_view(const void *device_pointer);
 
-// Bytes of device memory that the copies, memsets and reductions of this process have read and written so far.
+// Bytes of device memory that the copies, memsets and reductions of this process have read and
+// written so far.
 typedef struct fake_traffic {
     uint64_t read, written;
 } fake_traffic;

@@ -539,7 +539,7 @@ static void captures_forbid(void) {
 
 typedef struct reduce_args { // as in tests/gpu/reduce.cu
     const void *in[16];
-    void *out;
+    void *out, *also;
     unsigned long long count;
     double factor;
     int n, op;
@@ -751,7 +751,8 @@ static void traffic(void) {
     CHECK_IS(after.written - before.written, 12 + 12 + 4 + 12);
 }
 
-// A device reads from another one: ones arrive. What the host gets comes from the device that has it.
+// A device reads from another one: ones arrive. What the host gets comes from the device that has
+// it.
 static void corrupt_peers(void) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     float *here, *there, host[3] = {0, 0, 0};

@@ -2,7 +2,7 @@
 //
 //     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake, where no figure means a thing
 //     bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N] [-copy BYTES] [-fake]
-//               [-markdown FILE]
+//               [-markdown FILE] [-part 2/3]
 //
 // Sizes and bandwidths are those of nccl-tests: all_reduce S = count * size, algbw = S / t, busbw = algbw * 2(n-1)/n;
 // all_gather and reduce_scatter S = count * size * n, busbw = algbw * (n-1)/n; count is at least 1. A time is that of one
@@ -15,13 +15,13 @@
 #include "gpu.h"
 
 typedef struct options {
-    const char *backends, *ranks, *markdown;
+    const char *backends, *ranks, *part, *markdown;
     size_t first, last, copy_nbytes;
     int rounds;
     bool fake;
 } options;
 
-static options opt = {NULL, NULL, NULL, 4, (size_t)256 << 20, (size_t)1 << 30, 7, false};
+static options opt = {NULL, NULL, NULL, NULL, 4, (size_t)256 << 20, (size_t)1 << 30, 7, false};
 
 enum { N_OPS = 3, N_DTYPES = 2, N_COLUMNS = N_OPS * N_DTYPES, MAX_SIZES = 32, MAX_ROUNDS = 99 };
 static const char *const op_names[N_OPS] = {"all_reduce", "all_gather", "reduce_scatter"};
@@ -316,6 +316,7 @@ static double run_world(const char *backend, int n, bool each_its_own, bool *fai
     gpu_shared *shared = gpu_shared_area();
     char why[1000], name[100];
     double copy_rate = found->copy_rate;
+    if (!gpu_takes_world()) return 0;
     gpu_describe(&w, name, sizeof name);
     tap_deadline(w.seconds + 30);
     tap_running("%s", name);
@@ -345,7 +346,7 @@ static void print_head(const gpu_machine *m) {
     time_t now = time(NULL);
     struct tm utc;
     strftime(date, sizeof date, "%Y-%m-%d %H:%M", gmtime_r(&now, &utc));
-    out("# bench_gpu\n\n");
+    out("# bench_gpu%s%s\n\n", opt.part ? ", part " : "", opt.part ? opt.part : "");
     if (opt.fake) out("ON THE STAND-IN FOR CUDA: it works; no figure below means a thing.\n\n");
     out("- run: %s UTC, idist %s\n- device: %d x %s\n- driver: %s\n- CUDA: runtime %d, driver's %d\n- NCCL: %d\n", date,
         IDIST_VERSION, m->n_devices, m->name, m->driver_text, m->runtime, m->driver, m->nccl);
@@ -358,7 +359,7 @@ static void print_summary(double us[3][GPU_MAX_RANKS + 1]) {
     if (us[1][4] > 0) out("\nipc: %.1f us, %.2f times that (target: 2)\n", us[1][4], us[1][4] / bound);
     if (us[2][4] > 0) out("\nstaged: %.1f us, %.2f times that\n", us[2][4], us[2][4] / bound);
     if (us[1][4] > 0 && us[2][4] > 0) out("\nstaged / ipc: %.1f (target: 20)\n", us[2][4] / us[1][4]);
-    if (!(us[1][4] > 0)) out("\nipc was not measured.\n");
+    if (!(us[1][4] > 0)) out("\nipc was not measured%s.\n", opt.part ? " in this part" : "");
 }
 
 //------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ static void print_summary(double us[3][GPU_MAX_RANKS + 1]) {
 
 static void fail_usage(void) {
     fputs("usage: bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N] [-copy BYTES]\n"
-          "                 [-fake] [-markdown FILE]\n",
+          "                 [-fake] [-markdown FILE] [-part 2/3]\n",
           stderr);
     exit(2);
 }
@@ -395,17 +396,33 @@ static void parse(int argc, char **argv) {
         else if (strcmp(name, "-copy") == 0) opt.copy_nbytes = number(text);
         else if (strcmp(name, "-rounds") == 0) opt.rounds = (int)number(text);
         else if (strcmp(name, "-markdown") == 0) opt.markdown = text;
+        else if (strcmp(name, "-part") == 0 && gpu_parse_part(text)) opt.part = text;
         else fail_usage();
         i++;
     }
     if (opt.rounds > MAX_ROUNDS || opt.first > opt.last) fail_usage();
 }
 
-int main(int argc, char **argv) {
+static double times[3][GPU_MAX_RANKS + 1];
+static bool failed;
+
+static void run_worlds(void) {
     static const char *const backends[] = {"nccl", "ipc", "staged"};
     static const int shared_by[] = {1, 2, 4, 8};
-    double us[3][GPU_MAX_RANKS + 1] = {{0}};
-    bool failed = false;
+    const gpu_machine *m = &gpu_shared_area()->machine;
+    int each = m->n_devices > GPU_MAX_RANKS ? GPU_MAX_RANKS : m->n_devices;
+    for (int b = 0; b < 3; b++) {
+        if (!gpu_listed(opt.backends, backends[b])) continue;
+        for (int k = 0; k < 4; k++) {
+            int n = shared_by[k];
+            bool wanted = b == 0 ? n <= 4 : n > 1;
+            if (wanted && gpu_listed_number(opt.ranks, n)) times[b][n] = run_world(backends[b], n, false, &failed);
+        }
+        if (each > 1 && gpu_listed_number(opt.ranks, each)) run_world(backends[b], each, true, &failed);
+    }
+}
+
+int main(int argc, char **argv) {
     parse(argc, argv);
     tap_deadline(200);
     const gpu_machine *m = gpu_probe();
@@ -416,17 +433,8 @@ int main(int argc, char **argv) {
     print_head(m);
     if (gpu_alone(measure_copies, 100) != 0) failed = true;
     out("- copies of %zu bytes within the device: %.1f GB/s, read and written\n", opt.copy_nbytes, found->copy_rate / 1e9);
-    for (int b = 0; b < 3; b++) {
-        int each = m->n_devices > GPU_MAX_RANKS ? GPU_MAX_RANKS : m->n_devices;
-        if (!gpu_listed(opt.backends, backends[b])) continue;
-        for (int k = 0; k < 4; k++) {
-            int n = shared_by[k];
-            bool wanted = b == 0 ? n <= 4 : n > 1;
-            if (wanted && gpu_listed_number(opt.ranks, n)) us[b][n] = run_world(backends[b], n, false, &failed);
-        }
-        if (each > 1 && gpu_listed_number(opt.ranks, each)) run_world(backends[b], each, true, &failed);
-    }
-    print_summary(us);
+    gpu_all_worlds(run_worlds);
+    print_summary(times);
     if (failed) out("\nSOMETHING FAILED: see above.\n");
     tap__end();
     return failed;

@@ -3,11 +3,16 @@
 # them in build/gpu_results.md as well, to be put into tests/gpu/RESULTS.md.
 #
 #     tests/gpu/bench_gpu.sh                                        make bench-gpu
-#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh     a part of it
+#     PART=1/3 tests/gpu/bench_gpu.sh                               make bench-gpu PART=1/3: the first third, in under ten
+#                                                                   minutes; it keeps a table of its own
+#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh     some of it
 #     tests/gpu/bench_gpu.sh --fake                                 on the stand-ins of tests/fake, to see that it runs
 #
+# A part's tables are in build/gpu_results.1of3.md; after each part build/gpu_results.md has those of all that were run.
+#
 # Also ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G), MARKDOWN (the file), and SECONDS_MAX
-# (default 3000), which ends all of it; WORLD_SECONDS (default 300) ends one set of ranks.
+# (default 3000, of a part 510), which ends all of it; WORLD_SECONDS (default 300; in a part no more than its share) ends
+# one set of ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh
@@ -25,8 +30,12 @@ if [ "$fake" = yes ]; then
     SIZES=${SIZES:-4:64K} COPY=${COPY:-1M}
     options+=(-fake)
 fi
+[ -z "${PART:-}" ] || options+=(-part "$PART")
 [ -z "${SIZES:-}" ] || options+=(-b "${SIZES%:*}" -e "${SIZES#*:}")
 [ -z "${COPY:-}" ] || options+=(-copy "$COPY")
-mkdir -p build
-[ "$fake" = yes ] && [ -z "${MARKDOWN:-}" ] || options+=(-markdown "${MARKDOWN:-build/gpu_results.md}") # grows line by line
-timeout -k 10 "${SECONDS_MAX:-3000}" "${GPU_ENV[@]}" "$WORK/bench_gpu" "${options[@]}" </dev/null
+markdown=${MARKDOWN:-$(gpu_file gpu_results md)}
+[ "$fake" = yes ] && [ -z "${MARKDOWN:-}" ] || options+=(-markdown "$markdown") # grows line by line
+timeout -k 10 "${SECONDS_MAX:-$(gpu_seconds_max 3000)}" "${GPU_ENV[@]}" "$WORK/bench_gpu" "${options[@]}" </dev/null
+rc=$?
+[ -z "${PART:-}" ] || [ -n "${MARKDOWN:-}" ] || [ "$fake" = yes ] || gpu_join "${PART#*/}" build/gpu_results
+exit $rc

@@ -34,10 +34,47 @@ typedef struct gpu_machine {
 
 enum { GPU_MAX_CASES = 16 };
 
-// How long a set of ranks may take.
-static inline int gpu_seconds(int without) {
+// A run may be cut into parts, each with a share of the worlds that follow one another, so that it
+// ends in a time that is known beforehand. The worlds are gone through twice then, the first time
+// to count them.
+enum { GPU_PART_SECONDS = 480 };
+typedef struct gpu_parts {
+    int part, of; // 0: all of it
+    int n_worlds, nth;
+    bool counts;
+} gpu_parts;
+static gpu_parts gpu_cut = {0, 0, 0, 0, false};
+
+// "2/3": the second of three.
+static bool gpu_parse_part(const char *text) {
+    int end = 0;
+    if (sscanf(text, "%d/%d%n", &gpu_cut.part, &gpu_cut.of, &end) != 2 || text[end]) return false;
+    return gpu_cut.part >= 1 && gpu_cut.part <= gpu_cut.of;
+}
+
+// Once for each world, in their order: whether it is to run now.
+static bool gpu_takes_world(void) {
+    if (!gpu_cut.counts && !gpu_cut.of) return true;
+    if (!gpu_cut.counts) return gpu_cut.nth++ * gpu_cut.of / gpu_cut.n_worlds == gpu_cut.part - 1;
+    gpu_cut.n_worlds++;
+    return false;
+}
+
+// Goes through the worlds, by a function that asks before each.
+static void gpu_all_worlds(void (*worlds)(void)) {
+    gpu_cut.counts = gpu_cut.of > 0;
+    if (gpu_cut.counts) worlds();
+    gpu_cut.counts = false;
+    worlds();
+}
+
+// How long a set of ranks may take; in a part, all of its worlds together no longer than that.
+static int gpu_seconds(int without) {
     const char *text = getenv("WORLD_SECONDS");
-    return text && atoi(text) > 0 ? atoi(text) : without;
+    int most = text && atoi(text) > 0 ? atoi(text) : without;
+    if (!gpu_cut.of) return most;
+    int share = GPU_PART_SECONDS / (gpu_cut.n_worlds / gpu_cut.of + 1);
+    return share < most ? share : most;
 }
 
 typedef struct gpu_shared {

@@ -14,6 +14,7 @@
 typedef struct {
     const void *in[16]; // aligned to the size of an element, as out is
     void *out;          // may be any one of in[]
+    void *also;         // gets the same; NULL, or likewise
     unsigned long long count;
     double factor;
     int n;  // 1 to 16
@@ -160,7 +161,7 @@ IDIST_REDUCE_ACCESS(idist_reduce_word, 4)
 IDIST_REDUCE_ACCESS(idist_reduce_short, 8)
 
 IDIST_REDUCE_FN int idist_reduce_aligned(const idist_reduce_args *a) {
-    size_t bits = (size_t)a->out;
+    size_t bits = (size_t)a->out | (size_t)a->also;
     int k = 0;
     IDIST_REDUCE_LOOP
     do bits |= (size_t)a->in[k];
@@ -228,6 +229,8 @@ IDIST_REDUCE_FN int idist_reduce_aligned(const idist_reduce_args *a) {
             for (e = 0; e < 4; e++) v.w[e] ^= flip & (e % 2 ? odd : even);                                                 \
             if (whole) idist_reduce_store((char *)a->out + i * 16, v);                                                     \
             else idist_reduce_store_##unit((char *)a->out + i * 16, left, v);                                              \
+            if (a->also && whole) idist_reduce_store((char *)a->also + i * 16, v);                                         \
+            else if (a->also) idist_reduce_store_##unit((char *)a->also + i * 16, left, v);                                \
         }                                                                                                                  \
     }                                                                                                                      \
     IDIST_REDUCE_KERNEL(idist_reduce_##f)

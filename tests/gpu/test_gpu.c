@@ -1,7 +1,7 @@
 // test_gpu - idist on device memory, on a machine with one or more GPUs: every call over every device backend
 //
 //     tests/gpu/test_gpu.sh            builds and runs it; --fake: on the stand-ins of tests/fake
-//     test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N]
+//     test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]
 //
 // Ranks are processes. They share the first GPU; where there are several, each also gets one of its own. NCCL takes
 // several ranks on a GPU only because each says that it is another host (NCCL_HOSTID): that it is right is tested there, how
@@ -13,12 +13,12 @@
 #include "idist_train.h"
 
 typedef struct options {
-    const char *backends, *ranks;
+    const char *backends, *ranks, *part;
     bool small;
     int thin;
 } options;
 
-static options opt = {NULL, NULL, false, 0};
+static options opt = {NULL, NULL, NULL, false, 0};
 static int thin; // of this world
 
 enum { LARGEST = 3 << 20, GUARD = 96, MAX_PARTS = GPU_MAX_RANKS };
@@ -951,7 +951,7 @@ static void until_it_dies(gpu_rank *me) {
 // worlds
 //------------------------------------------------------------------------------
 
-static const char usage[] = "usage: test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N]\n";
+static const char usage[] = "usage: test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]\n";
 
 // The cases of the world that has just ended.
 static void report(const gpu_world *w, bool ended, const char *why) {
@@ -988,6 +988,7 @@ static void report(const gpu_world *w, bool ended, const char *why) {
 static void run_world(const char *backend, int n, bool each_its_own, bool multi_rank) {
     gpu_world w = {backend, n, each_its_own, gpu_seconds(opt.small ? 60 : 120), multi_rank, -1};
     char why[1000], name[100];
+    if (!gpu_takes_world()) return;
     gpu_describe(&w, name, sizeof name);
     tap_running("%s", name);
     tap_deadline(w.seconds + 30);
@@ -996,6 +997,7 @@ static void run_world(const char *backend, int n, bool each_its_own, bool multi_
 }
 
 static void run_death(const char *backend, int n, bool each_its_own) {
+    if (!gpu_takes_world()) return;
     for (int turn = 0; turn < 2; turn++) {
         static bool by_request[2] = {false, true};
         gpu_world w = {backend, n, each_its_own, 30, false, VICTIM};
@@ -1018,6 +1020,7 @@ static void parse(int argc, char **argv) {
         if (text && strcmp(argv[i], "-backends") == 0) opt.backends = text;
         else if (text && strcmp(argv[i], "-ranks") == 0) opt.ranks = text;
         else if (text && strcmp(argv[i], "-thin") == 0 && atoi(text) > 0) opt.thin = atoi(text);
+        else if (text && strcmp(argv[i], "-part") == 0 && gpu_parse_part(text)) opt.part = text;
         else {
             fputs(usage, stderr);
             exit(2);
@@ -1026,14 +1029,10 @@ static void parse(int argc, char **argv) {
     }
 }
 
-int main(int argc, char **argv) {
+static void run_worlds(void) {
     static const char *const backends[] = {"nccl", "ipc", "staged"};
     static const int shared_by[] = {1, 2, 3, 4, 8};
-    parse(argc, argv);
-    const gpu_machine *m = gpu_probe();
-    if (m->n_devices == 0) return tap_skip_all(m->why);
-    tap_diag("%d x %s, driver %s, CUDA %d (driver's: %d), NCCL %d", m->n_devices, m->name, m->driver_text, m->runtime,
-             m->driver, m->nccl);
+    const gpu_machine *m = &gpu_shared_area()->machine;
     for (int b = 0; b < 3; b++) {
         bool nccl = b == 0;
         int each = m->n_devices > GPU_MAX_RANKS ? GPU_MAX_RANKS : m->n_devices;
@@ -1047,5 +1046,15 @@ int main(int argc, char **argv) {
         run_death(backends[b], nccl ? 2 : 3, false);
         if (each > 1) run_death(backends[b], each, true);
     }
+}
+
+int main(int argc, char **argv) {
+    parse(argc, argv);
+    const gpu_machine *m = gpu_probe();
+    if (m->n_devices == 0) return tap_skip_all(m->why);
+    tap_diag("%d x %s, driver %s, CUDA %d (driver's: %d), NCCL %d", m->n_devices, m->name, m->driver_text, m->runtime,
+             m->driver, m->nccl);
+    gpu_all_worlds(run_worlds);
+    if (opt.part) tap_diag("part %s: %d worlds in all parts", opt.part, gpu_cut.n_worlds);
     return tap_done();
 }

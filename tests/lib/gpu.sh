@@ -39,6 +39,32 @@ gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
     [ -n "$at" ] && echo "$at"
 }
 
+# Where a run leaves what it prints: build/NAME.EXTENSION, of a part build/NAME.KofN.EXTENSION.
+gpu_file() { # NAME EXTENSION
+    mkdir -p build
+    echo "build/$1${PART:+.${PART/\//of}}.$2"
+}
+gpu_seconds_max() { # SECONDS: of all of it; a part has ten minutes, with what it takes to compile
+    if [ -n "${PART:-}" ]; then echo 510; else echo "$1"; fi
+}
+# BASE.md: the tables of all N parts that are there, one after the other, and what needs two of them.
+gpu_join() { # N BASE
+    local k files=() missing=""
+    for ((k = 1; k <= $1; k++)); do
+        if [ -s "$2.${k}of$1.md" ]; then files+=("$2.${k}of$1.md"); else missing+=" $k"; fi
+    done
+    {
+        cat "${files[@]}"
+        awk '/^ipc: [0-9.]+ us/ { ipc = $2 }
+            /^staged: [0-9.]+ us/ { staged = $2 }
+            END {
+                if (!ipc || !staged) exit
+                printf "\nOver all parts: staged / ipc: %.1f (target: 20)\n", staged / ipc
+            }' "${files[@]}"
+        [ -z "$missing" ] || printf '\nNot run yet: part%s of %s.\n' "$missing" "$1"
+    } >"$2.md"
+}
+
 gpu_cc() {
     "$(command -v cc || echo gcc)" "$@" >"$WORK/log" 2>&1 </dev/null || {
         diag <"$WORK/log"

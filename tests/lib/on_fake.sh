@@ -26,6 +26,12 @@ program() { # SOURCE FLAGS...
             2>>"$WORK/log"
     ok $? "$source builds" || diag <"$WORK/log"
 }
+program_with_idist() { # SOURCE FLAGS...: a test that has the implementation in it
+    local source=$1
+    shift
+    cc "${flags[@]}" "$@" -rdynamic "$source" "$PARTS"/{cuda,nccl}.o -o "$WORK/test" -lpthread -ldl -lm >"$WORK/log" 2>&1
+    ok $? "$source builds" || diag <"$WORK/log"
+}
 on_fake() { # NAME ENVIRONMENT...
     local name=$1
     shift

@@ -185,17 +185,31 @@ static inline idist_opts opts_async(idist_group *group, idist_request *request) 
     return o;
 }
 
-// "hosts" and "blocks" are no transports of the library. The ranks are on several hosts, as far as they know: "hosts" has
-// even and odd ranks on one each, "blocks" has ranks that follow each other, on three hosts from 7 ranks on.
+// "hosts", "blocks" and "3+3+2" are no transports of the library. The ranks are on several hosts, as far as they know:
+// "hosts" has even and odd ranks on one each, "blocks" has ranks that follow each other, on three hosts from 7 ranks on,
+// and numbers say how many ranks each host has.
 static inline bool ranks__placed(const idist_desc *desc) {
-    return desc && desc->transport && (strcmp(desc->transport, "hosts") == 0 || strcmp(desc->transport, "blocks") == 0);
+    const char *transport = desc && desc->transport ? desc->transport : "";
+    return isdigit((unsigned char)*transport) || strcmp(transport, "hosts") == 0 || strcmp(transport, "blocks") == 0;
+}
+
+static inline int ranks__host_of(const char *transport, int rank, int n) {
+    int host = 0, each = n < 7 ? (n + 1) / 2 : 3;
+
+    if (*transport == 'h') return rank % 2;
+    if (*transport == 'b') return rank / each;
+    for (;; host++) {
+        char *end = NULL;
+        rank -= (int)strtol(transport, &end, 10);
+        if (rank < 0 || *end != '+') return host;
+        transport = end + 1;
+    }
 }
 
 static inline void ranks__place(idist_desc *desc) {
-    static const char *const ids[] = {"a", "b", "c", "d", "e", "f"};
+    static const char *const ids[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
     if (!ranks__placed(desc)) return;
-    int each = desc->world_size < 7 ? (desc->world_size + 1) / 2 : 3;
-    desc->host_id = ids[desc->transport[0] == 'h' ? desc->rank % 2 : desc->rank / each];
+    desc->host_id = ids[ranks__host_of(desc->transport, desc->rank, desc->world_size)];
     desc->transport = "auto";
 }
 

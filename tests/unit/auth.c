@@ -105,23 +105,33 @@ static void key_of(const char *text, uint8_t key[32]) {
 
 static int64_t in_ms(int64_t ms) { return idist__os_now_ns() + ms * 1000000; }
 
-// The porch gives places to newcomers, first those of strangers whose time is over, then those of who has been there for
-// a second, but no other.
+// The porch gives places to newcomers: free ones, then those of strangers whose time is over, then of whoever has said
+// nothing for 50 ms, then of whoever has been there for a second, but no other.
 static void porch(void) {
     idist__porch p;
     idist__porch_init(&p);
+    tap_ok(idist__porch_place(&p, false) == &p.place[0], "a free place");
+    tap_ok(!idist__porch_make_way(&p), "an empty porch has nobody to send away");
     for (int i = 0; i < IDIST__PORCH; i++) {
         p.place[i].fd = dup(STDOUT_FILENO);
+        p.place[i].stage = 1;
         p.place[i].deadline_ns = in_ms(IDIST__PORCH_MS);
     }
-    int fd = p.place[7].fd;
-    tap_ok(idist__porch_room(&p) == NULL, "a porch full of newcomers has no room");
+    tap_ok(idist__porch_place(&p, false) == NULL, "a porch full of newcomers has no room");
+    p.place[3].stage = 0;
+    tap_ok(idist__porch_place(&p, false) == NULL, "one of them may still say something");
+    tap_ok(idist__porch_place(&p, true) == &p.place[3], "but has to go at once where descriptors are short");
     p.place[7].deadline_ns = in_ms(IDIST__PORCH_MS - 2000);
     p.place[9].deadline_ns = in_ms(IDIST__PORCH_MS - 1500);
-    tap_ok(idist__porch_room(&p) == &p.place[7], "the oldest has to go after a second when all places are taken");
-    tap_ok(p.place[7].fd == -1 && fcntl(fd, F_GETFD) < 0, "his connection is closed");
+    tap_ok(idist__porch_place(&p, false) == &p.place[7], "the oldest has to go after a second when all places are taken");
+    p.place[3].deadline_ns = in_ms(IDIST__PORCH_MS - 60);
+    tap_ok(idist__porch_place(&p, false) == &p.place[3], "before him whoever has said nothing for a while");
+    p.place[3].done = 1;
+    tap_ok(idist__porch_place(&p, false) == &p.place[7], "one byte is something");
     p.place[5].deadline_ns = in_ms(-1);
-    tap_ok(idist__porch_room(&p) == &p.place[5] && p.place[5].fd == -1, "whose time is over has to go");
+    tap_ok(idist__porch_place(&p, false) == &p.place[5], "whose time is over has to go");
+    int fd = p.place[5].fd;
+    tap_ok(idist__porch_make_way(&p) && fcntl(fd, F_GETFD) < 0 && p.place[5].fd == -1, "his connection is closed");
     tap_ok(p.place[9].fd >= 0, "the others stay");
     idist__porch_close(&p);
 }

@@ -399,11 +399,12 @@ static void wrong(void) {
     free(src);
 }
 
-static char logged[400];
+static char logged[400], warned[400];
 static void keep_line(idist_log_level level, const char *line, void *user) {
-    (void)level;
     (void)user;
-    if (strstr(line, "auto_loader")) copy_text(logged, sizeof logged, line);
+    if (!strstr(line, "auto_loader")) return;
+    if (level == IDIST_LOG_WARN) copy_text(warned, sizeof warned, line);
+    else copy_text(logged, sizeof logged, line);
 }
 
 // Four ranks: 512 and 8 workers become 128 and 2.
@@ -425,6 +426,21 @@ static int automatic(int local_rank, void *arg) {
     if (!strstr(logged, "batch_size 128 of 512, num_workers 2 of 8")) return 4;
     if (count_threads() - 1 < 2) return 5;
     idist_loader_free(&l);
+
+    samples.num_replicas = 4; // what it is anyway
+    samples.rank = local_rank;
+    if (warned[0] || idist_auto_loader(&d, &samples, &l) != IDIST_OK || warned[0]) return 7;
+    idist_loader_free(&l);
+    samples.rank = (local_rank + 1) % 4;
+    if (idist_auto_loader(&d, &samples, &l) != IDIST_OK || !strstr(warned, "num_replicas=4, but this is rank")) return 8;
+    idist_loader_free(&l);
+    samples.num_replicas = 5;
+    samples.rank = local_rank;
+    warned[0] = 0;
+    if (idist_auto_loader(&d, &samples, &l) != IDIST_OK || !strstr(warned, "num_replicas=5, but this is rank")) return 9;
+    idist_loader_free(&l);
+    samples.num_replicas = samples.rank = 0;
+
     d.sampler = sampler_of(5, 0, 1);
     if (idist_auto_loader(&d, &samples, &l) != IDIST_ERR_ARG) return 6;
     idist_sampler_free(&d.sampler);

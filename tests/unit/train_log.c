@@ -6,6 +6,8 @@
 
 #include "tap.h"
 
+#include <sys/ioctl.h>
+
 typedef struct lines {
     int n;
     char text[64][300];
@@ -77,6 +79,8 @@ static void to_a_logger(void) {
     TAP_REQUIRE(idist_finalize() == IDIST_OK);
 }
 
+static int columns; // of the terminal; 0: it does not say
+
 // What `body` writes to stderr, which is a terminal or a pipe.
 static void capture(void (*body)(void), bool terminal, char *text, size_t cap) {
     int ends[2], from;
@@ -85,7 +89,8 @@ static void capture(void (*body)(void), bool terminal, char *text, size_t cap) {
         ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
         TAP_REQUIRE(ends[0] >= 0 && grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0);
         ends[1] = open(ptsname(ends[0]), O_RDWR | O_NOCTTY);
-        TAP_REQUIRE(ends[1] >= 0);
+        struct winsize size = {24, (unsigned short)columns, 0, 0};
+        TAP_REQUIRE(ends[1] >= 0 && ioctl(ends[1], TIOCSWINSZ, &size) == 0);
     } else {
         TAP_REQUIRE(pipe(ends) == 0);
     }
@@ -132,6 +137,64 @@ static void three(void) {
     if (idist_spawn(worker, NULL, 3, &desc) != IDIST_OK) _exit(1);
 }
 
+// Long lines, in which some characters are of several bytes.
+static void wide_bar(void) {
+    idist_progress p;
+    memset(&p, 0, sizeof p);
+    p.title = "\xc3\x89poque na\xc3\xafve [3/24]";
+    p.total = 391;
+    for (uint64_t done = 0; done <= 391; done += 17) {
+        p.shown_ns = p.started_ns ? 1 : 0;
+        idist_progress_update(&p, done, "loss=1.23456789, accuracy=0.5");
+    }
+}
+
+static void bar_of(size_t length) { // one line of so many columns
+    char text[200];
+    idist_progress p;
+    memset(&p, 0, sizeof p);
+    p.title = "T";
+    p.total = 9;
+    memset(text, 'x', sizeof text);
+    text[length - strlen("T: [1/9]  11%|#         |  [00:00<00:00]")] = 0;
+    idist_progress_update(&p, 1, text);
+}
+
+static void bar_of_79(void) { bar_of(79); }
+static void bar_of_80(void) { bar_of(80); }
+static void bar_of_81(void) { bar_of(81); }
+
+// How often a terminal of that many columns would break a line of it.
+static int broken_lines(const char *text, int width) {
+    int at = 0, n = 0;
+    for (; *text; text++) {
+        if (*text == '\r' || *text == '\n') at = 0;
+        else if (*text == '\033') text += 2; // "\033[K"
+        else if (((unsigned char)*text & 0xC0) != 0x80 && at++ == width) n++, at = 1;
+    }
+    return n;
+}
+
+static void on_narrow_terminals(char *text, size_t cap) {
+    static const int widths[] = {200, 81, 80, 79, 60, 40, 20, 2, 1};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        columns = widths[i];
+        capture(wide_bar, true, text, cap);
+        tap_is(broken_lines(text, columns), 0, "no line breaks on %d columns", columns);
+        if (columns == 200) tap_like(text, "|##########| loss=1.23456789, accuracy=0.5 [", "all of it on 200 columns");
+        if (columns == 80) tap_like(text, "100% loss=1.23456789, accuracy=0.5 [00:0", "without the picture on 80");
+        if (columns == 40) tap_like(text, "[391/391] 100% los\r\n", "without its end on 40");
+    }
+    columns = 80;
+    capture(bar_of_79, true, text, cap);
+    tap_like(text, "11%|#         | xx", "79 columns fit on 80");
+    capture(bar_of_80, true, text, cap);
+    tap_ok(!strchr(text, '|') && strstr(text, "xx [00:00<00:00]"), "80 do not: some terminals go on in the next line");
+    capture(bar_of_81, true, text, cap);
+    tap_ok(!strchr(text, '|') && strstr(text, "xx [00:00<00:00]"), "81 do not");
+    columns = 0;
+}
+
 int main(void) {
     static char text[20000];
     tap_deadline(30);
@@ -150,5 +213,6 @@ int main(void) {
     tap_ok(strstr(text, "loss=1.15 [00:00<00:00]\r\033[Kidist "), "and a line of the library's own, too");
     tap_ok(strstr(text, "[391/391] 100%|##########| loss=1.1 [00:00<00:00]\r\n"), "it ends its line");
     tap_ok(strstr(text, "[0/0] 100%|##########|  ["), "of nothing all is done");
+    on_narrow_terminals(text, sizeof text);
     return tap_done();
 }

@@ -1,0 +1,271 @@
+// hosts: every operation on 32 MiB, by ranks that believe to be on several hosts, with each element checked
+//
+// Ranks of one host talk through shared memory, hosts through TCP, and every rank has more streams than it asks one by one
+// (idist__ring_move). The announcement of a waiting rank, which would wake the others after 20 ms, never comes: a lost
+// wake-up is a hang, and that a time-out. IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3.
+#ifndef RANKS_MPI
+#define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
+#define IDIST_IMPLEMENTATION
+#endif
+#include "idist.h"
+
+#include "ranks.h"
+
+enum { N_OPERATIONS = 17, BLOCKS = 16 };
+
+typedef struct large {
+    size_t nbytes; // of the larger buffer of each rank
+    int rounds;
+} large;
+
+typedef struct buffers {
+    idist_group *world, *half; // half: ranks of the same parity
+    int rank, n;
+    size_t count, block; // elements of a whole buffer, and of one of its n blocks
+    uint32_t *send, *recv;
+    size_t counts[BLOCKS], displs[BLOCKS];
+} buffers;
+
+// What `rank` gives as element i.
+static uint32_t value_of(int rank, size_t i) { return (uint32_t)i * 0x27D4EB2Fu + (uint32_t)(rank + 1) * 0x9E3779B9u; }
+
+// The sum over the ranks from `lo`, by `step`, that are below `hi`.
+static uint32_t sum_of(int lo, int hi, int step, size_t i) {
+    uint32_t sum = 0;
+    for (int k = lo; k < hi; k += step) sum += value_of(k, i);
+    return sum;
+}
+
+static void check_sum(const buffers *b, const char *what, const uint32_t *got, size_t first, size_t count, int lo, int hi,
+                      int step) {
+    uint32_t at_zero = sum_of(lo, hi, step, 0), slope = sum_of(lo, hi, step, 1) - at_zero;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t want = at_zero + (uint32_t)(first + i) * slope;
+        if (got[i] == want) continue;
+        rank_fail("%s: rank %d: element %zu of %zu: got %u expected %u", what, b->rank, i, count, got[i], want);
+        return;
+    }
+}
+
+// The block that each rank gave as number `block`, behind each other.
+static void check_blocks(const buffers *b, const char *what, int block) {
+    for (int k = 0; k < b->n; k++)
+        check_sum(b, what, b->recv + (size_t)k * b->block, (size_t)block * b->block, b->block, k, k + 1, 1);
+}
+
+static void group_calls(const buffers *b) {
+    idist_opts world = opts_of(b->world), half = opts_of(b->half);
+    size_t quarter = b->count / 4;
+    idist_group_begin();
+    idist_all_reduce(b->send, b->recv, quarter, IDIST_U32, IDIST_SUM, &world);
+    idist_all_reduce(b->send, b->recv + quarter, quarter, IDIST_U32, IDIST_SUM, &half);
+    idist_reduce(b->send, b->recv + 2 * quarter, quarter, IDIST_U32, IDIST_SUM, 0, &world);
+    rank_ok(b->rank, idist_group_end());
+    check_sum(b, "group all_reduce", b->recv, 0, quarter, 0, b->n, 1);
+    check_sum(b, "group all_reduce of a half", b->recv + quarter, 0, quarter, b->rank % 2, b->n, 2);
+    if (b->rank == 0) check_sum(b, "group reduce", b->recv + 2 * quarter, 0, quarter, 0, b->n, 1);
+}
+
+static void requests(const buffers *b) {
+    idist_request r[2];
+    idist_opts world = opts_async(b->world, &r[0]), half = opts_async(b->half, &r[1]);
+    size_t quarter = b->count / 2;
+    rank_ok(b->rank, idist_all_reduce(b->send, b->recv, quarter, IDIST_U32, IDIST_SUM, &world));
+    rank_ok(b->rank, idist_all_reduce(b->send, b->recv + quarter, quarter, IDIST_U32, IDIST_SUM, &half));
+    rank_ok(b->rank, idist_wait_all(r, 2));
+    check_sum(b, "all_reduce by request", b->recv, 0, quarter, 0, b->n, 1);
+    check_sum(b, "all_reduce by request of a half", b->recv + quarter, 0, quarter, b->rank % 2, b->n, 2);
+}
+
+static void operation(const buffers *b, int which, int root) {
+    idist_opts o = opts_of(b->world);
+    const int r = b->rank, n = b->n, next = (r + 1) % n, before = (r + n - 1) % n;
+    memset(b->recv, 0x5A, b->count * 4);
+    switch (which) {
+    case 0:
+        rank_ok(r, idist_all_reduce(b->send, b->recv, b->count, IDIST_U32, IDIST_SUM, &o));
+        check_sum(b, "all_reduce", b->recv, 0, b->count, 0, n, 1);
+        break;
+    case 1:
+        rank_ok(r, idist_reduce(b->send, b->recv, b->count, IDIST_U32, IDIST_SUM, root, &o));
+        if (r == root) check_sum(b, "reduce", b->recv, 0, b->count, 0, n, 1);
+        break;
+    case 2:
+        if (r == root) memcpy(b->recv, b->send, b->count * 4);
+        rank_ok(r, idist_broadcast(b->recv, b->count, IDIST_U32, root, &o));
+        check_sum(b, "broadcast", b->recv, 0, b->count, root, root + 1, 1);
+        break;
+    case 3:
+        rank_ok(r, idist_scan(b->send, b->recv, b->count, IDIST_U32, IDIST_SUM, &o));
+        check_sum(b, "scan", b->recv, 0, b->count, 0, r + 1, 1);
+        break;
+    case 4:
+        rank_ok(r, idist_exscan(b->send, b->recv, b->count, IDIST_U32, IDIST_SUM, &o));
+        if (r) check_sum(b, "exscan", b->recv, 0, b->count, 0, r, 1);
+        break;
+    case 5:
+        rank_ok(r, idist_reduce_scatter(b->send, b->recv, b->block, IDIST_U32, IDIST_SUM, &o));
+        check_sum(b, "reduce_scatter", b->recv, (size_t)r * b->block, b->block, 0, n, 1);
+        break;
+    case 6:
+        rank_ok(r, idist_all_gather(b->send, b->recv, b->block, IDIST_U32, &o));
+        check_blocks(b, "all_gather", 0);
+        break;
+    case 7:
+        rank_ok(r, idist_gather(b->send, b->recv, b->block, IDIST_U32, root, &o));
+        if (r == root) check_blocks(b, "gather", 0);
+        break;
+    case 8:
+        rank_ok(r, idist_scatter(b->send, b->recv, b->block, IDIST_U32, root, &o));
+        check_sum(b, "scatter", b->recv, (size_t)r * b->block, b->block, root, root + 1, 1);
+        break;
+    case 9:
+        rank_ok(r, idist_all_to_all(b->send, b->recv, b->block, IDIST_U32, &o));
+        check_blocks(b, "all_to_all", r);
+        break;
+    case 10:
+        rank_ok(r, idist_all_gatherv(b->send, b->block, b->recv, b->counts, b->displs, IDIST_U32, &o));
+        check_blocks(b, "all_gatherv", 0);
+        break;
+    case 11:
+        rank_ok(r, idist_gatherv(b->send, b->block, b->recv, b->counts, b->displs, IDIST_U32, root, &o));
+        if (r == root) check_blocks(b, "gatherv", 0);
+        break;
+    case 12:
+        rank_ok(r, idist_scatterv(b->send, b->counts, b->displs, b->recv, b->block, IDIST_U32, root, &o));
+        check_sum(b, "scatterv", b->recv, (size_t)r * b->block, b->block, root, root + 1, 1);
+        break;
+    case 13:
+        rank_ok(r, idist_all_to_allv(b->send, b->counts, b->displs, b->recv, b->counts, b->displs, IDIST_U32, &o));
+        check_blocks(b, "all_to_allv", r);
+        break;
+    case 14:
+        rank_ok(r, idist_sendrecv(b->send, b->count, next, 7, b->recv, b->count, before, 7, IDIST_U32, NULL, &o));
+        check_sum(b, "sendrecv", b->recv, 0, b->count, before, before + 1, 1);
+        break;
+    case 15: group_calls(b); break;
+    default: requests(b); break;
+    }
+}
+
+static void all_operations(idist_group *world, int rank, int n, void *arg) {
+    const large *l = (const large *)arg;
+    idist_opts o = opts_of(world);
+    buffers b;
+    memset(&b, 0, sizeof b);
+    b.world = world;
+    b.rank = rank;
+    b.n = n;
+    b.block = l->nbytes / 4 / (size_t)n;
+    b.count = b.block * (size_t)n;
+    b.send = (uint32_t *)malloc(b.count * 4);
+    b.recv = (uint32_t *)malloc(b.count * 4);
+    TAP_REQUIRE(b.send && b.recv && n <= BLOCKS);
+    for (size_t i = 0; i < b.count; i++) b.send[i] = value_of(rank, i);
+    for (int k = 0; k < n; k++) {
+        b.counts[k] = b.block;
+        b.displs[k] = (size_t)k * b.block;
+    }
+    if (!rank_ok(rank, idist_split(world, rank % 2, rank, &b.half))) return;
+    for (int round = 0; round < l->rounds; round++) {
+        alarm((unsigned)(60 * test_slow_factor())); // that of the process, anew
+        for (int which = 0; which < N_OPERATIONS; which++) operation(&b, which, (round + which) % n);
+        if (!rank_ok(rank, idist_barrier(&o))) break;
+    }
+    rank_ok(rank, idist_free_group(&b.half));
+    free(b.send);
+    free(b.recv);
+}
+
+//------------------------------------------------------------------------------
+// idist_free_group reads from the links, perhaps what another thread sleeps for
+//------------------------------------------------------------------------------
+
+enum { N_FREED = 400 };
+
+typedef struct freeing {
+    int turn; // number of the message that is about to be sent; atomic
+    idist_group *groups[N_FREED];
+    int rank;
+} freeing;
+
+static void spin_randomly(uint64_t h) {
+    int64_t until = tap_now_ns() + (int64_t)(h % 60000);
+    while (tap_now_ns() < until) continue;
+}
+
+// At about the moment at which message k arrives, frees group k.
+static void *free_groups(void *arg) {
+    freeing *f = (freeing *)arg;
+    for (int k = 0; k < N_FREED; k++) {
+        while (__atomic_load_n(&f->turn, __ATOMIC_ACQUIRE) < k + 1) sched_yield();
+        spin_randomly(tap_mix(tap_seed() + (uint64_t)k));
+        if (!rank_ok(f->rank, idist_free_group(&f->groups[k]))) break;
+    }
+    return NULL;
+}
+
+// Rank 0 receives in one thread and frees groups in another, which do nothing else that would wake each other.
+static void free_beside_receive(idist_group *world, int rank, int n, void *arg) {
+    freeing *f = (freeing *)arg, mine;
+    idist_opts o = opts_of(world);
+    pthread_t thread;
+    (void)n;
+    memset(&mine, 0, sizeof mine);
+    for (int k = 0; k < N_FREED; k++)
+        if (!rank_ok(rank, idist_split(world, rank, 0, rank ? &mine.groups[k] : &f->groups[k]))) return;
+    if (rank == 0) TAP_REQUIRE(pthread_create(&thread, NULL, free_groups, f) == 0);
+    for (int k = 0; k < N_FREED; k++) {
+        int got = -1;
+        if (rank == 0) {
+            int64_t begun = tap_now_ns();
+            rank_ok(rank, idist_recv(&got, 1, IDIST_I32, 1, 0, NULL, &o));
+            rank_check(got == k, "got %d expected %d", got, k);
+            rank_check(tap_now_ns() - begun < 5000000000 * test_slow_factor(), "message %d: the receiver overslept", k);
+            rank_ok(rank, idist_send(&k, 1, IDIST_I32, 1, 1, &o));
+        } else {
+            tap_sleep_ms(1 + k % 2); // until the receiver sleeps
+            __atomic_store_n(&f->turn, k + 1, __ATOMIC_RELEASE);
+            spin_randomly(tap_mix(tap_seed() + 7u * (uint64_t)k));
+            rank_ok(rank, idist_send(&k, 1, IDIST_I32, 0, 0, &o));
+            rank_ok(rank, idist_recv(&got, 1, IDIST_I32, 0, 1, NULL, &o));
+        }
+    }
+    if (rank == 0) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+    for (int k = 0; k < N_FREED && rank; k++) rank_ok(rank, idist_free_group(&mine.groups[k]));
+}
+
+int main(void) {
+    static const struct {
+        int n;
+        const char *hosts;
+    } others[3] = {{9, "3+3+3"}, {10, "5+5"}, {9, "1+6+2"}};
+    const char *full = getenv("IDIST_TEST_FULL");
+    bool all = full && strcmp(full, "1") == 0;
+    large l = {(size_t)32 << 20, all ? 30 : test_quick() ? 1 : 3};
+    int slow = test_slow_factor();
+    idist_desc d = desc_with("2+2+2+2", "auto");
+    tap_deadline((all ? 900 : 150) * slow);
+    d.timeout_ms = RANKS_TIMEOUT_MS * slow;
+    ranks_reset();
+    tap_running("2+2+2+2");
+    ranks_processes(8, &d, all_operations, &l, (all ? 600000 : 100000) * slow);
+    ranks_report("every operation on 32 MiB, %d times, over 2+2+2+2", l.rounds);
+    for (int i = 0; i < 3; i++) {
+        d.transport = others[i].hosts;
+        l.nbytes = (size_t)(test_quick() ? 8 : 16) << 20;
+        l.rounds = all ? 5 : 1;
+        tap_running("%s", d.transport);
+        ranks_reset();
+        ranks_processes(others[i].n, &d, all_operations, &l, 100000 * slow);
+        ranks_report("every operation on %zu MiB over %s", l.nbytes >> 20, d.transport);
+    }
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        freeing f;
+        memset(&f, 0, sizeof f);
+        d.transport = transport_names[i];
+        ranks_case(2, &d, free_beside_receive, &f, "groups are freed while another thread sleeps in a receive, %s",
+                   d.transport);
+    }
+    return tap_done();
+}

@@ -1,0 +1,163 @@
+// many: hundreds of ranks on this machine, and a start among thousands of connections that say nothing
+//
+// IDIST_TEST_FULL=1: 512 ranks, which otherwise are 320; MANY_RANKS: another number.
+#include "idist.h"
+
+#include "ranks.h"
+
+#include <sys/resource.h>
+#include <sys/un.h>
+
+enum { N_SILENT = 2000, LIMIT_MS = 2000 };
+
+static int one_barrier(int local_rank, void *arg) {
+    int n = *(int *)arg;
+    (void)local_rank;
+    return idist_get_world_size() == n && idist_barrier(NULL) == IDIST_OK ? 0 : 1;
+}
+
+static void hundreds(void) {
+    const char *full = getenv("IDIST_TEST_FULL"), *asked = getenv("MANY_RANKS");
+    int n = asked ? atoi(asked) : full && strcmp(full, "1") == 0 ? 512 : test_quick() ? 64 : 320;
+    int64_t begun = tap_now_ms();
+    idist_desc d;
+    memset(&d, 0, sizeof d);
+    d.timeout_ms = d.init_timeout_ms = 150000;
+    tap_running("%d ranks", n);
+    idist_status status = idist_spawn(one_barrier, &n, n, &d);
+    tap_is(status, IDIST_OK, "%d ranks start and meet", n);
+    if (status) tap_diag("%s", idist_last_error());
+    tap_diag("after %.1f s", (double)(tap_now_ms() - begun) / 1000);
+}
+
+static int connect_to(const struct sockaddr *a, socklen_t size) {
+    int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    if (connect(fd, a, size) == 0 || errno == EINPROGRESS) return fd;
+    close(fd);
+    return -1;
+}
+
+// Connections to a listener of rank 0: its TCP port, or its local sockets, whose names everybody can read.
+static int open_silent(int port, bool local, int *fds, int most) {
+    char line[300], name[200];
+    int n = 0;
+    if (local) {
+        FILE *f = fopen("/proc/net/unix", "r");
+        struct sockaddr_un names[8];
+        socklen_t sizes[8];
+        int n_names = 0;
+        while (f && fgets(line, sizeof line, f) && n_names < 8) {
+            char *at = strstr(line, "@idist-");
+            if (!at || !strstr(line, "00010000") || sscanf(at + 1, "%190s", name) != 1) continue;
+            memset(&names[n_names], 0, sizeof names[0]);
+            names[n_names].sun_family = AF_UNIX;
+            memcpy(names[n_names].sun_path + 1, name, strlen(name));
+            sizes[n_names++] = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+        }
+        if (f) fclose(f);
+        for (int i = 0; i < 4 * most && n < most && n_names; i++) {
+            fds[n] = connect_to((struct sockaddr *)&names[i % n_names], sizes[i % n_names]);
+            if (fds[n] >= 0) n++;
+            else tap_sleep_ms(1); // its queue is full
+        }
+        return n;
+    }
+    struct sockaddr_in a;
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_port = htons((uint16_t)port);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (int i = 0; i < most; i++) {
+        fds[n] = connect_to((struct sockaddr *)&a, sizeof a);
+        n += fds[n] >= 0;
+    }
+    return n;
+}
+
+typedef struct start {
+    int64_t up_ns[4];
+    int status[4];
+} start;
+
+static void one_rank(int rank, int port, const char *transport, start *out) {
+    char url[64];
+    idist_desc d = desc_with(transport, NULL);
+    idist_group *world = NULL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm((unsigned)(60 * test_slow_factor()));
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
+    d.init_method = url;
+    d.rank = rank;
+    d.world_size = 4;
+    d.init_timeout_ms = 40000;
+    idist_status status = idist_open(&d, &world);
+    out->status[rank] = (int)status;
+    out->up_ns[rank] = tap_now_ns();
+    if (status) fprintf(stderr, "# rank %d: %s\n", rank, idist_last_error());
+    if (world) idist_close(&world);
+    _exit(0);
+}
+
+// Rank 0 listens; the strangers come; then the other ranks. Returns how long the start took then.
+static long long start_among(int n_silent, const char *transport, bool local) {
+    start *out = (start *)shared_alloc(sizeof *out);
+    int port = free_port(), n = 0, *fds = (int *)calloc(N_SILENT, sizeof(int));
+    pid_t pids[4];
+    long long ms = 0;
+    TAP_REQUIRE(fds);
+    for (int k = 0; k < 4; k++) {
+        if (k == 1) {
+            for (int i = 0; i < 200 && n_silent && !n; i++) {
+                tap_sleep_ms(5); // until rank 0 listens
+                n = open_silent(port, local, fds, n_silent);
+            }
+            rank_check(n == n_silent, "only %d of %d connections could be made", n, n_silent);
+            ms = (long long)tap_now_ms();
+        }
+        pids[k] = fork();
+        TAP_REQUIRE(pids[k] >= 0);
+        if (pids[k] == 0) one_rank(k, port, transport, out);
+        tap_register_child(pids[k]);
+    }
+    for (int k = 0; k < 4; k++) {
+        waitpid(pids[k], NULL, 0);
+        tap_forget_child(pids[k]);
+        rank_check(out->status[k] == IDIST_OK, "rank %d: got %s", k, idist_status_name((idist_status)out->status[k]));
+        if (out->up_ns[k] / 1000000 - ms > 0 && k == 3) ms = out->up_ns[k] / 1000000 - ms;
+    }
+    for (int i = 0; i < n; i++) close(fds[i]);
+    free(fds);
+    munmap(out, sizeof *out);
+    return ms;
+}
+
+int main(void) {
+    static const struct {
+        const char *transport;
+        bool local;
+    } ways[2] = {{"tcp", false}, {"auto", true}};
+    struct rlimit limit;
+    tap_deadline(200 * test_slow_factor());
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    (void)ranks__log();
+    if (limit.rlim_cur < N_SILENT + 100) {
+        tap_skip("2000 silent connections", "too few file descriptors: ulimit -n");
+    } else {
+        for (int i = 0; i < 2; i++) {
+            tap_running("silent connections, %s", ways[i].transport);
+            ranks_reset();
+            long long alone = start_among(0, ways[i].transport, ways[i].local);
+            long long among = start_among(N_SILENT, ways[i].transport, ways[i].local);
+            rank_check(among - alone < LIMIT_MS * test_slow_factor(), "they add %lld ms, limit %d", among - alone, LIMIT_MS);
+            ranks_report("%d silent connections do not hold up a start, %s", N_SILENT, ways[i].transport);
+            tap_diag("alone %lld ms, among them %lld ms", alone, among);
+        }
+    }
+    if (test_sanitized()) tap_skip("hundreds of ranks", "a sanitizer takes too much memory for each");
+    else hundreds();
+    return tap_done();
+}

@@ -1,0 +1,400 @@
+// test_ipc: ranks that read each other's device memory. What may wait for the device never does so
+// with the world's lock; kernels that cannot be compiled and peers that cannot be read are found
+// when the group is made; how many bytes a call moves; calls of many chunks. Built with the
+// implementation in it, on the stand-ins for libcudart and libnccl.
+#define IDIST__IPC_CHUNK ((size_t)128 << 10) // so that small calls have many
+#define IDIST_IMPLEMENTATION
+#include "idist_nccl.h"
+
+#include "fake.h"
+#include "ranks.h"
+
+#define CUDA(call) rank_check((call) == cudaSuccess, "%s", #call)
+
+static void *device_alloc(size_t nbytes) {
+    void *p = NULL;
+    CUDA(cudaMalloc(&p, nbytes));
+    return p;
+}
+
+static float *device_of(float value, size_t count) {
+    float *p = (float *)device_alloc(count * sizeof *p), *host = (float *)malloc(count * sizeof *host);
+    for (size_t i = 0; i < count; i++) host[i] = value;
+    CUDA(cudaMemcpy(p, host, count * sizeof *p, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
+    free(host);
+    return p;
+}
+
+static float first_of(const float *device) {
+    float x = -1;
+    CUDA(cudaMemcpy(&x, device, sizeof x, cudaMemcpyDeviceToHost));
+    return x;
+}
+
+static cudaStream_t new_stream(void) {
+    cudaStream_t s = NULL;
+    CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    return s;
+}
+
+//------------------------------------------------------------------------------
+// calls that may wait for the device, beside an NCCL kernel that waits for a dead rank
+//------------------------------------------------------------------------------
+
+enum { A_KERNEL, MEMORY, A_GROUP, THE_END, N_BESIDE };
+
+// Ranks 0 and 2 have the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for
+// it on a stream.
+static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    int what = *(const int *)arg;
+    idist_group *nccl = NULL, *ipc = NULL;
+    cudaStream_t s = new_stream(), other = new_stream();
+    idist_opts o = opts_of(world), own = opts_of(world);
+    float *x = device_of(1, 8), *y = device_of(3, 8);
+    void *memory = NULL;
+    idist_status status = IDIST_OK;
+    (void)n;
+    rank_ok(rank, idist_split(world, rank == 2, rank, &nccl));
+    rank_ok(rank, idist_split(world, rank == 1, rank, &ipc));
+    o.group = nccl;
+    if (rank < 2) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o)); // makes the communicator
+    o.stream = s;
+    own.stream = other;
+    proc_phase(slot, 1);
+    if (rank == 1) {
+        tap_sleep_ms(400);
+        raise(SIGKILL);
+    }
+
+    if (rank == 0) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    if (rank == 0 && what == A_KERNEL) status = idist__own_scale("test", &own, y, 8, IDIST_F32, 2);
+    if (rank == 0 && what == MEMORY) status = idist__own_alloc("test", &own, &memory, 64);
+    own.stream = NULL;
+    own.group = ipc;
+    if (what == A_GROUP && rank != 1) status = idist_all_reduce(y, y, 8, IDIST_F32, IDIST_SUM, &own);
+    if (what == A_GROUP && rank != 1) rank_check(first_of(y) == 6, "rank %d: got %g", rank, (double)first_of(y));
+    rank_ok(rank, status);
+
+    // The stream is free again, and the group knows why.
+    if (what == THE_END) {
+        status = idist_close(&world);
+        if (rank == 0) proc_result(slot, status);
+        CUDA(cudaStreamSynchronize(s));
+        return 0;
+    }
+    CUDA(cudaStreamSynchronize(s));
+    if (rank == 0) proc_result(slot, idist_barrier(&o));
+    return 0;
+}
+
+static void beside_dead_ranks(void) {
+    static const char *const names[] = {"the first launch of a kernel", "cudaMalloc", "a group that is made", "idist_close"};
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
+    for (int what = 0; what < N_BESIDE; what++) {
+        procs p;
+        tap_running("%s beside NCCL that waits for a dead rank", names[what]);
+        ranks_reset();
+        procs_start(&p, 3, NULL, beside_a_dead_rank, &what);
+        rank_check(procs_wait(&p, 8000) == 0, "hang");
+        rank_check(p.slot[0].status == IDIST_ERR_PEER_LOST && text_names_rank(p.slot[0].text, 1), "rank 0: %s",
+                   p.slot[0].text);
+        ranks_report("%s beside NCCL that waits for a dead rank comes back", names[what]);
+        procs_free(&p);
+    }
+    unsetenv("FAKE_CUDA_ALLOC_WAITS");
+}
+
+//------------------------------------------------------------------------------
+// what is found when the group is made
+//------------------------------------------------------------------------------
+
+typedef struct trouble {
+    const char *name, *value; // of the environment, of rank 1 or of all
+    bool all, ends;
+    const char *said[4]; // in a warning
+    int port;
+} trouble;
+
+static void keep_log(idist_log_level level, const char *line, void *user) {
+    char *text = (char *)user;
+    size_t used = strlen(text);
+    if (level <= IDIST_LOG_WARN && used + strlen(line) + 2 < 4000) snprintf(text + used, 4000 - used, "%s\n", line);
+}
+
+static int has_trouble(int number, void *arg) {
+    static char log[4000];
+    const trouble *t = (const trouble *)arg;
+    enum { COUNT = 100000 };
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    if (t->all || number == 1) setenv(t->name, t->value, 1);
+    setenv("IDIST_LOG", "warn", 1); // to the logger
+    d.rank = number;
+    d.world_size = 4;
+    d.master_addr = "127.0.0.1";
+    d.master_port = t->port;
+    d.init_timeout_ms = d.timeout_ms = 10000;
+    d.logger.log_fn = keep_log;
+    d.logger.user = log;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+    idist_opts o = opts_of(world);
+    float *x = device_of((float)number, COUNT), last = -1;
+    rank_ok(number, idist_all_reduce(x, x, COUNT, IDIST_F32, IDIST_SUM, &o));
+    CUDA(cudaMemcpy(&last, x + COUNT - 1, sizeof last, cudaMemcpyDeviceToHost));
+    rank_check(first_of(x) == 6 && last == 6, "rank %d: got %g and %g", number, (double)first_of(x), (double)last);
+    const char *backend = world->w->device_backend;
+    rank_check(strcmp(backend, t->said[0] ? "staged" : "ipc") == 0, "rank %d: by %s", number, backend);
+    for (int k = 0; k < 4 && t->said[k]; k++)
+        rank_check(strstr(log, t->said[k]) != NULL, "rank %d: no \"%s\" in \"%s\"", number, t->said[k], log);
+    if (!t->said[0]) rank_check(!log[0], "rank %d: warned: %s", number, log);
+    if (!t->ends) { // its device never does: nobody closes the world, and all have had their result
+        (void)!idist_barrier(&o);
+        return 0;
+    }
+    CUDA(cudaFree(x));
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void troubles(void) {
+    static const trouble all[] = {{"FAKE_CUDA_JIT", "0", true, true, {NULL}, 0},
+                                  {"FAKE_CUDA_JIT", "222", false, true, {"rank 1", "PTX", "staged", NULL}, 0},
+                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", true, true, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
+                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
+                                  {"FAKE_CUDA_STUCK_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        trouble t = all[i];
+        t.port = free_port();
+        setenv("FAKE_CUDA_DEVICES", "2", 1);
+        tap_running("%s=%s", t.name, t.value);
+        ranks_reset();
+        procs_run(4, 30000, has_trouble, &t);
+        ranks_report("%s=%s on %s: %s", t.name, t.value, t.all ? "all ranks" : "one rank",
+                     t.said[0] ? "staged with a warning, and right" : "ipc");
+    }
+}
+
+//------------------------------------------------------------------------------
+// calls of many chunks, while each rank's device has a pace of its own
+//------------------------------------------------------------------------------
+
+enum { COUNT = 150001 };
+
+static void fill(void *p, size_t count, idist_dtype dtype, int rank) {
+    for (size_t i = 0; i < count; i++) {
+        double x = (double)(int64_t)(tap_mix((uint64_t)rank * 7919 + i) >> 40) / 1024 - 4000;
+        if (dtype == IDIST_F64) ((double *)p)[i] = x;
+        else ((float *)p)[i] = (float)x;
+    }
+}
+
+static idist_status call(int kind, const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                         const idist_opts *o) {
+    switch (kind) {
+    case 0: return idist_all_reduce(send, recv, count, dtype, op, o);
+    case 1: return idist_reduce(send, recv, count, dtype, op, 1, o);
+    case 2: return idist_reduce_scatter(send, recv, count, dtype, op, o);
+    case 3: return idist_broadcast(recv, count, dtype, 1, o);
+    case 4: return idist_all_gather(send, recv, count, dtype, o);
+    case 5: return idist_gather(send, recv, count, dtype, 1, o);
+    case 6: return idist_scatter(send, recv, count, dtype, 1, o);
+    default: return idist_all_to_all(send, recv, count, dtype, o);
+    }
+}
+
+// On the host and on the device, from the same numbers: the same bits. shift: bytes that the
+// buffers are out of line.
+static void compare(idist_group *world, int rank, int n, int kind, idist_dtype dtype, idist_op op, bool in_place,
+                    size_t shift) {
+    size_t size = idist_dtype_size(dtype), count = kind < 2 || kind == 3 ? COUNT : COUNT / (size_t)n;
+    size_t room = (COUNT + 64) * size;
+    char *host[2], *back = (char *)malloc(room), *device[2];
+    idist_opts o = opts_of(world);
+    for (int k = 0; k < 2; k++) {
+        host[k] = (char *)malloc(room);
+        memset(host[k], 0, room);
+        fill(host[k], COUNT, dtype, rank + 100 * k);
+        device[k] = (char *)device_alloc(room) + shift;
+        CUDA(cudaMemcpy(device[k], host[k], room - shift, cudaMemcpyHostToDevice));
+    }
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
+    int to = in_place ? 0 : 1;
+    rank_ok(rank, call(kind, host[0], host[to], count, dtype, op, &o));
+    rank_ok(rank, call(kind, device[0], device[to], count, dtype, op, &o));
+    for (int k = 0; k < 2; k++) {
+        size_t i = 0;
+        CUDA(cudaMemcpy(back, device[k], COUNT * size, cudaMemcpyDeviceToHost));
+        while (i < COUNT * size && back[i] == host[k][i]) i++;
+        rank_check(i == COUNT * size, "rank %d: kind %d, %s, op %d, shift %zu, %s: buffer %d, element %zu of %zu", rank,
+                   kind, idist_dtype_name(dtype), (int)op, shift, in_place ? "in place" : "not in place", k, i / size,
+                   count);
+        CUDA(cudaFree(device[k] - shift));
+        free(host[k]);
+    }
+    free(back);
+}
+
+static void many_chunks(idist_group *world, int rank, int n, void *arg) {
+    idist_op premul = IDIST_SUM;
+    (void)arg;
+    rank_check(strcmp(world->w->device_backend, "ipc") == 0, "by %s", world->w->device_backend);
+    rank_ok(rank, idist_op_create_premul_sum(rank % 2 ? 0.3 : 3, world, &premul));
+    for (int kind = 0; kind < 8; kind++) {
+        compare(world, rank, n, kind, IDIST_F32, IDIST_SUM, kind == 0 || kind == 3, 0);
+        if (kind == 7) compare(world, rank, n, kind, IDIST_F64, IDIST_SUM, true, 8);
+    }
+    compare(world, rank, n, 0, IDIST_F32, IDIST_AVG, false, 0);
+    compare(world, rank, n, 0, IDIST_F32, IDIST_MAX, false, 4);
+    compare(world, rank, n, 0, IDIST_F32, IDIST_SUM, true, rank == 1 ? 4 : 0); // ranks differ
+    compare(world, rank, n, 0, IDIST_F64, premul, false, 0);
+    compare(world, rank, n, 0, IDIST_F64, premul, true, 8);
+    rank_ok(rank, idist_op_free(premul, world));
+}
+
+static int at_a_pace(int number, void *arg) {
+    static const char *const delays[] = {"0", "400", "100", "900"};
+    const int *setting = (const int *)arg; // ranks, port
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    setenv("FAKE_CUDA_DELAY_US", delays[(number + setting[0]) % 4], 1);
+    d.rank = number;
+    d.world_size = setting[0];
+    d.master_addr = "127.0.0.1";
+    d.master_port = setting[1];
+    d.init_timeout_ms = d.timeout_ms = 20000;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+    many_chunks(world, number, setting[0], NULL);
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void paces(void) {
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    for (int n = 2; n <= 4; n++) {
+        int setting[2] = {n, free_port()};
+        tap_running("many chunks, %d ranks", n);
+        ranks_reset();
+        procs_run(n, 60000, at_a_pace, setting);
+        ranks_report("calls of many chunks, %d ranks of different pace: the host's bits", n);
+    }
+}
+
+//------------------------------------------------------------------------------
+// how much moves, and when
+//------------------------------------------------------------------------------
+
+// Bytes of device memory that are read and written, over those of the messages.
+static void traffic(idist_group *world, int rank, int n, void *arg) {
+    enum { MESSAGE = 4 << 20 };
+    static fake_traffic before;
+    float *send = device_of(1, MESSAGE / 4), *recv = device_of(2, MESSAGE / 4);
+    idist_opts o = opts_of(world);
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) before = fake_traffic_now();
+    rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_all_reduce(send, recv, MESSAGE / 4, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) {
+        fake_traffic after = fake_traffic_now();
+        uint64_t moved = after.read - before.read + after.written - before.written;
+        *(double *)arg = (double)moved / MESSAGE / n;
+    }
+    rank_ok(rank, idist_barrier(&o));
+    rank_check(first_of(recv) == (float)n, "rank %d: got %g", rank, (double)first_of(recv));
+    CUDA(cudaFree(send));
+    CUDA(cudaFree(recv));
+}
+
+// How a world's backend was asked, for rank 0 of threads: set around the real one.
+static struct {
+    idist_backend_api api;
+    const idist_backend_api *real;
+    int n_meets, n_busy, n_sleeps;
+    int64_t first_sleep_ns;
+} watch;
+
+static void watched_start(idist__task *t) {
+    if (t->on_device && t->call.kind == IDIST__BARRIER) {
+        watch.n_meets++;
+        if (cudaStreamQuery(idist__gpu_group_of(t->group)->stream[0]) == cudaErrorNotReady) watch.n_busy++;
+        cudaGetLastError();
+    }
+    watch.real->start(t);
+}
+
+static void watched_sleep(idist__world *w, int64_t until_ns) {
+    (void)w, (void)until_ns;
+    if (!watch.n_sleeps++) watch.first_sleep_ns = tap_now_ns();
+}
+
+static void watch_backend(idist_group *world) {
+    idist__gpu *gpu = idist__gpu_of(world->w);
+    watch.real = gpu->under;
+    watch.api = *gpu->under;
+    watch.api.start = watched_start;
+    watch.n_meets = watch.n_busy = watch.n_sleeps = 0;
+    gpu->under = &watch.api;
+}
+
+// While the ranks meet for one chunk, the device has another one.
+static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg) {
+    enum { CHUNKS = 16 };
+    size_t count = CHUNKS * IDIST__IPC_CHUNK / sizeof(float);
+    float *x = device_of((float)rank, count);
+    idist_opts o = opts_of(world);
+    (void)arg;
+    if (rank == 0) watch_backend(world);
+    rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o));
+    if (rank == 0) {
+        tap_diag("%d ranks: %d of %d times that they met, the device was busy", n, watch.n_busy, watch.n_meets);
+        rank_check(watch.n_busy * 4 >= watch.n_meets * 3, "%d of %d", watch.n_busy, watch.n_meets);
+        idist__gpu_of(world->w)->under = watch.real;
+    }
+    CUDA(cudaFree(x));
+}
+
+// Who waits for the device looks at it for a while before it sleeps: to sleep takes longer than a
+// small call.
+static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *arg) {
+    static idist__gpu_op op;
+    idist__world *w = world->w;
+    idist__task t;
+    int64_t start;
+    (void)rank, (void)n, (void)arg;
+    memset(&t, 0, sizeof t);
+    t.group = world;
+    t.device = &op;
+    idist__world_lock(w);
+    watch_backend(world);
+    watch.api.sleep = watched_sleep;
+    w->spin_ns = 500000; // as with a core for each rank
+    idist__gpu_waits(&t, true);
+    start = tap_now_ns();
+    while (!watch.n_sleeps && tap_now_ns() - start < 1000000000) idist__gpu_sleep(w, start + 1000000000);
+    rank_check(watch.n_sleeps > 0, "it never slept");
+    rank_check(watch.first_sleep_ns - start >= 28000, "it slept after %d ns", (int)(watch.first_sleep_ns - start));
+    idist__gpu_waits(&t, false);
+    idist__gpu_of(w)->under = watch.real;
+    pthread_mutex_unlock(&w->lock);
+}
+
+int main(void) {
+    tap_deadline(140);
+    // Those that fork come first: a process that has used CUDA must not fork.
+    beside_dead_ranks();
+    troubles();
+    paces();
+    setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
+    setenv("FAKE_CUDA_DELAY_US", "300", 1);
+    ranks_case(1, NULL, looks_before_it_sleeps, NULL, "who waits for the device looks for 30 us before it sleeps");
+    for (int n = 2; n <= 8; n *= 2) {
+        double factor = 0, bound = 5 - 2.0 / n;
+        ranks_case(n, NULL, traffic, &factor, "a large all_reduce, %d ranks, is right", n);
+        tap_diag("%d ranks: %.3f bytes move per byte", n, factor);
+        tap_ok(factor <= bound * 1.001, "%d ranks: no more than %.2f bytes move per byte of the message", n, bound);
+    }
+    ranks_case(2, NULL, keeps_the_device_busy, NULL, "the ranks meet while the device works, 2 ranks");
+    return tap_done();
+}

@@ -1,0 +1,178 @@
+// bad_frames: frames that only a broken or a hostile rank sends, though it knows the secret of the job
+//
+// Rank 2 of three writes them to rank 0, which is in a call of the group of ranks 0 and 1, or of the world. Rank 0 has to
+// say that rank 2 was lost, must not write anywhere (make asan watches), and holds no more memory than a window for it.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+enum { FLOOD = 200000, MOST_HELD = 8 << 20 }; // frames; bytes: the eager window and what stands around each message
+
+typedef struct bad {
+    const char *name;
+    uint8_t type;
+    bool of_the_pair; // the frame bears the number of a group that its sender is not in; else of one that nobody knows
+    uint64_t nbytes;
+    int repeat;
+} bad;
+
+static const bad bads[] = {
+    {"EAGER of a group that the sender is not in", IDIST__EAGER, true, 0, 1},
+    {"RTS of a group that the sender is not in", IDIST__RTS, true, 100000, 1},
+    {"WAITS of a group that the sender is not in", IDIST__WAITS, true, 0, 1},
+    {"HERE of a group that the sender is not in", IDIST__HERE, true, 0, 1},
+    {"ABORT of a group that the sender is not in", IDIST__ABORT, true, 0, 1},
+    {"LEFT of a group that the sender is not in", IDIST__LEFT, true, 0, 1},
+    {"more EAGER bytes than the window", IDIST__EAGER, false, 0, FLOOD},
+    {"RTS of groups that nobody knows", IDIST__RTS, false, 100000, FLOOD},
+    {"ABORT of groups that nobody knows", IDIST__ABORT, false, 0, FLOOD},
+    {"WAITS with a payload", IDIST__WAITS, false, (uint64_t)1 << 60, 1},
+    {"HERE with a payload", IDIST__HERE, false, (uint64_t)1 << 60, 1},
+    {"CTS with a payload", IDIST__CTS, false, (uint64_t)1 << 60, 1},
+    {"PULLED with a payload", IDIST__PULLED, false, (uint64_t)1 << 60, 1},
+    {"LEFT with a payload", IDIST__LEFT, false, (uint64_t)1 << 60, 1},
+    {"BYE with a payload", IDIST__BYE, false, (uint64_t)1 << 60, 1},
+    {"credit for bytes that were never sent", IDIST__CREDIT, false, 64, 1},
+    {"no type at all", 77, false, 0, 1},
+};
+enum { N_BADS = sizeof bads / sizeof *bads };
+
+typedef struct memory {
+    int64_t now, most;
+} memory;
+static memory *held; // shared by all ranks; counted on rank 0 only
+static bool counts;
+
+static void count_bytes(int64_t nbytes) {
+    if (!counts) return;
+    int64_t now = __atomic_add_fetch(&held->now, nbytes, __ATOMIC_RELAXED);
+    if (now > held->most) held->most = now; // the world's lock is held
+}
+
+static void *counted_alloc(size_t nbytes, void *user) {
+    size_t *p = (size_t *)malloc(nbytes + 64);
+    (void)user;
+    if (!p) return NULL;
+    *p = nbytes;
+    count_bytes((int64_t)nbytes);
+    return (char *)p + 64;
+}
+
+static void counted_free(void *ptr, void *user) {
+    size_t *p = (size_t *)(void *)((char *)ptr - 64);
+    (void)user;
+    count_bytes(-(int64_t)*p);
+    free(p);
+}
+
+// What the sender's part of the library would never do: the window, and who is in the group, are not asked.
+static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
+    idist__world *w = world->w;
+    idist__ring *ring = idist__ring_of(w);
+    int64_t end_ns = tap_now_ns() + 10000000000;
+    for (int i = 0; i < what->repeat && ring->links[0].open && tap_now_ns() < end_ns; i++) {
+        idist__frame f;
+        memset(&f, 0, sizeof f);
+        f.type = what->type;
+        f.ctx = what->of_the_pair ? pair : pair + 1 + (uint64_t)i;
+        f.nbytes = what->nbytes;
+        f.print.kind = what->type == IDIST__RTS || what->type == IDIST__EAGER ? IDIST__BARRIER : IDIST__ALL_REDUCE;
+        f.print.seq = 5;
+        pthread_mutex_lock(&w->lock);
+        idist__link_control(ring, &ring->links[0], &f, NULL);
+        if (i % 64 == 63) idist__ring_progress(w); // so that they go out
+        pthread_mutex_unlock(&w->lock);
+    }
+    while (ring->links[0].open && tap_now_ns() < end_ns) { // stays until rank 0 has had enough
+        pthread_mutex_lock(&w->lock);
+        idist__ring_poll(ring, 0, false);
+        idist__ring_progress(w);
+        pthread_mutex_unlock(&w->lock);
+        tap_sleep_ms(1);
+    }
+}
+
+static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const bad *what = (const bad *)arg;
+    idist_opts o = opts_of(world), of_pair;
+    idist_group *g = NULL;
+    uint64_t ctx;
+    (void)n;
+    (void)slot;
+    if (!rank_ok(rank, idist_split(world, rank < 2 ? 0 : -1, rank, &g))) return 1;
+    of_pair = opts_of(g);
+    ctx = rank < 2 ? g->ctx : 0;
+    if (!rank_ok(rank, idist_broadcast(&ctx, sizeof ctx, IDIST_U8, 0, &o))) return 1;
+    counts = rank == 0;
+    if (rank == 2) {
+        send_bad(world, what, ctx);
+    } else {
+        char text[600] = "";
+        idist_status status = IDIST_OK;
+        // Rank 1 hears of it from rank 0, or from rank 2, which blames rank 0 for having hung up.
+        status = idist_barrier(&o);
+        copy_text(text, sizeof text, idist_last_error());
+        rank_check(status == IDIST_ERR_PEER_LOST, "rank %d: got %s: %s", rank, idist_status_name(status), text);
+        rank_check(rank || text_has_word(text, "malformed"), "rank 0 says what was wrong: got \"%s\"", text);
+        rank_check(rank || text_names_rank(text, 2), "rank %d names rank 2: got \"%s\"", rank, text);
+        rank_is(rank, idist_barrier(&of_pair), IDIST_OK); // it has nothing to do with rank 2
+        rank_check(rank || held->most < MOST_HELD, "rank 0 held %lld bytes", (long long)held->most);
+    }
+    idist_close(&world); // says that rank 2 was lost
+    return 0;
+}
+
+// A failure that arrives before its group exists is kept; its status must be one.
+static void odd_status(idist_group *world, int rank, int n, void *arg) {
+    static const int64_t odd[4] = {0, 5, -1000, (int64_t)1 << 40};
+    idist__world *w = world->w;
+    (void)n;
+    (void)arg;
+    for (int i = 0; i < 4; i++) {
+        idist_group *g = NULL;
+        idist_opts o = opts_of(world);
+        if (rank == 1) {
+            idist__frame f;
+            memset(&f, 0, sizeof f);
+            f.type = IDIST__ABORT;
+            f.ctx = idist__group_ctx(world, world->nchildren + 1, 1);
+            f.aux = (uint64_t)odd[i];
+            pthread_mutex_lock(&w->lock);
+            idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, "made up");
+            pthread_mutex_unlock(&w->lock);
+        }
+        rank_ok(rank, idist_barrier(&o));
+        rank_ok(rank, idist_split(world, 0, rank, &g));
+        if (!g) return;
+        o = opts_of(g);
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_INTERNAL);
+        rank_ok(rank, idist_free_group(&g));
+    }
+}
+
+int main(void) {
+    static const char *const transports[2] = {"auto", "tcp"};
+    tap_deadline(200 * test_slow_factor());
+    held = (memory *)shared_alloc(sizeof *held);
+    for (int t = 0; t < 2; t++) {
+        idist_desc d = desc_with(transports[t], "bandwidth");
+        d.allocator.alloc_fn = counted_alloc;
+        d.allocator.free_fn = counted_free;
+        for (int i = 0; i < N_BADS; i++) {
+            bad what = bads[i];
+            memset(held, 0, sizeof *held);
+            if (test_quick() && what.repeat > 1) what.repeat = FLOOD / 4;
+            tap_running("%s, %s", what.name, transports[t]);
+            ranks_reset();
+            procs p;
+            procs_start(&p, 3, &d, body, &what);
+            rank_check(procs_wait(&p, RANKS_TIMEOUT_MS) == 0, "a rank hangs");
+            rank_check(p.wait_status[0] == 0, "rank 0: wait status 0x%x", (unsigned)p.wait_status[0]);
+            procs_free(&p);
+            ranks_report("%s, %s", what.name, transports[t]);
+        }
+        ranks_case(2, &d, odd_status, NULL, "an early ABORT with a status that is none, %s", transports[t]);
+    }
+    return tap_done();
+}
