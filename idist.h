@@ -2603,10 +2603,8 @@ static void idist__porch_close(idist__porch *p) {
     for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&p->place[i].fd);
 }
 
-// The place for a newcomer: a free one, else that of the stranger who may be sent away first, which the caller does by
-// closing his connection when the newcomer is there. NULL: nobody may. any:
-// whoever has been silent may, however shortly, since without that nobody can come in at all.
-static idist__handshake *idist__porch_place(idist__porch *p, bool any) {
+// The stranger who may be sent away first, or NULL: nobody may.
+static idist__handshake *idist__porch_oldest(idist__porch *p) {
     int64_t now = idist__os_now_ns();
     idist__handshake *silent = NULL, *slow = NULL;
     int i;
@@ -2614,20 +2612,27 @@ static idist__handshake *idist__porch_place(idist__porch *p, bool any) {
     for (i = 0; i < IDIST__PORCH; i++) {
         idist__handshake *h = &p->place[i];
         idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
-        if (h->fd < 0 && !any) return h;
         if (h->fd < 0) continue;
         if (now >= h->deadline_ns) return h;
         if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
     }
-    if (silent && (any || now >= silent->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SILENT_MS) * IDIST__MS))
-        return silent;
+    if (silent && now >= silent->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SILENT_MS) * IDIST__MS) return silent;
     if (slow && now >= slow->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SLOW_MS) * IDIST__MS) return slow;
     return NULL;
 }
 
-// Descriptors are short: sends a stranger away if one may be. False: there are no strangers, we need more of them.
+// The place for a newcomer: a free one, else that of the stranger who may be sent away, which the caller does by closing
+// his connection when the newcomer is there. NULL: there is none now.
+static idist__handshake *idist__porch_place(idist__porch *p) {
+    int i;
+    for (i = 0; i < IDIST__PORCH; i++)
+        if (p->place[i].fd < 0) return &p->place[i];
+    return idist__porch_oldest(p);
+}
+
+// Descriptors are short: sends a stranger away if one may be. False: there are none, so we need more descriptors ourselves.
 static bool idist__porch_make_way(idist__porch *p) {
-    idist__handshake *h = idist__porch_place(p, true);
+    idist__handshake *h = idist__porch_oldest(p);
     int i;
 
     if (h) idist__os_close(&h->fd);
@@ -3520,7 +3525,7 @@ static bool idist__client_write(idist__client *c) {
 // Takes newcomers onto the porch while it has room.
 static void idist__server_accept(idist__server *sv) {
     idist__handshake *h;
-    while ((h = idist__porch_place(&sv->porch, false)) != NULL) {
+    while ((h = idist__porch_place(&sv->porch)) != NULL) {
         int fd = idist__sock_accept(sv->listener);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
             if (!idist__porch_make_way(&sv->porch)) __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
@@ -3569,7 +3574,7 @@ static void *idist__server_main(void *arg) {
     struct pollfd *fds = sv->polls;
     for (;;) {
         int i, n = sv->nclients, strangers;
-        bool changed = false, room = idist__porch_place(&sv->porch, false) != NULL;
+        bool changed = false, room = idist__porch_place(&sv->porch) != NULL;
         fds[0].fd = sv->wake;
         fds[1].fd = room ? sv->listener : -1;
         fds[2].fd = sv->cast.fd;

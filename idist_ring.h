@@ -4780,10 +4780,13 @@ static idist_status idist__join_connect(idist__join *j, int rank) {
 
 static idist_status idist__join_accept(idist__join *j, int listener) {
     idist__handshake *h;
-    while ((h = idist__porch_place(j->porch, false)) != NULL) {
+    while ((h = idist__porch_place(j->porch)) != NULL) {
         int fd = idist__sock_accept(listener);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-            return idist__porch_make_way(j->porch) ? IDIST_OK : idist__join_no_fds(j);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+            if (!idist__porch_make_way(j->porch)) return idist__join_no_fds(j);
+            idist__os_pause_ms(1); // no spin while descriptors are short
+            return IDIST_OK;
+        }
         if (fd < 0) return IDIST_OK;
         idist__os_close(&h->fd);
         idist__auth_begin(h, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank, j->w->group.size,
@@ -4883,7 +4886,7 @@ static idist_status idist__join_links(idist__join *j) {
 
     for (i = 0; i < j->w->group.rank && s == IDIST_OK; i++) s = idist__join_connect(j, i);
     while (s == IDIST_OK && j->nlinks < size - 1) {
-        bool room = idist__porch_place(j->porch, false) != NULL;
+        bool room = idist__porch_place(j->porch) != NULL;
         n = idist__join_poll_set(j, room, fds);
         i = idist__os_ms_until(j->deadline_ns);
         if (i == 0) {
