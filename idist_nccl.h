@@ -647,6 +647,17 @@ static void idist__gpu_fail_group(idist_group *g, idist_status status) {
     idist__group_fail(g, status, cause);
 }
 
+// From the program, where it has the driver's library, or from that library, which the runtime has
+// loaded by now.
+static void idist__gpu_find_context_state(idist__gpu *gpu) {
+    static const char name[] = "cuDevicePrimaryCtxGetState";
+    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, name) : NULL;
+
+    if (!at) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!at && library) at = dlsym(library, name);
+    memcpy(&gpu->context_state, &at, sizeof at);
+}
+
 // Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU that is another rank's. From
 // CUDA 12 on it does, where there is none. In a thread that never chose a device cudaGetDevice says 0.
 static bool idist__gpu_is_fresh(const idist__gpu *gpu, int device) {
@@ -691,6 +702,29 @@ static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
 static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
     idist__gpu_return(gpu, guard.device);
+}
+
+// The device of the world that was the last to choose one, plus 1; 0: none has. Atomic. It outlives
+// the world, as its context does.
+static int idist__home_device;
+
+// As idist__gpu_enter and _leave, for what belongs to no world. They do nothing where no world ever
+// had a device.
+typedef struct idist__home {
+    idist__gpu gpu; // only what the guard needs
+    idist__gpu_guard guard;
+} idist__home;
+
+static void idist__home_enter(idist__home *home) {
+    memset(home, 0, sizeof *home);
+    home->gpu.device = __atomic_load_n(&idist__home_device, __ATOMIC_ACQUIRE) - 1;
+    if (home->gpu.device < 0) return;
+    idist__gpu_find_context_state(&home->gpu);
+    home->guard = idist__gpu_enter(&home->gpu);
+}
+
+static void idist__home_leave(const idist__home *home) {
+    if (home->gpu.device >= 0) idist__gpu_leave(&home->gpu, home->guard);
 }
 
 // To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a rank which is lost. Who
@@ -2332,15 +2366,6 @@ static const char *idist__gpu_remedy(cudaError_t error) {
     }
 }
 
-// From the program, where it has the driver's library, or from that library, which the runtime has loaded by now.
-static void idist__gpu_find_context_state(idist__gpu *gpu) {
-    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, "cuDevicePrimaryCtxGetState") : NULL;
-
-    if (!at && (library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD)) != NULL)
-        at = dlsym(library, "cuDevicePrimaryCtxGetState");
-    memcpy(&gpu->context_state, &at, sizeof at);
-}
-
 // Finds the device of this rank, and NCCL.
 static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *card) {
     const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
@@ -2487,6 +2512,7 @@ static void idist__gpu_install(idist__world *w) {
     gpu->api.missing = idist__gpu_missing;
     gpu->api.group_close = idist__gpu_group_close;
     gpu->api.close = idist__gpu_close;
+    __atomic_store_n(&idist__home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
     w->route = idist__gpu_route;

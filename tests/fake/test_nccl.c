@@ -787,6 +787,85 @@ static void priorities(void) {
     }
 }
 
+// Pinned memory is allocated in one thread that has chosen no device and freed in another one,
+// while there is a world and when there is none any more.
+typedef struct pinning {
+    idist_allocator from;
+    void *p[2];
+} pinning;
+
+static void *pins_memory(void *arg) {
+    pinning *a = (pinning *)arg;
+    for (int k = 0; k < 2; k++) a->p[k] = a->from.alloc_fn(1000, a->from.user);
+    return NULL;
+}
+
+static void *frees_pinned(void *arg) {
+    const pinning *a = (const pinning *)arg;
+    a->from.free_fn(a->p[0], a->from.user);
+    return NULL;
+}
+
+static void *frees_it_late(void *arg) {
+    const pinning *a = (const pinning *)arg;
+    a->from.free_fn(a->p[1], a->from.user);
+    return NULL;
+}
+
+static int count_contexts(void) {
+    unsigned flags;
+    int n = 0, devices = 0;
+    CUDA(cudaGetDeviceCount(&devices));
+    for (int k = 0; k < devices; k++) {
+        int active = 0;
+        rank_check(cuDevicePrimaryCtxGetState(k, &flags, &active) == 0, "no state");
+        n += active;
+    }
+    return n;
+}
+
+static void in_a_thread(void *(*work)(void *arg), void *arg, int number, const char *what) {
+    pthread_t thread;
+    rank_check(pthread_create(&thread, NULL, work, arg) == 0, "no thread");
+    pthread_join(thread, NULL);
+    int n = count_contexts();
+    rank_check(n == 1, "rank %d: %d contexts when a thread had %s", number, n, what);
+}
+
+static int pins_as_stranger(int number, void *arg) {
+    idist_desc d = desc_with(NULL, NULL);
+    pinning a = {idist_pinned_allocator(), {NULL, NULL}};
+    int device = -1;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    in_a_thread(pins_memory, &a, number, "pinned memory");
+    rank_check(a.p[0] && a.p[1], "rank %d: no memory", number);
+    in_a_thread(frees_pinned, &a, number, "freed it");
+    rank_ok(number, idist_finalize());
+    in_a_thread(frees_it_late, &a, number, "freed it when the world was gone");
+
+    // Who has chosen another device keeps it.
+    CUDA(cudaSetDevice(1 - number));
+    void *p = a.from.alloc_fn(1000, a.from.user);
+    CUDA(cudaGetDevice(&device));
+    rank_check(p && device == 1 - number, "rank %d: on device %d", number, device);
+    a.from.free_fn(p, a.from.user);
+    return 0;
+}
+
+static void pinning_strangers(void) {
+    int port = free_port();
+    tap_running("pinned memory in threads without a device");
+    ranks_reset();
+    procs_run(2, 20000, pins_as_stranger, &port);
+    ranks_report("to pin and free memory makes no context in a thread that has chosen no device");
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -927,6 +1006,7 @@ int main(void) {
     pinned();
     warnings();
     strangers();
+    pinning_strangers();
     priorities();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
