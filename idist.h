@@ -513,6 +513,7 @@ typedef struct idist_desc {
     const char *device_backend; // "nccl", "ipc" or "staged"; IDIST_DEVICE_BACKEND. NULL: see idist_nccl.h
     const void *nccl_comm;      // an ncclComm_t * with the ranks of the world, yours until the world fails and aborts it
     const void *nccl_config;    // an ncclConfig_t * for those that idist makes. May be NULL.
+    bool high_priority_stream;  // idist's own work on the device goes first; IDIST_HIGH_PRIORITY_STREAM=1
 } idist_desc;
 
 //------------------------------------------------------------------------------
@@ -4386,6 +4387,7 @@ typedef struct idist__config {
     char device[32];    // asked for, or ""
     int device_backend; // 0 auto, 1 IDIST__DEVICE_BACKEND_NCCL, 2 ipc, 3 staged
     const void *nccl_comm, *nccl_config;
+    bool high_priority; // of the streams on the device
     char backends[128]; // names asked for, or ""
     int *lost;          // a worker's mark for its parent: another rank was lost, what follows may be only a consequence
     idist_allocator mem;
@@ -4959,7 +4961,7 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     idist_desc d;
     idist_status s;
     const char *text;
-    int mib = 0, check = 1;
+    int mib = 0, check = 1, priority = 0;
     memset(c, 0, sizeof *c);
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -4975,7 +4977,8 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
                                   &c->device_backend)) ||
         (s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000, &c->timeout_ms)) ||
         (s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000, &c->init_timeout_ms)) ||
-        (s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) || (s = idist__env_int("IDIST_CHECK", 0, 1, &check)))
+        (s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) || (s = idist__env_int("IDIST_CHECK", 0, 1, &check)) ||
+        (s = idist__env_int("IDIST_HIGH_PRIORITY_STREAM", 0, 1, &priority)))
         return s;
     c->unchecked = !check;
     c->mpi_comm = d.mpi_comm;
@@ -4985,6 +4988,7 @@ static idist_status idist__launch_config(idist__config *c, const idist_desc *des
     if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
     c->nccl_comm = d.nccl_comm;
     c->nccl_config = d.nccl_config;
+    c->high_priority = d.high_priority_stream || priority;
     text = d.device ? d.device : idist__os_env("IDIST_DEVICE");
     if (text) idist__copy_text(c->device, sizeof c->device, text);
     text = d.backend ? d.backend : idist__os_env("IDIST_BACKEND");

@@ -33,17 +33,27 @@ CONTENTS
 //------------------------------------------------------------------------------
 // [ipc:pinned]  memory of the host that devices copy from
 // uses - . used by -
+//
+// To pin memory, and to free it, takes a context, and a thread that has chosen no device would make
+// one on GPU 0, which is another rank's.
 //------------------------------------------------------------------------------
 
 static void *idist__pinned_alloc(size_t nbytes, void *user) {
     void *p = NULL;
+    idist__home home;
     (void)user;
-    return cudaMallocHost(&p, nbytes ? nbytes : 1) == cudaSuccess ? p : NULL;
+    idist__home_enter(&home);
+    if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) p = NULL;
+    idist__home_leave(&home);
+    return p;
 }
 
 static void idist__pinned_free(void *p, void *user) {
+    idist__home home;
     (void)user;
+    idist__home_enter(&home);
     cudaFreeHost(p);
+    idist__home_leave(&home);
 }
 
 idist_allocator idist_pinned_allocator(void) {
@@ -1117,8 +1127,12 @@ IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist
 }
 
 IDIST__UNUSED static void idist__own_free(void *p) {
-    if (p) cudaFree(p);
+    idist__home home;
+    if (!p) return;
+    idist__home_enter(&home);
+    cudaFree(p);
     cudaGetLastError();
+    idist__home_leave(&home);
 }
 
 // Whether the rank has a device, and the kernels.

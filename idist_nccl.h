@@ -21,9 +21,11 @@ DO THIS
         }
 
     idist_initialize picks a device for each rank (local rank modulo devices; desc.device or IDIST_DEVICE) and makes it the
-    current one of the calling thread. From then on every communication call takes device pointers as well as host pointers;
-    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, or the
-    file in IDIST_NCCL_LIB; 2.14 or later), unless the program is linked with it; no header of it is needed.
+    current one of the calling thread. (Another thread that has chosen none gets it with its first call on device memory; one
+    that has keeps its own.) From then on every communication call takes device pointers as well as host pointers;
+    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also
+    that of Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in IDIST_NCCL_LIB;
+    2.14 or later), unless the program is linked with it; no header of it is needed.
 
 HOW DEVICE MEMORY TRAVELS
 
@@ -60,10 +62,27 @@ CALLS
     group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
 
     The first call of a group on device memory waits for the other members; for the world that is done in idist_initialize.
+    It also connects them for every collective: NCCL alone does so in the first call of each algorithm, which then waits on
+    the host until all ranks make it. What NCCL moves by pairs of ranks (messages on a stream, all_to_all, gather, scatter,
+    the v-forms but all_gatherv) connects a pair in its first call, and that call does wait on the host for the other rank;
+    one all_to_all connects all pairs of a group. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (16 MiB; defined
+    where the implementation is compiled, alike for all ranks; 0: none): one that NCCL takes only beyond that waits once.
+
     All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL: different calls, ranks
     that do not come in time and lost ones give the errors that they give on the host, the communicator is aborted, and
     streams that waited for it go on, with garbage in the buffers. A progress thread sees to that while you wait for a
     stream. (Over an MPI without MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
+
+    A call that waits inside NCCL is got out by ncclCommRevoke, from 2.28.7 on. For an older NCCL idist makes communicators
+    that do not block; one of yours that does (desc.nccl_comm, desc.nccl_config) is not aborted before the call is out. After
+    a failure a graph that holds calls of the group must not be launched again; until it is destroyed a thread waits in
+    ncclCommAbort, and from 2.28.7 on the communicator stays in memory instead.
+
+    Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a host) the host has a second
+    to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without a name.
+
+    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) lets blocking calls and requests go before what else the device
+    has to do, where both fit: the gradients of a backward pass, say. What has opts.stream alone has that stream's priority.
 
     desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
     fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
@@ -74,6 +93,9 @@ WHEN THERE IS NO DEVICE
     ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1") on any
     rank, it is an error of idist_initialize on all; so are NCCL and IPC asked for where they cannot be. For a program that
     starts without libcudart.so, link libcudart_static.a. All ranks include this header, or none does.
+
+    Where a GPU lies idle that could be used, or GPUs talk without NCCL, a warning says why and what helps. That a machine
+    has no driver, or no GPU, is none.
 
 CONTENTS
 
@@ -129,6 +151,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <glob.h>
 
 // Where all of a program is one file, a header of its system may have made macros of these words,
 // as windows.h does.
@@ -164,7 +187,8 @@ typedef struct idist__nccl_id { // ncclUniqueId
 
 // NCCL's enums are ints, and ncclComm_t is a pointer.
 enum { IDIST__NCCL_OK = 0, IDIST__NCCL_CUDA_ERROR = 1, IDIST__NCCL_INTERNAL_ERROR = 3, IDIST__NCCL_IN_PROGRESS = 7 };
-enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2 };
+enum { IDIST__NCCL_REMOTE_ERROR = 6, IDIST__NCCL_TIMEOUT = 8 }; // another rank is the cause
+enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2, IDIST__NCCL_F32 = 7 };
 enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NCCL_MIN = 3, IDIST__NCCL_AVG = 4 };
 
 // clang-format off
@@ -195,11 +219,43 @@ enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NC
 // clang-format on
 
 typedef struct idist__nccl {
-    int version; // 22809: 2.28.9; 0: there is none
+    int version;                              // 22809: 2.28.9; 0: there is none
+    int (*CommRevoke)(void *comm, int flags); // NULL: not in this version
 #define IDIST__X(result, name, args) result(*name) args;
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
 } idist__nccl;
+
+#ifndef IDIST__NCCL_FILE
+#define IDIST__NCCL_FILE "libnccl.so.2"
+#endif
+
+// The library of a Python package (nvidia-nccl-cu12, which PyTorch brings along) below this folder.
+static void *idist__nccl_in_python(const char *prefix, const char *below) {
+    char pattern[512];
+    void *library = NULL;
+    glob_t found;
+    size_t i;
+
+    if (!prefix) return NULL;
+    snprintf(pattern, sizeof pattern, "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
+    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
+    for (i = 0; i < found.gl_pathc && !library; i++) library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
+    globfree(&found);
+    return library;
+}
+
+// Where the loader looks, then in the environments of Python.
+static void *idist__nccl_open(void) {
+    void *library = dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL);
+
+    if (!library) library = idist__nccl_in_python(idist__os_env("VIRTUAL_ENV"), "");
+    if (!library) library = idist__nccl_in_python(idist__os_env("CONDA_PREFIX"), "");
+    if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
+    if (!library) library = idist__nccl_in_python("/usr/local", "");
+    if (!library) library = idist__nccl_in_python("/usr", "");
+    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for the reason
+}
 
 // Fills the table, or says why not: from what the program is linked with, else from the library, which stays loaded because
 // it has threads.
@@ -207,7 +263,7 @@ static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : dlopen(NULL, RTLD_NOW), *at; // the program and what it is linked with
     if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
-    if (!library) library = dlopen(file ? file : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
     if (!library) {
         const char *text = dlerror();
         snprintf(why, cap, "NCCL could not be loaded: %s", text ? text : "no reason given");
@@ -220,9 +276,30 @@ static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
 #undef IDIST__X
     if (missing) snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK) snprintf(why, cap, "ncclGetVersion failed");
+
+    at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
+    memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 
+// ncclConfig_t as 2.14 has it, which later versions take as well.
+typedef struct idist__nccl_config {
+    size_t nbytes;
+    unsigned magic, version;
+    int blocking;
+} idist__nccl_config;
+
 typedef enum idist__nccl_what { IDIST__NCCL_INIT, IDIST__NCCL_ABORT, IDIST__NCCL_END } idist__nccl_what;
+
+// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end outlives the world.
+typedef struct idist__nccl_gate {
+    int inside; // atomic
+} idist__nccl_gate;
+
+typedef enum idist__nccl_phase { // of an INIT
+    IDIST__NCCL_STARTS,
+    IDIST__NCCL_CONNECTS, // the communicator is there
+    IDIST__NCCL_GIVEN_UP  // nobody waits for it any more
+} idist__nccl_phase;
 
 // What may take NCCL for ever, in a thread of its own.
 typedef struct idist__nccl_job {
@@ -230,38 +307,158 @@ typedef struct idist__nccl_job {
     idist__nccl_what what;
     void *comm;
     idist__nccl_id id;
+    idist__nccl_config own; // where the user has none
     void *config;
     int device, rank, size;
     int result;
-    int done; // atomic
+    int done;                // atomic: 1, or IDIST__NCCL_LEFT
+    int phase;               // atomic
+    cudaStream_t stream;     // of an INIT: where it connects the ranks, ...
+    char *room;              // ... with this memory
+    idist__nccl_gate *gate;  // of an ABORT: waits until nobody is inside
+    idist__nccl_gate inside; // of an INIT
+    bool keeps;              // an ABORT that must not free: a graph holds calls
     pthread_t thread;
     struct idist__nccl_job *next; // of those that end
 } idist__nccl_job;
 
-static int idist__nccl_settled(const idist__nccl *nccl, void *comm, int result) {
-    while (result == IDIST__NCCL_IN_PROGRESS) { // of a communicator that the user wants not to block
-        idist__os_pause_ms(1);
-        if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
+enum { IDIST__NCCL_LEFT = 2 }; // nobody waits for the job: it frees itself
+
+#ifndef IDIST_NCCL_CONNECT_BYTES
+#define IDIST_NCCL_CONNECT_BYTES (16 << 20)
+#endif
+#define IDIST__NCCL_LEAVE_MS 5000 // how long an abort waits for a thread to come out of NCCL
+
+// Waits a little, longer from turn to turn.
+static void idist__nccl_nap(int *turns) {
+    struct timespec nap = {0, 50000};
+
+    if (++*turns <= 50) {
+        sched_yield();
+        return;
+    }
+    if (*turns > 100) nap.tv_nsec = 1000000;
+    nanosleep(&nap, NULL);
+}
+
+static bool idist__nccl_given_up(const idist__nccl_job *job) {
+    return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_GIVEN_UP;
+}
+
+// The result of a call with a communicator that does not block.
+static int idist__nccl_settled(const idist__nccl_job *job, int result) {
+    int turns = 0;
+
+    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_given_up(job)) {
+        idist__nccl_nap(&turns);
+        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
     }
     return result;
 }
 
+// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT): that call then waits, on the host, until all
+// ranks make it. A program whose ranks run ahead of each other would hang there, so every algorithm is used here, where all
+// ranks are. Which one NCCL takes depends on the kind of call and its size, and on whether a switch can do the reduction:
+// floats that are added up, it can, products it cannot. Broadcast and reduce have the ring, as have products of some size.
+// Larger calls than IDIST_NCCL_CONNECT_BYTES may get an algorithm that no size below them gets, on large clusters. Pairs of
+// ranks are left to their first message: all of them would take hundreds of MB that a program without messages never needs.
+static int idist__nccl_connect(idist__nccl_job *job) {
+    const idist__nccl *nccl = &job->nccl;
+    char *at = job->room;
+    size_t nbytes;
+    int step, result = IDIST__NCCL_OK;
+
+    for (nbytes = 8; nbytes <= (size_t)IDIST_NCCL_CONNECT_BYTES; nbytes *= 8) {
+        size_t n = nbytes / 4, each = n / (size_t)job->size ? n / (size_t)job->size : 1;
+        char *mine = at + (size_t)job->rank * each * 4;
+
+        for (step = 0; step < 5 && result == IDIST__NCCL_OK; step++) {
+            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32, op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
+
+            __atomic_store_n(&job->inside.inside, 1, __ATOMIC_SEQ_CST);
+            if (idist__nccl_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
+            else if (step < 2) result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
+            else if (step < 4) result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
+            else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
+            __atomic_store_n(&job->inside.inside, 0, __ATOMIC_SEQ_CST);
+            result = idist__nccl_settled(job, result);
+        }
+    }
+    return result;
+}
+
+// Waits for what idist__nccl_connect began.
+static int idist__nccl_connected(idist__nccl_job *job) {
+    int turns = 0, result = IDIST__NCCL_OK;
+    cudaError_t error;
+
+    while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady && result == IDIST__NCCL_OK) {
+        cudaGetLastError();
+        if (idist__nccl_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
+        idist__nccl_nap(&turns);
+        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+    }
+    if (result == IDIST__NCCL_OK && error != cudaSuccess) result = IDIST__NCCL_CUDA_ERROR;
+    return result;
+}
+
+// Where nobody waits for it any more, it ends what it has begun, unless another job does (idist__nccl_give_up).
+static void idist__nccl_begin(idist__nccl_job *job) {
+    const idist__nccl *nccl = &job->nccl;
+    int phase = IDIST__NCCL_STARTS;
+
+    if (!job->comm) job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
+    if (job->comm) job->result = idist__nccl_settled(job, job->result);
+
+    if (!__atomic_compare_exchange_n(&job->phase, &phase, (int)IDIST__NCCL_CONNECTS, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+        if (job->comm) nccl->CommAbort(job->comm);
+        return;
+    }
+    if (job->result == IDIST__NCCL_OK && job->size > 1) {
+        job->result = idist__nccl_connect(job);
+        if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
+    }
+    if (idist__nccl_given_up(job) && !nccl->CommRevoke) nccl->CommAbort(job->comm);
+}
+
+// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets everybody out first;
+// before that communicators do not block, and the abort begins when nobody is inside (idist__nccl_abort).
+static void idist__nccl_end_comm(idist__nccl_job *job) {
+    const idist__nccl *nccl = &job->nccl;
+    int64_t deadline = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
+    int turns = 0;
+
+    if (nccl->CommRevoke) {
+        job->result = idist__nccl_settled(job, nccl->CommRevoke(job->comm, 0));
+        while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
+            if (idist__os_now_ns() > deadline) return;
+            idist__nccl_nap(&turns);
+        }
+        if (job->keeps) return;
+    }
+    job->result = nccl->CommAbort(job->comm);
+}
+
 static void *idist__nccl_work(void *arg) {
     idist__nccl_job *job = (idist__nccl_job *)arg;
-    const idist__nccl *nccl = &job->nccl;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
     if (job->what == IDIST__NCCL_INIT) {
-        job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
-        if (job->comm) job->result = idist__nccl_settled(nccl, job->comm, job->result);
+        idist__nccl_begin(job);
     } else if (job->what == IDIST__NCCL_ABORT) {
-        job->result = nccl->CommAbort(job->comm);
+        idist__nccl_end_comm(job);
     } else {
-        job->result = idist__nccl_settled(nccl, job->comm, nccl->CommFinalize(job->comm));
-        if (job->result == IDIST__NCCL_OK) job->result = nccl->CommDestroy(job->comm);
+        job->result = idist__nccl_settled(job, job->nccl.CommFinalize(job->comm));
+        if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
-    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) {
+        if (job->what == IDIST__NCCL_ABORT) free(job->gate);
+        free(job);
+    }
     return NULL;
 }
 
@@ -286,15 +483,18 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) { return __atomic_l
 
 // Waits for it until the deadline. False: it has not come to an end, and is left to itself.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
+    pthread_t thread;
+
     while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline_ns) {
         struct timespec nap = {0, 100000};
         nanosleep(&nap, NULL);
     }
-    if (!idist__nccl_job_done(job)) {
-        pthread_detach(job->thread);
+    thread = job->thread;
+    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) { // from here on it frees itself
+        pthread_detach(thread);
         return false;
     }
-    pthread_join(job->thread, NULL);
+    pthread_join(thread, NULL);
     free(job);
     return true;
 }
@@ -310,7 +510,8 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
 #define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
-#define IDIST__GPU_LET_MS 200                      // how long an abort waits for a thread that is inside NCCL
+#define IDIST__GPU_LET_MS 200                      // how long who has given up waits for the device to be free
+#define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
 #define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
 #ifndef IDIST__IPC_CHUNK                           // tests make do with less
 #define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes that others read at a time
@@ -348,6 +549,7 @@ typedef struct idist__gpu_card {
     int32_t major;      // of the compute capability
     int32_t adopts;     // cfg.nccl_comm is there
     int32_t forced;     // several ranks on a GPU: the user says that NCCL takes it
+    int32_t unwell;     // an error of CUDA's that is not the plain absence of a driver or a GPU
     uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host ids that the user gave
     char bus[32], why[160], why_no_nccl[160];
 } idist__gpu_card;
@@ -358,9 +560,11 @@ typedef struct idist__gpu {         // of a world
     idist__nccl nccl;
     bool nccl_f8; // it reduces floats of 8 bits
     int device;
-    const pthread_t *thread; // the world's own
-    idist__gpu_card *cards;  // of all ranks
+    const pthread_t *thread;                                        // the world's own
+    int (*context_state)(int device, unsigned *flags, int *active); // cuDevicePrimaryCtxGetState; NULL: not found
+    idist__gpu_card *cards;                                         // of all ranks
     idist__pinned *spare;
+    struct idist__pinning *pinning;     // memory that will be spare
     int nwaiting;                       // calls that wait for the device
     int64_t nap_ns;                     // of who waits for it
     int64_t spin_until_ns;              // until then they take no nap
@@ -386,9 +590,13 @@ typedef struct idist__gpu_group {
     idist__task *queue, **last; // calls that still want something of the backend, in their order
     void *comm;                 // NULL also: it was aborted
     bool adopted;               // it is the user's
-    bool launching;             // a thread is inside NCCL, without the lock
-    int64_t abort_ns;           // when the abort begins in any case; 0: there is none
+    bool captured;              // a graph may hold calls
+    bool launching;             // a thread hands calls to NCCL, without the lock
+    idist__nccl_gate *gate;     // whether it is inside
+    int fault;                  // what NCCL says of another rank; 0: nothing
+    int64_t fault_ns;           // when the host will not find out any more which one it is
     idist__nccl_job *job;       // the abort
+    bool waited;                // for the abort
     idist__ipc_arena *own;
     char *arena[IDIST__IPC_RANKS]; // of each member
 } idist__gpu_group;
@@ -416,6 +624,7 @@ typedef struct idist__gpu_op {
     bool launched;               // NCCL has it
     bool landed;                 // and all ranks have come
     idist_status doomed;         // the host's part of a send or receive on a stream failed
+    bool pinning;                // it waits for pinned memory
     size_t size;                 // bytes per element
     size_t chunk;                // elements of each part of the buffers that move at a time
     size_t nchunks, nout, nhost; // all of them; sent to the host; given to the backend
@@ -459,6 +668,43 @@ static void idist__gpu_fail_group(idist_group *g, idist_status status) {
     idist__group_fail(g, status, cause);
 }
 
+// From the program, where it has the driver's library, or from that library, which the runtime has
+// loaded by now.
+static void idist__gpu_find_context_state(idist__gpu *gpu) {
+    static const char name[] = "cuDevicePrimaryCtxGetState";
+    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, name) : NULL;
+
+    if (!at) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!at && library) at = dlsym(library, name);
+    memcpy(&gpu->context_state, &at, sizeof at);
+}
+
+// Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU that is another rank's. From
+// CUDA 12 on it does, where there is none. In a thread that never chose a device cudaGetDevice says 0.
+static bool idist__gpu_is_fresh(const idist__gpu *gpu, int device) {
+    unsigned flags = 0;
+    int active = 1;
+
+    if (CUDART_VERSION < 12000 || !gpu->context_state) return false;
+    return gpu->context_state(device, &flags, &active) == 0 && !active;
+}
+
+// The caller's device, while ours is the current one.
+static int idist__gpu_visit(const idist__gpu *gpu) {
+    int device = gpu->device;
+
+    cudaGetDevice(&device);
+    if (device != gpu->device) cudaSetDevice(gpu->device);
+    return device;
+}
+
+// A thread that had none stays on ours, and so does our own one.
+static void idist__gpu_return(const idist__gpu *gpu, int device) {
+    if (device == gpu->device || idist__gpu_is_fresh(gpu, device)) return;
+    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) return;
+    cudaSetDevice(device);
+}
+
 // Our own device and no capture of another thread in the way, for as long as this thread is in here.
 typedef struct idist__gpu_guard {
     int device;
@@ -467,36 +713,98 @@ typedef struct idist__gpu_guard {
 
 static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
     idist__gpu_guard guard;
-    guard.device = gpu->device;
+
+    guard.device = idist__gpu_visit(gpu);
     guard.mode = cudaStreamCaptureModeRelaxed;
-    cudaGetDevice(&guard.device);
-    if (guard.device != gpu->device) cudaSetDevice(gpu->device);
-    // Back to device 0, where a thread begins, would make a context there: our own thread stays.
-    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) guard.device = gpu->device;
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
     return guard;
 }
 
 static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    if (guard.device != gpu->device) cudaSetDevice(guard.device);
+    idist__gpu_return(gpu, guard.device);
 }
 
-// Memory that the ranks of a host share if the backend has such, else plain memory; pinned afterwards. If it cannot be
-// pinned it serves all the same, slower.
-static bool idist__pinned_make(const idist__world *w, idist__pinned *p, size_t nbytes) {
+// The device of the world that was the last to choose one, plus 1; 0: none has. Atomic. It outlives
+// the world, as its context does.
+static int idist__home_device;
+
+// As idist__gpu_enter and _leave, for what belongs to no world. They do nothing where no world ever
+// had a device.
+typedef struct idist__home {
+    idist__gpu gpu; // only what the guard needs
+    idist__gpu_guard guard;
+} idist__home;
+
+static void idist__home_enter(idist__home *home) {
+    memset(home, 0, sizeof *home);
+    home->gpu.device = __atomic_load_n(&idist__home_device, __ATOMIC_ACQUIRE) - 1;
+    if (home->gpu.device < 0) return;
+    idist__gpu_find_context_state(&home->gpu);
+    home->guard = idist__gpu_enter(&home->gpu);
+}
+
+static void idist__home_leave(const idist__home *home) {
+    if (home->gpu.device >= 0) idist__gpu_leave(&home->gpu, home->guard);
+}
+
+// To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a rank which is lost. Who
+// would abort it needs the world's lock, so a thread of its own does it.
+typedef struct idist__pinning {
+    idist__pinned *memory;
+    int device;
+    int done; // atomic
+    pthread_t thread;
+} idist__pinning;
+
+// If it cannot be pinned it serves all the same, slower.
+static void *idist__pinned_work(void *arg) {
+    idist__pinning *job = (idist__pinning *)arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
+    cudaSetDevice(job->device);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaHostRegister(job->memory->at, job->memory->nbytes, cudaHostRegisterPortable);
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// Memory that the ranks of a host share if the backend has such, else plain memory.
+static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->under;
+    idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
+
+    if (!p) return NULL;
     for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;) p->nbytes *= 2; // none is ever given back
     p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
     if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
-    if (!p->at) p->nbytes = 0;
-    if (p->at && cudaHostRegister(p->at, p->nbytes, cudaHostRegisterPortable) != cudaSuccess) cudaGetLastError();
-    return p->at != NULL;
+    if (p->at) return p;
+
+    idist__mem_free(&w->cfg.mem, p);
+    return NULL;
 }
 
-static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes) {
+// What a thread has pinned is spare now. False: it is not through.
+static bool idist__pinned_reap(idist__gpu *gpu) {
+    idist__pinning *job = gpu->pinning;
+
+    if (!job) return true;
+    if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
+    pthread_join(job->thread, NULL);
+    job->memory->next = gpu->spare;
+    gpu->spare = job->memory;
+    gpu->pinning = NULL;
+    free(job);
+    return true;
+}
+
+// Of nbytes at least. NULL with *later: a thread is pinning it, or other memory; ask again.
+static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
+    idist__pinning *job;
+
+    *later = !idist__pinned_reap(gpu);
     for (at = &gpu->spare; *at; at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
     if (best) {
@@ -504,9 +812,19 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes) {
         *best = p->next;
         return p;
     }
-    if ((p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p)) == NULL) return NULL;
-    if (idist__pinned_make(w, p, nbytes)) return p;
-    idist__mem_free(&w->cfg.mem, p);
+    if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
+
+    job = (idist__pinning *)calloc(1, sizeof *job);
+    if (job) {
+        job->memory = p;
+        job->device = gpu->device;
+    }
+    if (!job || idist__os_thread(&job->thread, idist__pinned_work, job) != 0) {
+        free(job);
+        return p;
+    }
+    gpu->pinning = job;
+    *later = true;
     return NULL;
 }
 
@@ -781,43 +1099,97 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
     return idist__nccl_reduce(nccl, g, c, comm, stream);
 }
 
-// Ends what runs of the group on the device. It takes its time, in a thread of its own. A thread that is inside NCCL is let
-// out first; if it does not come, the abort gets it out.
+// Ends what runs of the group on the device. It takes its time, in a thread of its own. Without ncclCommRevoke a thread that
+// is inside NCCL does it when it comes out, which it does at once unless the communicator is one of the user's that blocks.
 static void idist__nccl_abort(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
+
     if (!gg || !gg->comm) return;
-    if (!gg->abort_ns) gg->abort_ns = idist__os_deadline(IDIST__GPU_LET_MS);
-    if (gg->launching && idist__os_now_ns() < gg->abort_ns) return; // that thread does it when it is back
+    if (!gpu->nccl.CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
+
     gg->job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
+    if (gg->job) {
+        gg->job->gate = gg->gate;
+        gg->job->keeps = gg->captured;
+    }
+    if (gg->captured)
+        idist__log_print(&g->w->log, IDIST_LOG_WARN,
+                         "a CUDA graph may hold calls of the group that failed: it must not be launched again, and %s",
+                         gpu->nccl.CommRevoke ? "the communicator stays in memory"
+                                              : "a thread of NCCL's waits until it is destroyed");
     if (idist__nccl_job_start(gg->job)) return;
+
     gg->job = NULL;
     idist__log_print(&g->w->log, IDIST_LOG_ERROR, "no thread to abort NCCL: the device may stay busy");
 }
 
+// Aborts, and waits a little for what runs on the device to leave the caller's buffers. NCCL itself also waits for what the
+// program has put on its streams, so that the rest of the abort goes on by itself.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__nccl_job *job;
+    int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
+    int turns = 0;
+
     idist__nccl_abort(g);
-    if (!gg || (job = gg->job) == NULL) return;
-    gg->job = NULL;
-    if (!idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_ABORT_MS)))
-        idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
+    if (!gg || !gg->job || gg->waited) return;
+    gg->waited = true;
+    while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
 }
 
-// NCCL found something wrong by itself.
-static void idist__nccl_look(idist_group *g) {
+// The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is destroyed.
+static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    bool stays = gg->captured && !gpu->nccl.CommRevoke;
+
+    idist__nccl_abort(g);
+    if (!gg->job) return;
+    if (!idist__nccl_job_join(gg->job, idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS))) {
+        gg->gate = NULL; // it looks at it
+        if (!stays)
+            idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
+    }
+    gg->job = NULL;
+}
+
+// What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the backend of the host knows, or
+// will within a second. No call of the group ends in that time, whatever its event says.
+static void idist__nccl_fault(idist_group *g, int result) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    char text[256];
+
+    if (g->status != IDIST_OK || gg->fault) return;
+    if (result == IDIST__NCCL_REMOTE_ERROR || result == IDIST__NCCL_TIMEOUT) {
+        gg->fault = result;
+        gg->fault_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
+        return;
+    }
+    idist__nccl_text(&idist__gpu_of(g->w)->nccl, result, text, sizeof text);
+    idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
+}
+
+static void idist__nccl_look(idist_group *g) {
+    const idist__nccl *nccl = &idist__gpu_of(g->w)->nccl;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int state = IDIST__NCCL_OK;
     char text[256];
+
     if (!gg || !gg->comm || g->status != IDIST_OK) return;
-    if (gpu->nccl.CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
+    if (gg->fault) {
+        if (idist__os_now_ns() < gg->fault_ns) return;
+        idist__nccl_text(nccl, gg->fault, text, sizeof text);
+        idist__gpu_fail_group(g,
+                              idist__fail(gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
+                                          "NCCL: %s; the host found no rank missing: look at the network between the GPUs",
+                                          text));
+        return;
+    }
+    if (nccl->CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
         (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
         return;
-    idist__gpu_fail_group(g,
-                          idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", idist__nccl_text(&gpu->nccl, state, text, sizeof text)));
+    idist__nccl_fault(g, state);
 }
 
 // The stream that a call goes to.
@@ -903,6 +1275,39 @@ static bool idist__nccl_landed(idist__task *t) {
     return !op->waiting;
 }
 
+// Whether this thread is inside NCCL with the communicators of these calls.
+static void idist__nccl_enters(const idist__task *first, int inside) {
+    const idist__task *t;
+
+    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+        idist__nccl_gate *gate = idist__gpu_group_of(t->group)->gate;
+        if (gate) __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
+    }
+}
+
+// Until communicators that do not block have begun these calls. They may be aborted meanwhile.
+static int idist__nccl_wait(const idist__task *first) {
+    idist__world *w = first->group->w;
+    const idist__nccl *nccl = &idist__gpu_of(w)->nccl;
+    int turns = 0, result = IDIST__NCCL_OK;
+    const idist__task *t = first;
+
+    while (t) {
+        void *comm;
+
+        idist__world_lock(w);
+        comm = idist__gpu_group_of(t->group)->comm;
+        if (!comm) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
+        else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+        pthread_mutex_unlock(&w->lock);
+
+        if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_nap(&turns);
+        else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->held;
+        else return result;
+    }
+    return result;
+}
+
 // Without the lock, because NCCL may wait for other ranks in here.
 static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
@@ -920,16 +1325,8 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
         result = idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t));
     if (several) end = gpu->nccl.GroupEnd();
     if (result == IDIST__NCCL_OK) result = end;
-    for (t = first; t && result == IDIST__NCCL_IN_PROGRESS;) { // the user's communicators may be such that do not block
-        void *comm;
-        idist__os_pause_ms(1);
-        idist__world_lock(w);
-        comm = idist__gpu_group_of(t->group)->comm; // none: it was aborted
-        if (comm && gpu->nccl.CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
-        pthread_mutex_unlock(&w->lock);
-        if (!comm) break;
-        if (result == IDIST__NCCL_OK && (t = idist__gpu_op_of(t)->held) != NULL) result = IDIST__NCCL_IN_PROGRESS;
-    }
+    idist__nccl_enters(first, 0);
+    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
         if (op->away) *error = cudaFreeAsync(op->away, idist__nccl_stream(t));
@@ -944,35 +1341,36 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to the device
-    int result;
+    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to captures
+    int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
     idist__gpu_guard guard;
-    char text[256];
     idist__world_wait(w, idist__nccl_free, first);
     for (t = first; t; t = idist__gpu_op_of(t)->held) {
         idist__gpu_group_of(t->group)->launching = true;
         idist__gpu_op_of(t)->comm = idist__gpu_group_of(t->group)->comm; // which stays while we are inside
     }
+    idist__nccl_enters(first, 1);
     pthread_mutex_unlock(&w->lock);
-    if (!alone) guard = idist__gpu_enter(gpu);
+    if (alone) device = idist__gpu_visit(gpu);
+    else guard = idist__gpu_enter(gpu);
     result = idist__nccl_hand(first, &error);
-    if (!alone) idist__gpu_leave(gpu, guard);
+    if (alone) idist__gpu_return(gpu, device);
+    else idist__gpu_leave(gpu, guard);
     pthread_mutex_lock(&w->lock);
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
         next = op->held;
         op->held = NULL;
         op->launched = true;
-        t->followed = !t->detached;
+        t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->launching = false;
-        if (t->group->status != IDIST_OK) idist__nccl_abort(t->group);
+        if (t->group->status != IDIST_OK && t->detached) idist__nccl_abort(t->group);
+        else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
         if (t->group->status == IDIST_OK && error != cudaSuccess)
             idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
-        else if (t->group->status == IDIST_OK && result != IDIST__NCCL_OK)
-            idist__gpu_fail_group(t->group, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s",
-                                                        idist__nccl_text(&gpu->nccl, result, text, sizeof text)));
+        else if (result != IDIST__NCCL_OK) idist__nccl_fault(t->group, result);
         if (op->landed && !t->done && idist__nccl_landed(t)) idist__complete(t, IDIST_OK, "");
         t->pinned = false;
         t->group->ndetached--;
@@ -1053,7 +1451,8 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     nrecv = e.recv * op->size;
     if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
     else if (e.send) recv_at = e.send_at * op->size;
-    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64)) == NULL) return false;
+    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64, &op->pinning)) == NULL) return false;
+    op->pinning = false;
     part->recv = (char *)slot->memory->at + recv_at;
     part->send = (char *)slot->memory->at + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
     if (!e.send) part->send = NULL;
@@ -1073,6 +1472,7 @@ static bool idist__stage_out(idist__task *t) {
     idist__call part;
     idist__extent e;
     if (!idist__stage_slot(t, op->nout, &part)) {
+        if (op->pinning) return false;
         idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no memory to stage a device buffer in");
         return false;
     }
@@ -1140,7 +1540,10 @@ static bool idist__stage_step(idist__task *t) {
         op->state = IDIST__GPU_MOVE;
     }
     while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS && op->error == cudaSuccess)
-        if (!idist__stage_out(t)) return false;
+        if (!idist__stage_out(t)) {
+            if (!op->pinning || op->nout == op->nhost) return false;
+            break; // what is out goes on
+        }
     if (!idist__gpu_arrived(t, op->slots[op->nhost % IDIST__GPU_SLOTS].out)) return false;
     idist__stage_slot(t, op->nhost++, &part);
     if (op->nhost == op->nchunks) idist__gpu_dequeue(t); // the calls behind it may have the backend now
@@ -1201,11 +1604,30 @@ static idist__gpu_path idist__gpu_choose(const idist_group *g) {
     return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g) ? IDIST__BY_IPC : IDIST__BY_STAGING;
 }
 
-// Waits for ncclCommInitRank, with a deadline, while the backend looks after the others.
+// Nobody waits for a communicator any more that is not made, or not connected, yet.
+static void idist__nccl_give_up(idist__nccl_job *job) {
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL);
+    int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
+    int turns = 0;
+
+    if (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke) {
+        idist__nccl_job *abort = idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm);
+
+        if (abort) abort->gate = &job->inside;
+        if (idist__nccl_job_start(abort)) pthread_detach(abort->thread);
+        while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+        pthread_detach(job->thread);
+        return;
+    }
+    idist__nccl_job_join(job, deadline);
+}
+
+// Waits for the communicator, with a deadline, while the backend looks after the others.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
     idist__world *w = g->w;
     int64_t deadline = w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
     char text[200];
+
     while (!idist__nccl_job_done(job) && g->status == IDIST_OK && idist__os_now_ns() < deadline) {
         pthread_mutex_unlock(&w->lock);
         idist__os_pause_ms(1);
@@ -1213,10 +1635,14 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
         if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
     if (!idist__nccl_job_done(job)) {
-        snprintf(why, cap, "ncclCommInitRank has not come back after %d ms", w->cfg.init_timeout_ms);
-        pthread_detach(job->thread);
+        snprintf(why, cap, "%s has not come back after %d ms",
+                 __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_CONNECTS ? "NCCL's first call"
+                                                                                        : "ncclCommInitRank",
+                 w->cfg.init_timeout_ms);
+        idist__nccl_give_up(job);
         return false;
     }
+
     pthread_join(job->thread, NULL);
     if (job->result == IDIST__NCCL_OK) idist__gpu_group_of(g)->comm = job->comm;
     else snprintf(why, cap, "ncclCommInitRank: %s", idist__nccl_text(&job->nccl, job->result, text, sizeof text));
@@ -1226,10 +1652,11 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
 }
 
 // The user's own communicator, for the world.
-static bool idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
+static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
+
     if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK || gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
         gpu->nccl.CommCuDevice(comm, &device) != IDIST__NCCL_OK)
         snprintf(why, cap, "desc.nccl_comm is no communicator");
@@ -1237,21 +1664,27 @@ static bool idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
         snprintf(why, cap, "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d", rank, n,
                  device, g->rank, g->size, gpu->device);
     else {
-        idist__gpu_group_of(g)->comm = comm;
         idist__gpu_group_of(g)->adopted = true;
-        return true;
+        return comm;
     }
-    return false;
+    return NULL;
 }
 
-static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, char *why, size_t cap) {
+// Makes a communicator, or takes the user's, and connects the ranks.
+static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, void *comm, char *room, char *why, size_t cap) {
+    static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
     idist__gpu *gpu = idist__gpu_of(g->w);
-    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, comm);
+
     if (job) {
         job->id = *id;
+        job->own = patient;
         job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
+        if (!job->config && !gpu->nccl.CommRevoke) job->config = &job->own;
         job->rank = g->rank;
         job->size = g->size;
+        job->stream = idist__gpu_group_of(g)->stream[2];
+        job->room = room;
     }
     if (!idist__nccl_job_start(job)) {
         snprintf(why, cap, "no thread or no memory to start NCCL");
@@ -1265,30 +1698,61 @@ typedef struct idist__nccl_card {
     idist__nccl_id id;
 } idist__nccl_card;
 
+// Memory on the device that a group needs until its ranks are connected, and the world's word. Not by cudaMalloc, which
+// may wait for all that runs there: for a call, say, that another rank makes when this group is done.
+static cudaError_t idist__nccl_room(idist_group *g, char **room) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    cudaStream_t stream = idist__gpu_group_of(g)->stream[2];
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // one element of each rank, at least
+    cudaError_t error = cudaSuccess;
+    void *word = NULL;
+
+    pthread_mutex_unlock(&g->w->lock);
+    if (g->size > 1) error = cudaMallocAsync((void **)room, nbytes, stream);
+    if (error == cudaSuccess && !gpu->word) error = cudaMalloc(&word, sizeof *gpu->word);
+    idist__world_lock(g->w);
+
+    if (word && !gpu->word) gpu->word = (int *)word;
+    else if (word) cudaFree(word);
+    return error;
+}
+
 // Makes the communicator of a group; one outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__nccl_card mine, *ids = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
-    char why[256] = "ncclGetUniqueId failed";
-    bool adopt = g == &w->group && w->cfg.nccl_comm, ok = false, all = false;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__nccl_card mine, *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    char why[256] = "ncclGetUniqueId failed", *room = NULL;
+    bool adopt = g == &w->group && w->cfg.nccl_comm, ok, all = false;
     bool thread = idist__world_need_thread(w) == IDIST_OK;
-    int nthreads = idist__os_nthreads();
-    idist_status s = ids ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    int i, nthreads = idist__os_nthreads();
+    idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    cudaError_t error;
+    void *comm = NULL;
+
     memset(&mine, 0, sizeof mine);
+    if (!gg->gate && (gg->gate = (idist__nccl_gate *)calloc(1, sizeof *gg->gate)) == NULL) s = IDIST_ERR_NO_MEMORY;
     if (g->rank == 0 && !adopt) mine.failed = gpu->nccl.GetUniqueId(&mine.id) != IDIST__NCCL_OK;
-    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, ids, sizeof mine);
-    if (s == IDIST_OK && adopt) ok = idist__nccl_adopt(g, why, sizeof why);
-    else if (s == IDIST_OK && !ids[0].failed) ok = idist__nccl_init(g, &ids[0].id, why, sizeof why);
-    if (ok && !gpu->word && cudaMalloc((void **)&gpu->word, sizeof *gpu->word) != cudaSuccess) {
-        ok = false;
-        snprintf(why, sizeof why, "cudaMalloc: %s", cudaGetErrorString(cudaGetLastError()));
+    if (adopt && (comm = idist__nccl_adopt(g, why, sizeof why)) == NULL) mine.failed = true;
+    error = idist__nccl_room(g, &room);
+    if (!mine.failed && error != cudaSuccess) {
+        mine.failed = true;
+        snprintf(why, sizeof why, "cudaMalloc: %s", cudaGetErrorString(error));
+        cudaGetLastError();
     }
+
+    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
+    for (i = 0; s == IDIST_OK && i < g->size && !cards[i].failed; i++) continue;
+    if (s == IDIST_OK && i == g->size) ok = idist__nccl_init(g, &cards[0].id, comm, room, why, sizeof why);
+    else ok = !mine.failed;
+    if (room) cudaFreeAsync(room, gg->stream[2]);
+
     if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
     if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
     if (s == IDIST_OK && !all) s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
     if (s != IDIST_OK) idist__nccl_abort_wait(g);
-    idist__mem_free(&w->cfg.mem, ids);
+    idist__mem_free(&w->cfg.mem, cards);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads) w->nforeign += idist__os_nthreads() - nthreads;
     if (s == IDIST_OK) w->watched = true;
     pthread_cond_signal(&w->work); // the thread sleeps without a limit until it knows
@@ -1303,6 +1767,7 @@ static void idist__gpu_group_free(idist_group *g) {
     for (i = 0; i < 3; i++)
         if (gg->stream[i]) cudaStreamDestroy(gg->stream[i]);
     cudaGetLastError();
+    free(gg->gate);
     g->device = NULL;
     idist__mem_free(&g->w->cfg.mem, gg);
 }
@@ -1312,9 +1777,14 @@ static idist_status idist__gpu_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
     idist__gpu_guard guard = idist__gpu_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
-    int i;
+    int i, least = 0, greatest = 0, priority = 0; // 0: the default, which is the least
+
+    if (g->w->cfg.high_priority) {
+        error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+        priority = greatest;
+    }
     for (i = 0; i < 3 && gg && error == cudaSuccess; i++)
-        error = cudaStreamCreateWithFlags(&gg->stream[i], cudaStreamNonBlocking);
+        error = cudaStreamCreateWithPriority(&gg->stream[i], cudaStreamNonBlocking, priority);
     if (gg) {
         gg->last = &gg->queue;
         g->device = gg;
@@ -1405,8 +1875,15 @@ static idist_status idist__gpu_check_capture(const char *name, const idist_opts 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
 
-static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
-                                     bool *detached) {
+static bool idist__gpu_captures(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) cudaGetLastError();
+    return capture != cudaStreamCaptureStatusNone;
+}
+
+static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
+                                        bool *detached) {
     const char *name = idist__kind_names[c->label];
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
@@ -1434,8 +1911,21 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
     if (nccl && idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
         return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: device memory of two worlds between group_begin and group_end", name);
     *detached = nccl && o->stream && !o->request;
+    if (*detached && !idist__gpu_group_of(g)->captured)
+        idist__gpu_group_of(g)->captured = idist__gpu_captures((cudaStream_t)o->stream);
     if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
     return IDIST_OK;
+}
+
+// On our device: to ask what a pointer is makes a context, too.
+static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
+                                     bool *detached) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    int device = idist__gpu_visit(gpu);
+    idist_status status = idist__gpu_find_way(g, c, o, on_device, detached);
+
+    idist__gpu_return(gpu, device);
+    return status;
 }
 
 //------------------------------------------------------------------------------
@@ -1656,6 +2146,7 @@ static void idist__gpu_end(idist__world *w) {
         next = t->next;
         if (op && op->waiting && op->state == IDIST__GPU_END) {
             if (op->doomed) idist__nccl_doom(t);
+            else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
             else if (idist__gpu_arrived(t, op->event)) idist__gpu_over(t);
         }
         if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
@@ -1773,7 +2264,7 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu_guard guard;
     if (gg) {
         guard = idist__gpu_enter(gpu);
-        if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_wait(g);
+        if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
         if (gg->comm && !gg->adopted) {
             idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
@@ -1791,7 +2282,11 @@ static void idist__gpu_group_close(idist_group *g) {
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
+    int64_t deadline;
+    int turns = 0;
     idist__task *t;
+    int device = gpu->under ? idist__gpu_visit(gpu) : -1; // -1: there was none
+
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(
             &w->log, IDIST_LOG_WARN,
@@ -1799,6 +2294,13 @@ static void idist__gpu_free(idist__world *w) {
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_end(w);
     if (gpu->word) cudaFree(gpu->word);
+    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
+        idist__nccl_nap(&turns);
+        if (idist__os_now_ns() < deadline) continue;
+        idist__log_print(&w->log, IDIST_LOG_ERROR, "cudaHostRegister has not come back: the device is busy");
+        pthread_detach(gpu->pinning->thread);
+        break;
+    }
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;
@@ -1812,6 +2314,7 @@ static void idist__gpu_free(idist__world *w) {
     w->route = NULL;
     w->launch = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
+    if (device >= 0) idist__gpu_return(gpu, device);
     idist__mem_free(mem, gpu->cards);
     idist__mem_free(mem, gpu);
 }
@@ -1846,6 +2349,42 @@ typedef enum idist__gpu_has { IDIST__GPU_HAS, IDIST__GPU_HAS_NONE, IDIST__GPU_LA
 static bool idist__nccl_is_forced(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
+}
+
+// An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one that is too old.
+static bool idist__gpu_unwell(cudaError_t error) {
+    int driver = 0;
+
+    if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary) return false;
+    return error != cudaErrorInsufficientDriver || (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
+}
+
+static void idist__gpu_explain(const char *what, cudaError_t error, idist__gpu_card *card) {
+    int driver = 0, runtime = 0;
+
+    card->unwell = idist__gpu_unwell(error) ? (int32_t)error : 0;
+    if (card->unwell && error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+        cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        snprintf(card->why, sizeof card->why, "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
+                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    else
+        snprintf(card->why, sizeof card->why, "%s: %s (%s, %d)", what, cudaGetErrorString(error), cudaGetErrorName(error),
+                 (int)error);
+}
+
+// What to do about it.
+static const char *idist__gpu_remedy(cudaError_t error) {
+    switch ((int)error) {
+    case cudaErrorInsufficientDriver: return "update the driver, or build with a toolkit that it knows";
+    case cudaErrorInitializationError:
+        return "after a fork this is what a parent that had used CUDA leaves: idist_spawn with start_method \"exec\"";
+    case cudaErrorDevicesUnavailable: return "another process has the GPU for itself: nvidia-smi -c 0 lets several use it";
+    case cudaErrorMemoryAllocation: return "the memory of the GPU is in use: see nvidia-smi";
+    case cudaErrorSystemNotReady: return "the fabric manager does not run: systemctl start nvidia-fabricmanager";
+    case cudaErrorSystemDriverMismatch: return "libcuda.so.1 is not that of the driver: reboot after an update of it";
+    case cudaErrorCompatNotSupportedOnDevice: return "the GPU takes no cuda-compat: remove it from LD_LIBRARY_PATH";
+    default: return "see nvidia-smi and the kernel's log";
+    }
 }
 
 // Finds the device of this rank, and NCCL.
@@ -1886,9 +2425,10 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
         what = "cudaDeviceGetAttribute";
     if (error != cudaSuccess) {
         card->has = named ? IDIST__GPU_LACKS : IDIST__GPU_HAS_NONE;
-        snprintf(card->why, sizeof card->why, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+        idist__gpu_explain(what, error, card);
         cudaGetLastError();
     }
+    if (card->has == IDIST__GPU_HAS) idist__gpu_find_context_state(gpu);
     if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
         idist__nccl_load(&gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
         card->nccl = gpu->nccl.version;
@@ -1904,6 +2444,8 @@ static idist_status idist__gpu_agree_way(idist__world *w) {
     const idist__gpu_card *cards = gpu->cards;
     const idist_group *g = &w->group;
     int i, a, b, without = -1, other = -1;
+    bool alone = g->size > 1 && !idist__gpu_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
+
     for (i = 0; i < g->size; i++) {
         if (cards[i].wanted != cards[0].wanted || cards[i].adopts != cards[0].adopts)
             return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
@@ -1927,22 +2469,43 @@ static idist_status idist__gpu_agree_way(idist__world *w) {
     if (cards[0].wanted == IDIST__BY_IPC && (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
         return idist__fail(IDIST_ERR_UNSUPPORTED, "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
                            IDIST__IPC_RANKS);
-    if (!cards[0].wanted && other >= 0)
+    if (!cards[0].wanted && without >= 0)
+        idist__log_print(&w->log, alone && without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip install nvidia-nccl-cu%d "
+                         "gives it, IDIST_NCCL_LIB says where it is",
+                         cards[without].why_no_nccl, CUDART_VERSION / 1000);
+    else if (!cards[0].wanted && other >= 0)
         idist__log_print(&w->log, IDIST_LOG_WARN, "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
                          other, cards[other].nccl);
-    else if (!cards[0].wanted && without >= 0)
-        idist__log_print(&w->log, IDIST_LOG_INFO, "no NCCL: %s", cards[without].why_no_nccl);
     if (idist__gpu_shared(g, &a, &b))
         idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a, cards[a].bus);
     return IDIST_OK;
 }
 
+// No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are there that lie idle.
+static void idist__gpu_tell_none(const idist__world *w, int n_with) {
+    const idist__gpu_card *mine = &idist__gpu_of(w)->cards[w->group.rank];
+
+    if (mine->unwell)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
+                         mine->why, idist__gpu_remedy((cudaError_t)mine->unwell));
+    else if (n_with && mine->has == IDIST__GPU_HAS_NONE && strcmp(w->cfg.device, "cpu") != 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no rank uses a GPU, though %d have one: %s. (IDIST_DEVICE=cpu if that is "
+                         "meant)",
+                         n_with, mine->why);
+    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+}
+
 // One outcome for all: a device each, none for anybody, or the same error.
 static idist_status idist__gpu_agree(idist__world *w, bool *all) {
     const idist__gpu_card *cards = idist__gpu_of(w)->cards;
-    int i, n = w->group.size, worst = 0, named = 0;
+    int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
+
     for (i = 0; i < n; i++) {
-        if (cards[i].has > cards[worst].has) worst = i;
+        if (cards[i].has > cards[worst].has || (cards[i].has == cards[worst].has && cards[i].unwell && !cards[worst].unwell))
+            worst = i;
+        n_with += cards[i].has == IDIST__GPU_HAS;
         named |= cards[i].named;
     }
     *all = cards[worst].has == IDIST__GPU_HAS;
@@ -1951,7 +2514,7 @@ static idist_status idist__gpu_agree(idist__world *w, bool *all) {
         return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
     if (named) return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst, cards[worst].why);
     snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
-    idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+    idist__gpu_tell_none(w, n_with);
     return IDIST_OK;
 }
 
@@ -1970,6 +2533,7 @@ static void idist__gpu_install(idist__world *w) {
     gpu->api.missing = idist__gpu_missing;
     gpu->api.group_close = idist__gpu_group_close;
     gpu->api.close = idist__gpu_close;
+    __atomic_store_n(&idist__home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
     w->route = idist__gpu_route;

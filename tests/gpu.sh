@@ -95,6 +95,33 @@ ok $? "the program in the header builds" || diag <"$WORK/log"
 ok_run 0 "it runs" 20 "$WORK/doc"
 grep -q '^rank 0 on cuda:0: 1$' "$WORK/log"
 ok $? "and prints what it should" || diag <"$WORK/log"
+
+# NCCL as a package of Python has it. Under another name, as the loader may know one of this machine.
+cat >"$WORK/where.c" <<'END'
+#include "idist.h"
+#include <stdio.h>
+int main(void) {
+    if (idist_initialize(NULL) != IDIST_OK) return printf("%s\n", idist_last_error()), 1;
+    printf("by %s\n", idist_device_backend());
+    return idist_finalize() != IDIST_OK;
+}
+END
+python=$WORK/venv/lib/python3.12/site-packages/nvidia/nccl/lib
+mkdir -p "$python"
+cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$python/libidist_fake.so.2" >"$WORK/log" 2>&1 &&
+    cc "${flags[@]}" -DIDIST_IMPLEMENTATION -DIDIST__NCCL_FILE='"libidist_fake.so.2"' -include idist_nccl.h "$WORK/where.c" \
+        "$PARTS/cuda.o" -rdynamic -o "$WORK/where" -lpthread -ldl -lm >>"$WORK/log" 2>&1
+ok $? "a program that looks for NCCL builds" || diag <"$WORK/log"
+without=(-u VIRTUAL_ENV -u CONDA_PREFIX -u IDIST_NCCL_LIB)
+for prefix in VIRTUAL_ENV CONDA_PREFIX; do
+    ok_run 0 "it runs, with $prefix" 20 env "${without[@]}" $prefix="$WORK/venv" "$WORK/where"
+    grep -q '^by nccl$' "$WORK/log"
+    ok $? "and finds the library of the package" || diag <"$WORK/log"
+done
+ok_run 0 "it runs without" 20 env "${without[@]}" HOME="$WORK" "$WORK/where"
+grep -q '^by ipc$' "$WORK/log"
+ok $? "and finds none" || diag <"$WORK/log"
+
 program_with_idist tests/fake/test_ipc.c
 on_fake "ranks that read each other's memory" IDIST_TEST_SLOW=1
 program tests/fake/test_device.c

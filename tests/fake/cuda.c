@@ -17,6 +17,9 @@
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
 //   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
 //     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
+//   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
+//     on the thread's current device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState
+//     says where there is one.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
@@ -28,7 +31,8 @@
 //   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is one machine's.
 //
 // Environment, read once at the first call
-//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35)
+//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35);
+//                         -2: with one that is too old, which is the same error and another cudaDriverGetVersion
 //   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9); the last is for the rest
 //   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
@@ -36,7 +40,8 @@
 //   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
 //                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
-//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc waits for what the device has to do, which the real one may do
+//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
+//                         the real ones may
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -237,10 +242,31 @@ static cudaError_t unlock(cudaError_t error) {
     return result(error);
 }
 
+static atomic_bool contexts[MAX_DEVICES];
+
+// Calls that need none.
+static void make_context(const char *function) {
+    static const char *const without[] = {
+        "cudaGetDeviceCount",    "cudaSetDevice",           "cudaGetDevice",
+        "cudaDeviceGetPCIBusId", "cudaDeviceGetAttribute",  "cudaGetDeviceProperties",
+        "cudaRuntimeGetVersion", "cudaDeviceCanAccessPeer", "cudaThreadExchangeStreamCaptureMode"};
+    for (size_t i = 0; i < sizeof without / sizeof *without; i++)
+        if (strcmp(function, without[i]) == 0) return;
+    atomic_store(&contexts[current_device], true);
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = device >= 0 && device < MAX_DEVICES && atomic_load(&contexts[device]);
+    return 0;
+}
+
 #define ENTER()                                    \
     do {                                           \
         cudaError_t error_ = fake_enter(__func__); \
         if (error_) return result(error_);         \
+        make_context(__func__);                    \
     } while (0)
 #define REQUIRE(cond, error)               \
     do {                                   \
@@ -730,6 +756,7 @@ cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) {
     pthread_mutex_lock(&lock);
     cudaError_t error = check_unsafe();
     if (error) return unlock(error);
+    if (config.alloc_waits) wait_device(current_device);
     uintptr_t at = (uintptr_t)pointer;
     for (block *b = blocks; b; b = b->next)
         if (at < (uintptr_t)b->base + b->size && (uintptr_t)b->base < at + size)
@@ -806,7 +833,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 
 cudaError_t cudaDriverGetVersion(int *version) {
     if (!version) return result(cudaErrorInvalidValue);
-    *version = fake_enter(__func__) == cudaErrorInsufficientDriver ? 0 : CUDART_VERSION;
+    *version = fake_enter(__func__) != cudaErrorInsufficientDriver ? CUDART_VERSION : config.n_devices == -1 ? 0 : 11040;
     return cudaSuccess;
 }
 
@@ -821,6 +848,7 @@ cudaError_t cudaSetDevice(int device) {
     ENTER();
     REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
     current_device = device;
+    atomic_store(&contexts[device], true);
     return cudaSuccess;
 }
 
@@ -930,6 +958,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     ENTER();
     return create_stream(stream, flags, priority);
+}
+
+int fake_count_streams(int priority) {
+    int n = 0;
+    pthread_mutex_lock(&lock);
+    for (cudaStream_t s = streams; s; s = s->next) n += !s->is_null && !s->destroyed && s->priority == priority;
+    pthread_mutex_unlock(&lock);
+    return n;
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {

@@ -25,6 +25,9 @@ typedef struct fake_traffic {
 } fake_traffic;
 fake_traffic fake_traffic_now(void);
 
+// How many streams of this process have that priority.
+int fake_count_streams(int priority);
+
 // For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this function).
 cudaError_t fake_enter(const char *function);
 

@@ -8,6 +8,13 @@
 //   - A peer that died, or that called something else, is waited for: for ever, with cudaStreamQuery saying "not ready"
 //     and ncclCommGetAsyncError 0, until ncclCommAbort. Then the stream goes on; the result is garbage.
 //   - Small messages are sent without waiting for the receiver, so a broadcast's root may end first.
+//   - The first collective of an algorithm on a communicator, and the first send and receive of a pair, block the calling
+//     thread until the peers make theirs: that connects them. Which algorithm it is depends on the kind of call, its size,
+//     and type and operator. NCCL_RUNTIME_CONNECT=0, or a version before 22200: collectives are connected by init.
+//   - ncclCommAbort must not run while a thread is inside a call with that communicator: here it ends the program.
+//     ncclCommRevoke (from 22807 on) may: it ends what runs and what connects, and frees nothing.
+//   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are destroyed; an abort after
+//     ncclCommRevoke does not, and whoever destroys such a graph later touches what was freed: here it ends the program.
 //   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives progress together. Init and
 //     split may be in a group.
 //   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are divided afterwards.
@@ -21,11 +28,15 @@
 //   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at most.
 //   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would fault on the device.
 //   - A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
-//   - No CommInitAll, Shrink, Revoke, windows, Scalable, SimulateEnd, device API, debug output. They do not link.
+//   - No CommInitAll, Shrink, windows, Scalable, SimulateEnd, device API, debug output. They do not link.
 //
 // Environment
 //   FAKE_NCCL_VERSION=n     what ncclGetVersion says (default NCCL_VERSION_CODE)
 //   FAKE_NCCL_FAIL=code     initialisation fails with this code, in each process that has it
+//   FAKE_NCCL_REMOTE=1      a peer whose process ended is noticed, as over a network: ncclRemoteError, of
+//                           ncclCommGetAsyncError and of each call from then on; the operations still never end
+//   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8); with FAKE_NCCL_REMOTE=2 ncclRemoteError,
+//                           as if a connection broke that only NCCL uses
 //   FAKE_NCCL_INIT_HANGS=1  initialisation never ends (ncclCommAbort ends it when blocking=0)
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -45,12 +56,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_RANKS 64
 #define MAX_OPS 64
-#define RING_BYTES (32 * 1024)
-#define BLOCK_BYTES (16 * 1024) // of a reduction
+#define RING_BYTES (256 * 1024)
+#define BLOCK_BYTES (128 * 1024) // of a reduction
+#define TIMED_OUT 8              // ncclTimeout, from 2.30.3 on
 
 //------------------------------------------------------------------------------
 // shared memory of a communicator
@@ -71,6 +84,9 @@ typedef struct peer {
     atomic_ulong split_begun, split_led, split_ended; // rounds
     int color, key;
     ncclUniqueId split_id;
+    int pid;
+    atomic_uint connected;                                  // algorithms
+    atomic_bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS]; // pairs
 } peer;
 
 typedef struct ring { // bytes from one rank to another
@@ -99,7 +115,11 @@ struct ncclComm {
     size_t nbytes;
     ncclUniqueId id;
     atomic_int refs, async, polls, n_running;
-    atomic_bool aborted;
+    atomic_int inside;     // threads in a call
+    atomic_int persistent; // operations that graphs hold
+    atomic_bool aborted, revoked, freed;
+    unsigned connected; // as those of peer, of this rank
+    bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS];
     atomic_ulong tickets, done;
     reduction ops[MAX_OPS];
     unsigned long n_splits;
@@ -232,6 +252,7 @@ static void introduce(ncclComm_t comm, peer *me) {
     me->bus = strtol(digits, NULL, 16);
     me->host = hash_text(host && *host ? host : "this machine");
     me->version = comm->version = version();
+    me->pid = getpid();
     cudaDeviceGetAttribute(&me->major, cudaDevAttrComputeCapabilityMajor, device);
 }
 
@@ -325,7 +346,7 @@ static ncclResult_t job_split(ncclComm_t comm) {
 static ncclResult_t job_finalize(ncclComm_t comm) {
     peer *peers = comm->shared->peers;
     int turns = 0;
-    while (!comm->aborted && comm->done < comm->tickets) nap(&turns);
+    while (!comm->aborted && (comm->done < comm->tickets || comm->persistent > 0)) nap(&turns);
     atomic_store(&peers[comm->rank].finalized, 1);
     for (int i = 0; i < comm->n_ranks; i++)
         while (!comm->aborted && peers[i].host == peers[comm->rank].host && !atomic_load(&peers[i].finalized)) nap(&turns);
@@ -411,6 +432,7 @@ static ncclResult_t init(const char *name, ncclComm_t *out, int n_ranks, ncclUni
 // A communicator can be used when what was asked of it before has ended.
 static ncclResult_t check_ready(ncclComm_t comm, const char *name) {
     if (!comm) return fail(ncclInvalidArgument, "%s : comm argument is NULL", name);
+    if (comm->revoked) return fail(ncclInvalidUsage, "%s : the communicator was revoked", name);
     int state = comm->polls > 0 && comm->async == ncclSuccess ? ncclInProgress : comm->async;
     if (state == ncclInProgress)
         return fail(ncclInvalidArgument, "Attempt to use communicator before the previous operation returned ncclSuccess");
@@ -513,6 +535,27 @@ static void combine(ncclRedOp_t op, ncclDataType_t type, char *at, const char *f
     bool with_sign = is_signed(type);
     uint64_t c = op == ncclSum ? a + b : op == ncclProd ? a * b : less(a, b, with_sign) == (op == ncclMax) ? b : a;
     memcpy(at, &c, size_of(type));
+}
+
+// The same of many; what is called on large buffers is fast.
+static void combine_all(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from, size_t nbytes) {
+    size_t width = size_of(type);
+    float a, b;
+    uint32_t x, y;
+    if (type == ncclFloat32 && op == ncclSum) {
+        for (size_t i = 0; i < nbytes; i += 4) {
+            memcpy(&a, at + i, 4), memcpy(&b, from + i, 4);
+            a = (float)((double)a + (double)b);
+            memcpy(at + i, &a, 4);
+        }
+    } else if (type == ncclInt32 && (op == ncclSum || op == ncclProd)) {
+        for (size_t i = 0; i < nbytes; i += 4) {
+            memcpy(&x, at + i, 4), memcpy(&y, from + i, 4);
+            x = op == ncclSum ? x + y : x * y;
+            memcpy(at + i, &x, 4);
+        }
+    } else
+        for (size_t i = 0; i < nbytes; i += width) combine(op, type, at + i, from + i);
 }
 
 static void scale(const reduction *r, ncclDataType_t type, char *data, size_t count) {
@@ -637,8 +680,40 @@ static bool progress(ncclComm_t comm, transfer *t) {
     return n > 0 || t->nbytes == 0;
 }
 
+static int number_of(const char *name) {
+    const char *text = getenv(name);
+    return text && *text ? atoi(text) : 0;
+}
+
+static bool has_ended(int pid) { // also one that nobody has waited for
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "r");
+    bool known = f && fscanf(f, "%*d %*s %c", &state) == 1;
+    if (f) fclose(f);
+    return !known || state == 'Z' || state == 'X';
+}
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// What an operation that waits finds out by itself: as the network's threads do, and the watchdog of later versions.
+static void look_round(ncclComm_t comm, int64_t since_ms) {
+    int limit = number_of("FAKE_NCCL_TIMEOUT_MS"), none = ncclSuccess;
+    for (int i = 0; i < comm->n_ranks && number_of("FAKE_NCCL_REMOTE") == 1; i++)
+        if (has_ended(comm->shared->peers[i].pid)) atomic_compare_exchange_strong(&comm->async, &none, (int)ncclRemoteError);
+    if (limit && now_ms() - since_ms > limit) {
+        int code = number_of("FAKE_NCCL_REMOTE") == 2 ? (int)ncclRemoteError : TIMED_OUT;
+        atomic_compare_exchange_strong(&comm->async, &none, code);
+    }
+}
+
 // False: aborted. Messages between two ranks keep their order, everything else progresses together.
 static bool exchange(ncclComm_t comm, transfers *list) {
+    int64_t since_ms = now_ms();
     int turns = 0;
     for (;;) {
         bool busy[2][MAX_RANKS] = {{false}}, moved = false, ended = true;
@@ -650,8 +725,9 @@ static bool exchange(ncclComm_t comm, transfers *list) {
         }
         if (ended) return true;
         if (comm->aborted) return false;
-        if (moved) turns = 0;
+        if (moved) turns = 0, since_ms = now_ms();
         else nap(&turns);
+        if (turns % 200 == 199) look_round(comm, since_ms);
     }
 }
 
@@ -692,8 +768,7 @@ static bool reduce_block(const call *c, transfers *list, char *room, size_t from
     char *sum = c->recv + from * width;
     memcpy(sum, room + BLOCK_BYTES, nbytes);
     for (int other = 1; other < comm->n_ranks; other++)
-        for (size_t i = 0; i < nbytes; i += width)
-            combine(c->reduction.op, c->type, sum + i, room + (size_t)(2 * other + 1) * BLOCK_BYTES + i);
+        combine_all(c->reduction.op, c->type, sum, room + (size_t)(2 * other + 1) * BLOCK_BYTES, nbytes);
     if (c->reduction.divided) divide(c->type, sum, count, comm->n_ranks);
     return true;
 }
@@ -714,15 +789,24 @@ static bool run_reduction(const call *c, transfers *list) {
 
 typedef struct launch { // what one communicator does in one group
     ncclComm_t comm;
+    bool persistent; // a graph has it
     int n;
     call calls[];
 } launch;
 
 static uint64_t launch_ticket(void *arg) { return atomic_fetch_add(&((launch *)arg)->comm->tickets, 1); }
 
+static void complain(const char *text) {
+    fprintf(stderr, "%s\n", text);
+    abort();
+}
+
 static void launch_drop(void *arg) {
-    drop_comm(((launch *)arg)->comm);
-    free(arg);
+    launch *l = arg;
+    if (l->persistent && l->comm->freed) complain("a graph is destroyed whose communicator was freed before");
+    if (l->persistent) atomic_fetch_sub(&l->comm->persistent, 1);
+    drop_comm(l->comm);
+    free(l);
 }
 
 static void launch_run(void *arg, uint64_t ticket) {
@@ -763,13 +847,14 @@ static cudaError_t order_streams(cudaStream_t before, cudaStream_t after) {
 }
 
 // On the stream of the first call; the streams of the others wait for it, and it for them.
-static cudaError_t launch_comm(ncclComm_t comm) {
-    launch *l = calloc(1, sizeof *l + (size_t)group.n * sizeof(call));
+static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    launch *l = calloc(1, sizeof *l + (size_t)n * sizeof(call));
     if (!l) abort();
     l->comm = comm;
     cudaError_t error = cudaSuccess;
-    for (int i = 0; i < group.n; i++)
-        if (group.calls[i].comm == comm) l->calls[l->n++] = group.calls[i];
+    for (int i = 0; i < n; i++)
+        if (calls[i].comm == comm) l->calls[l->n++] = calls[i];
     cudaStream_t stream = l->calls[0].stream, others[MAX_RANKS];
     int n_others = 0;
     for (int i = 1; i < l->n && n_others < MAX_RANKS; i++) {
@@ -780,27 +865,139 @@ static cudaError_t launch_comm(ncclComm_t comm) {
     for (int i = 0; !error && i < n_others; i++) error = order_streams(others[i], stream);
     atomic_fetch_add(&comm->refs, 1);
     if (error) return launch_drop(l), error;
+    l->persistent = cudaStreamIsCapturing(stream, &capture) == cudaSuccess && capture != cudaStreamCaptureStatusNone;
+    if (l->persistent) atomic_fetch_add(&comm->persistent, 1);
     error = fake_enqueue(stream, (fake_work){launch_run, launch_ticket, launch_drop, l, false});
     for (int i = 0; !error && i < n_others; i++) error = order_streams(stream, others[i]);
     return error;
 }
 
-static ncclResult_t launch_group(void) {
+// Which connections a collective needs. Not the real thresholds, but like them: small and large calls, and those that a
+// switch can add up, differ.
+enum { RING = 1, TREE = 2, PAT = 4, NVLS = 8 };
+static unsigned algorithm(const call *c) {
+    size_t parts = c->kind == ALL_GATHER || c->kind == REDUCE_SCATTER ? (size_t)c->comm->n_ranks : 1;
+    size_t nbytes = c->count * size_of(c->type) * parts;
+    bool reduces = c->kind <= REDUCE_SCATTER;
+    bool by_switch = nbytes >= 1 << 17 && (!reduces || ((c->op == ncclSum || c->op == ncclAvg) && c->type >= ncclFloat16));
+    if (c->kind == BROADCAST || c->kind == REDUCE) return RING;
+    if (by_switch) return NVLS;
+    if (nbytes >= 1 << 14) return RING;
+    return c->kind == ALL_REDUCE ? TREE : PAT;
+}
+
+// Says what a call needs that was not there. False: nothing.
+static bool offer(const call *c) {
+    ncclComm_t comm = c->comm;
+    peer *me = &comm->shared->peers[comm->rank];
+    const char *lazy = getenv("NCCL_RUNTIME_CONNECT");
+    bool any = false;
+    if (comm->n_ranks == 1) return false;
+    if (c->kind <= ALL_GATHER) {
+        if (comm->version < 22200 || (lazy && atoi(lazy) == 0) || (comm->connected & algorithm(c))) return false;
+        comm->connected |= algorithm(c);
+        atomic_fetch_or(&me->connected, algorithm(c));
+        return true;
+    }
+    for (int other = 0; other < comm->n_ranks; other++) {
+        route r = route_to(c, other);
+        if (other == comm->rank) continue;
+        any |= (r.out && !comm->sends_to[other]) || (r.in && !comm->recvs_from[other]);
+        comm->sends_to[other] |= r.out, comm->recvs_from[other] |= r.in;
+        if (r.out) atomic_store(&me->sends_to[other], true);
+        if (r.in) atomic_store(&me->recvs_from[other], true);
+    }
+    return any;
+}
+
+static bool is_offered(const call *c) {
+    ncclComm_t comm = c->comm;
+    peer *peers = comm->shared->peers;
+    const char *lazy = getenv("NCCL_RUNTIME_CONNECT");
+    bool all = true;
+    if (comm->n_ranks == 1 || (c->kind <= ALL_GATHER && (comm->version < 22200 || (lazy && atoi(lazy) == 0)))) return true;
+    for (int other = 0; other < comm->n_ranks && all; other++) {
+        route r = route_to(c, other);
+        if (c->kind <= ALL_GATHER) all = (atomic_load(&peers[other].connected) & algorithm(c)) != 0;
+        else if (other != comm->rank && r.out) all = atomic_load(&peers[other].recvs_from[comm->rank]);
+        if (c->kind > ALL_GATHER && all && other != comm->rank && r.in)
+            all = atomic_load(&peers[other].sends_to[comm->rank]);
+    }
+    return all;
+}
+
+// Blocks until the peers offer what was offered here, then launches.
+static ncclResult_t connect_and_launch(const call *calls, int n) {
     ncclResult_t rc = ncclSuccess;
-    int device = 0;
+    int device = 0, turns = 0;
+    for (int i = 0; i < n; i++)
+        while (!is_offered(&calls[i])) {
+            if (calls[i].comm->aborted || calls[i].comm->revoked) return fail(ncclInternalError, "a connect was aborted");
+            nap(&turns);
+        }
     cudaGetDevice(&device);
-    for (int i = 0; i < group.n; i++) {
-        ncclComm_t comm = group.calls[i].comm;
+    for (int i = 0; i < n; i++) {
+        ncclComm_t comm = calls[i].comm;
         bool first = true;
-        for (int k = 0; k < i; k++) first &= group.calls[k].comm != comm;
+        for (int k = 0; k < i; k++) first &= calls[k].comm != comm;
         if (!first) continue;
         cudaSetDevice(comm->device);
-        cudaError_t error = launch_comm(comm);
+        cudaError_t error = launch_comm(comm, calls, n);
         if (error) rc = cuda_failed(error);
+    }
+    cudaSetDevice(device);
+    return rc;
+}
+
+typedef struct later {
+    call *calls;
+    int n;
+} later;
+
+static void *later_thread(void *arg) {
+    later *l = arg;
+    cudaSetDevice(l->calls[0].comm->device);
+    ncclResult_t rc = connect_and_launch(l->calls, l->n);
+    for (int i = 0; i < l->n; i++) {
+        atomic_store(&l->calls[i].comm->async, rc);
+        drop_comm(l->calls[i].comm);
+    }
+    free(l->calls);
+    free(l);
+    return NULL;
+}
+
+// The communicators do not block: a thread connects them.
+static ncclResult_t launch_later(void) {
+    pthread_t thread;
+    later *l = malloc(sizeof *l);
+    if (!l) abort();
+    *l = (later){group.calls, group.n};
+    for (int i = 0; i < group.n; i++) {
+        atomic_store(&group.calls[i].comm->async, ncclInProgress);
+        atomic_fetch_add(&group.calls[i].comm->refs, 1);
+    }
+    group.calls = NULL;
+    if (pthread_create(&thread, NULL, later_thread, l) != 0) abort();
+    pthread_detach(thread);
+    return ncclInProgress;
+}
+
+static ncclResult_t launch_group(void) {
+    bool any = false, blocking = true;
+    for (int i = 0; i < group.n; i++) {
+        any |= offer(&group.calls[i]);
+        blocking &= group.calls[i].comm->blocking;
+    }
+    if (any && !blocking) return launch_later();
+    for (int i = 0; i < group.n; i++) atomic_fetch_add(&group.calls[i].comm->inside, 1);
+    ncclResult_t rc = connect_and_launch(group.calls, group.n);
+    for (int i = 0; i < group.n; i++) {
+        ncclComm_t comm = group.calls[i].comm;
+        atomic_fetch_sub(&comm->inside, 1);
         if (!comm->blocking) atomic_store(&comm->polls, 1);
         if (!comm->blocking && !rc) rc = ncclInProgress;
     }
-    cudaSetDevice(device);
     return rc;
 }
 
@@ -897,6 +1094,7 @@ const char *ncclGetErrorString(ncclResult_t code) {
     case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     case ncclRemoteError: return "remote process exited or there was a network error";
     case ncclInProgress: return "NCCL operation in progress";
+    case TIMED_OUT: return "timeout";
     default: return "unknown result code";
     }
 }
@@ -962,11 +1160,26 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return ncclSuccess;
 }
 
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+    int turns = 0;
+    if (!comm) return ncclSuccess;
+    if (flags != 0 || comm->version < 22807 || comm->finalized || atomic_exchange(&comm->revoked, true))
+        return fail(ncclInvalidArgument, "CommRevoke : invalid argument");
+    atomic_store(&comm->aborted, true);
+    while (comm->done < comm->tickets) nap(&turns);
+    comm->finalized = true;
+    atomic_store(&comm->aborted, false);
+    return ncclSuccess;
+}
+
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     int turns = 0;
     if (!comm) return ncclSuccess;
+    if (comm->inside > 0) complain("ncclCommAbort while a thread is inside a call with the communicator");
     atomic_store(&comm->aborted, true);
     while (comm->n_running > 0 || comm->async == ncclInProgress) nap(&turns);
+    while (!comm->revoked && comm->persistent > 0) nap(&turns);
+    atomic_store(&comm->freed, true);
     drop_comm(comm);
     return ncclSuccess;
 }

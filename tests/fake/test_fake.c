@@ -76,7 +76,8 @@ static void clear_environment(void) {
     static const char *const names[] = {"FAKE_CUDA_DEVICES",     "FAKE_CUDA_DELAY_US",     "FAKE_CUDA_FAIL",
                                         "FAKE_NCCL_FAIL",        "FAKE_NCCL_VERSION",      "FAKE_NCCL_INIT_HANGS",
                                         "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",     "NCCL_MULTI_RANK_GPU_ENABLE",
-                                        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",   "FAKE_CUDA_JIT",
+                                        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",   "FAKE_NCCL_REMOTE",
+                                        "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",   "FAKE_CUDA_JIT",
                                         "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
@@ -362,6 +363,12 @@ static void no_cuda(cudaError_t code) {
     CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
 }
 static void no_driver(void) { no_cuda(cudaErrorInsufficientDriver); }
+static void outdated_driver(void) {
+    int version = 0, n = 7;
+    OK(cudaDriverGetVersion(&version));
+    CHECK_IS(version, 11040);
+    CHECK_IS(cudaGetDeviceCount(&n), cudaErrorInsufficientDriver);
+}
 static void no_device(void) { no_cuda(cudaErrorNoDevice); }
 
 static void injected(void) {
@@ -381,6 +388,35 @@ static void visible(void) {
     CHECK(strcmp(bus, "0000:13:00.0") == 0);
     OK(cudaDeviceGetAttribute(&n, cudaDevAttrPciBusId, 1));
     CHECK_IS(n, 0x11);
+}
+
+extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+static bool has_context(int device) {
+    unsigned flags;
+    int active = -1;
+    CHECK_IS(cuDevicePrimaryCtxGetState(device, &flags, &active), 0);
+    return active;
+}
+
+static void *asks_for_an_attribute(void *pointer) {
+    struct cudaPointerAttributes attributes;
+    OK(cudaPointerGetAttributes(&attributes, pointer));
+    return NULL;
+}
+
+// A thread that has chosen no device has 0, and makes a context there.
+static void contexts(void) {
+    pthread_t thread;
+    int n = 0;
+    OK(cudaGetDeviceCount(&n));
+    OK(cudaGetDevice(&n));
+    CHECK_IS(n, 0);
+    CHECK(!has_context(0));
+    OK(cudaSetDevice(1));
+    CHECK(!has_context(0) && has_context(1) && !has_context(2));
+    CHECK(pthread_create(&thread, NULL, asks_for_an_attribute, &n) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(has_context(0) && !has_context(2));
 }
 
 static void child_of_cuda(void) { CHECK_IS(cudaFree(NULL), cudaErrorInitializationError); }
@@ -1146,6 +1182,8 @@ static void killed_peer(void) {
     cudaStream_t s = new_stream();
     ncclResult_t state;
     float *d = device_memory(4);
+    OK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s)); // connects
+    OK(cudaStreamSynchronize(s));
     if (rank == n_ranks - 1) {
         await(0, n_ranks - 1);
         raise(SIGKILL);
@@ -1202,6 +1240,17 @@ static void non_blocking(void) {
     while (state == ncclInProgress);
     OK(state);
     cudaStream_t s = new_stream();
+    if (rank == 1) await(1, 1);
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress); // connects, in a thread of its own
+    if (rank == 0) {
+        tap_sleep_ms(20);
+        OK(ncclCommGetAsyncError(comm, &state));
+        CHECK_IS(state, ncclInProgress);
+        reach(1);
+    }
+    do OK(ncclCommGetAsyncError(comm, &state));
+    while (state == ncclInProgress);
+    OK(state);
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress);
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInvalidArgument); // not asked
     for (state = ncclInProgress; state == ncclInProgress; n_polls++) OK(ncclCommGetAsyncError(comm, &state));
@@ -1213,6 +1262,147 @@ static void non_blocking(void) {
     OK(ncclCommDestroy(comm));
     config.magic = 0;
     CHECK_IS(ncclCommInitRankConfig(&comm, n_ranks, board->id, rank, &config), ncclInvalidArgument);
+}
+
+// Makes a call that rank 1 makes 50 ms later. How long it takes rank 0 to get out of it.
+static int64_t takes_ms(ncclResult_t (*make)(ncclComm_t, char *, cudaStream_t), ncclComm_t comm, char *d, cudaStream_t s) {
+    static int step;
+    int64_t start = tap_now_ms();
+    if (rank == 1) await(step, 1), tap_sleep_ms(50);
+    else reach(step);
+    OK(make(comm, d, s));
+    int64_t took = tap_now_ms() - start;
+    OK(cudaStreamSynchronize(s));
+    step++;
+    return rank == 0 ? took : 0;
+}
+
+static ncclResult_t small_sum(ncclComm_t comm, char *d, cudaStream_t s) {
+    return ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s);
+}
+static ncclResult_t large_sum(ncclComm_t comm, char *d, cudaStream_t s) {
+    return ncclAllReduce(d, d, 1 << 18, ncclFloat, ncclSum, comm, s);
+}
+static ncclResult_t large_product(ncclComm_t comm, char *d, cudaStream_t s) {
+    return ncclAllReduce(d, d, 1 << 18, ncclFloat, ncclProd, comm, s);
+}
+static ncclResult_t broadcast(ncclComm_t comm, char *d, cudaStream_t s) {
+    return ncclBroadcast(d, d, 4, ncclInt8, 0, comm, s);
+}
+static ncclResult_t message(ncclComm_t comm, char *d, cudaStream_t s) {
+    return rank ? ncclRecv(d, 4, ncclInt8, 0, comm, s) : ncclSend(d, 4, ncclInt8, 1, comm, s);
+}
+static ncclResult_t reply(ncclComm_t comm, char *d, cudaStream_t s) {
+    return rank ? ncclSend(d, 4, ncclInt8, 0, comm, s) : ncclRecv(d, 4, ncclInt8, 1, comm, s);
+}
+
+// The first call of each algorithm and pair waits on the host for its peers; those after it do not.
+static void connects(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    char *d = device_memory(1 << 20);
+    bool lazy = !getenv("NCCL_RUNTIME_CONNECT");
+    if (rank == 0) CHECK((takes_ms(small_sum, comm, d, s) >= 50) == lazy);
+    else takes_ms(small_sum, comm, d, s);
+    ncclResult_t (*const all[])(ncclComm_t, char *, cudaStream_t) = {small_sum, large_sum, large_product, broadcast};
+    for (int i = 0; i < 4; i++) { // a broadcast has the ring of the product
+        bool waits = lazy && (i == 1 || i == 2);
+        CHECK((takes_ms(all[i], comm, d, s) >= 50) == (rank == 0 && waits));
+    }
+    CHECK((takes_ms(message, comm, d, s) >= 50) == (rank == 0));
+    CHECK(takes_ms(message, comm, d, s) < 50);
+    CHECK((takes_ms(reply, comm, d, s) >= 50) == (rank == 0)); // the other direction
+    OK(ncclCommDestroy(comm));
+}
+
+static void *calls_alone(void *comm) {
+    char *d = device_memory(4);
+    cudaStream_t s = new_stream();
+    return (void *)(intptr_t)ncclAllReduce(d, d, 1, ncclFloat, ncclSum, (ncclComm_t)comm, s);
+}
+
+// A thread waits in NCCL for a peer that does not come.
+static void aborted_beside_a_call(void) {
+    ncclComm_t comm = join();
+    pthread_t thread;
+    if (rank == 0) {
+        await(0, 1);
+        OK(ncclCommAbort(comm));
+        return;
+    }
+    CHECK(pthread_create(&thread, NULL, calls_alone, comm) == 0);
+    tap_sleep_ms(50);
+    reach(0);
+    ncclCommAbort(comm);
+}
+static void revoked(void) {
+    ncclComm_t comm = join();
+    pthread_t thread;
+    void *rc = NULL;
+    if (rank) {
+        OK(ncclCommAbort(comm));
+        return;
+    }
+    CHECK(pthread_create(&thread, NULL, calls_alone, comm) == 0);
+    tap_sleep_ms(50);
+    OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+    CHECK(pthread_join(thread, &rc) == 0);
+    CHECK_IS((intptr_t)rc, ncclInternalError);
+    CHECK_IS(small_sum(comm, device_memory(4), NULL), ncclInvalidUsage);
+    OK(ncclCommAbort(comm));
+}
+
+static void *aborts(void *comm) {
+    OK(ncclCommAbort((ncclComm_t)comm));
+    reach(1 + rank);
+    return NULL;
+}
+
+// A graph holds a call: an abort goes on until it is destroyed, one after a revoke frees what the graph needs.
+static void aborted_graph(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    pthread_t thread;
+    char *d = device_memory(4);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    OK(small_sum(comm, d, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    if (n_ranks == 1) { // the variant that crashes
+        OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+        OK(ncclCommAbort(comm));
+        cudaGraphExecDestroy(exec);
+        return;
+    }
+    CHECK(pthread_create(&thread, NULL, aborts, comm) == 0);
+    tap_sleep_ms(100);
+    CHECK_IS(board->steps[1 + rank], 0);
+    OK(cudaGraphExecDestroy(exec));
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+// Over a network the death of a peer is an error of NCCL's; a wait that takes too long is one from 2.30.3 on.
+static void remote_error(void) {
+    ncclComm_t comm = join();
+    cudaStream_t s = new_stream();
+    ncclResult_t state = ncclSuccess;
+    bool times_out = getenv("FAKE_NCCL_TIMEOUT_MS") != NULL;
+    char *d = device_memory(4);
+    OK(small_sum(comm, d, s));
+    OK(cudaStreamSynchronize(s));
+    if (rank == n_ranks - 1 && times_out) await(0, n_ranks - 1);
+    if (rank == n_ranks - 1) raise(SIGKILL);
+    OK(small_sum(comm, d, s));
+    while (state == ncclSuccess) OK(ncclCommGetAsyncError(comm, &state));
+    CHECK_IS(state, times_out ? 8 : ncclRemoteError);
+    CHECK_IS(small_sum(comm, d, s), state);
+    CHECK_IS(cudaStreamQuery(s), cudaErrorNotReady);
+    reach(0);
+    OK(ncclCommAbort(comm));
+    OK(cudaStreamSynchronize(s));
 }
 
 static void init_hangs(void) {
@@ -1385,10 +1575,12 @@ int main(void) {
     run_one("cuda: the NULL stream", "FAKE_CUDA_DELAY_US=20000", legacy_stream);
     run_one("cuda: host functions", "", host_functions);
     run_one("without a driver", "FAKE_CUDA_DEVICES=-1", no_driver);
+    run_one("with a driver that is too old", "FAKE_CUDA_DEVICES=-2", outdated_driver);
     run_one("without a device", "FAKE_CUDA_DEVICES=0", no_device);
     run_one("no visible device", "FAKE_CUDA_DEVICES=3 CUDA_VISIBLE_DEVICES=", no_device);
     run_one("cuda: the second cudaMalloc fails", "FAKE_CUDA_FAIL=cudaMalloc:2:2", injected);
     run_one("cuda: visible devices", "FAKE_CUDA_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1", visible);
+    run_one("cuda: where contexts are made", "FAKE_CUDA_DEVICES=3", contexts);
     run_one("cuda: a forked child", "", forked);
     run_one("cuda: capture and replay", "", captures);
     run_one("cuda: what capture forbids", "", captures_forbid);
@@ -1428,6 +1620,14 @@ int main(void) {
     run_ranks("nccl: who waits for a killed rank waits until the abort", 3, "FAKE_CUDA_DEVICES=3", killed_peer, SIGKILL);
     run_ranks("nccl: calls that do not match wait until the abort", 2, "FAKE_CUDA_DEVICES=2", mismatch, 0);
     run_ranks("nccl: blocking=0", 2, "FAKE_CUDA_DEVICES=2", non_blocking, 0);
+    run_ranks("nccl: the first call of a kind connects", 2, "FAKE_CUDA_DEVICES=2", connects, 0);
+    run_ranks("nccl: NCCL_RUNTIME_CONNECT=0", 2, "FAKE_CUDA_DEVICES=2 NCCL_RUNTIME_CONNECT=0", connects, 0);
+    run_ranks("nccl: an abort beside a call", 2, "FAKE_CUDA_DEVICES=2", aborted_beside_a_call, SIGABRT);
+    run_ranks("nccl: a revoke beside a call", 2, "FAKE_CUDA_DEVICES=2", revoked, 0);
+    run_ranks("nccl: an abort with a live graph", 2, "FAKE_CUDA_DEVICES=2", aborted_graph, 0);
+    run_ranks("nccl: a graph that outlives its communicator", 1, "", aborted_graph, SIGABRT);
+    run_ranks("nccl: a peer dies, over a network", 3, "FAKE_CUDA_DEVICES=3 FAKE_NCCL_REMOTE=1", remote_error, SIGKILL);
+    run_ranks("nccl: a peer is late, 2.30", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_TIMEOUT_MS=50", remote_error, SIGKILL);
     run_one("nccl: an init that hangs", "FAKE_NCCL_INIT_HANGS=1", init_hangs);
     run_one("nccl: an init that fails", "FAKE_NCCL_FAIL=2", init_fails);
     run_ranks("nccl: split", 4, "FAKE_CUDA_DEVICES=4", split, 0);

@@ -380,10 +380,50 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
     pthread_mutex_unlock(&w->lock);
 }
 
+//------------------------------------------------------------------------------
+// memory of its own
+//------------------------------------------------------------------------------
+
+static void *frees(void *arg) {
+    idist__own_free(arg);
+    return NULL;
+}
+
+extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+
+// In a thread that has chosen no device.
+static int frees_as_stranger(int number, void *arg) {
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    pthread_t thread;
+    unsigned flags;
+    int active = -1;
+    void *p = NULL;
+    (void)arg;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    d.device = "cuda:1";
+    d.world_size = 1;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+    CUDA(cudaMalloc(&p, 8));
+    rank_check(pthread_create(&thread, NULL, frees, p) == 0, "no thread");
+    pthread_join(thread, NULL);
+    rank_check(cuDevicePrimaryCtxGetState(0, &flags, &active) == 0 && !active, "there is one");
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void strangers(void) {
+    tap_running("memory that a thread without a device frees");
+    ranks_reset();
+    procs_run(1, 20000, frees_as_stranger, NULL);
+    ranks_report("to free memory makes no context on device 0");
+}
+
 int main(void) {
     tap_deadline(140);
     // Those that fork come first: a process that has used CUDA must not fork.
     beside_dead_ranks();
+    strangers();
     troubles();
     paces();
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include "fake.h"
 #include "ranks.h"
 
 #define CUDA(call) rank_check((call) == cudaSuccess, "%s", #call)
@@ -52,6 +53,126 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
     cudaFree(x);
     cudaStreamDestroy(s);
+}
+
+// The same with every collective that NCCL has, in sizes for which it takes different algorithms: the first of each is the
+// one that would wait on the host.
+static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
+    enum { MOST = 1 << 16, SIZES = 3 };
+    static const size_t sizes[SIZES] = {1, 5000, MOST};
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, MOST * (size_t)n), *y = device_of(1, MOST * (size_t)n), word = rank;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    (void)arg;
+    if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
+    for (int k = 0; k < SIZES; k++) {
+        size_t counts[RANKS_MAX];
+        for (int i = 0; i < n; i++) counts[i] = sizes[k];
+        rank_ok(rank, idist_all_reduce(x, x, sizes[k], IDIST_F32, IDIST_SUM, &o));
+        rank_ok(rank, idist_all_reduce(x, x, sizes[k], IDIST_I32, IDIST_PROD, &o));
+        rank_ok(rank, idist_all_reduce(x, x, sizes[k], IDIST_I32, IDIST_MAX, &o));
+        rank_ok(rank, idist_reduce_scatter(x, y, sizes[k], IDIST_F32, IDIST_SUM, &o));
+        rank_ok(rank, idist_reduce_scatter(x, y, sizes[k], IDIST_I32, IDIST_PROD, &o));
+        rank_ok(rank, idist_all_gather(x, y, sizes[k], IDIST_I32, &o));
+        rank_ok(rank, idist_all_gatherv(x, sizes[k], y, counts, NULL, IDIST_I32, &o));
+        rank_ok(rank, idist_broadcast(y, sizes[k], IDIST_I32, n - 1, &o));
+        rank_ok(rank, idist_reduce(x, y, sizes[k], IDIST_I32, IDIST_MAX, 0, &o));
+        rank_ok(rank, idist_barrier(&o));
+    }
+    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    rank_ok(rank, idist_barrier(&o));
+    CUDA(cudaStreamSynchronize(s));
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// What goes by pairs connects them in its first call, which waits; an all_to_all has all of them, so that messages after it
+// run ahead.
+static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(rank, (size_t)n), *y = device_of(-1, (size_t)n), word = rank;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    int next = (rank + 1) % n, before = (rank + n - 1) % n;
+    (void)arg;
+    rank_ok(rank, idist_all_to_all(x, y, 1, IDIST_I32, &o));
+    if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
+    rank_ok(rank, idist_sendrecv(x, 1, next, 3, y, 1, before, 3, IDIST_I32, NULL, &o));
+    rank_ok(rank, idist_gather(x, y, 1, IDIST_I32, n - 1, &o));
+    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    rank_ok(rank, idist_barrier(&o));
+    CUDA(cudaStreamSynchronize(s));
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// A rank waits inside NCCL for another one that does not come: the time-out gets it out, by no abort beside the call.
+static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, (size_t)n), *y = device_of(1, (size_t)n), none = 0;
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    int64_t start = tap_now_ms();
+    idist_status status;
+    (void)arg;
+    o.timeout_ms = host.timeout_ms = 300;
+    if (rank != 1) {
+        status = idist_all_to_all(x, y, 1, IDIST_I32, &o);
+        if (status == IDIST_OK) status = idist_barrier(&host);
+        rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s", rank, idist_status_name(status));
+        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank, idist_last_error());
+        CUDA(cudaStreamSynchronize(s));
+        rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+    } else {
+        host.timeout_ms = 5000;
+        rank_is(rank, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, &host), IDIST_ERR_TIMEOUT);
+    }
+    cudaFree(x);
+    cudaFree(y);
+    cudaStreamDestroy(s);
+}
+
+// A graph that holds a call is alive when the group fails: nobody waits for it, and it can be destroyed later.
+static cudaGraphExec_t left_graphs[RANKS_MAX];
+static ncclComm_t left_comms[RANKS_MAX];
+static int64_t left_ms[RANKS_MAX];
+static void live_graph(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(1, 1);
+    idist_opts o = on_stream(world, s), host = opts_of(world);
+    cudaGraph_t graph;
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
+    CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    CUDA(cudaStreamEndCapture(s, &graph));
+    CUDA(cudaGraphInstantiate(&left_graphs[rank], graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    left_comms[rank] = (ncclComm_t)idist_nccl_comm(world);
+    CUDA(cudaGraphLaunch(left_graphs[rank], s));
+    CUDA(cudaStreamSynchronize(s));
+    (void)!idist_barrier(&host); // that of rank 0 may end, and its abort come, before another one's has
+    left_ms[rank] = tap_now_ms();
+    if (rank == 0) rank_ok(rank, idist_abort(world));
+    while (idist_barrier(&host) == IDIST_OK) continue;
+    cudaStreamDestroy(s);
+}
+
+static void with_live_graph(const char *version) {
+    tap_running("a live graph, NCCL %s", version);
+    ranks_reset();
+    setenv("FAKE_NCCL_VERSION", version, 1);
+    ranks_threads_fault(2, NULL, live_graph, NULL);
+    for (int k = 0; k < 2; k++) {
+        int took = (int)(tap_now_ms() - left_ms[k]);
+        rank_check(took < 2500 * test_slow_factor(), "rank %d: the end took %d ms", k, took);
+        cudaGraphExecDestroy(left_graphs[k]);
+        if (strcmp(version, "22807") >= 0)
+            rank_check(ncclCommAbort(left_comms[k]) == ncclSuccess, "rank %d: it was freed", k);
+    }
+    unsetenv("FAKE_NCCL_VERSION");
+    ranks_report("a graph that holds a call outlives its group, NCCL %s", version);
 }
 
 // On one rank the count differs. Nobody waits in the call; the next ones say it, and the stream comes to its end.
@@ -359,6 +480,392 @@ static void ways(void) {
     unsetenv("FAKE_NCCL_VERSION");
 }
 
+// NCCL says that a peer is gone, or late. It is the host that knows which one, a little later; and if it does not, the error
+// is still that of a peer.
+typedef struct remote {
+    const char *remote; // FAKE_NCCL_REMOTE
+    bool dies;          // rank 1, after half a second
+    idist_status status;
+    int port;
+} remote;
+
+static int loses(int number, void *arg) {
+    const remote *r = (const remote *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    int64_t start;
+    int32_t *x;
+    idist_opts o = opts_of(NULL);
+    idist_status status;
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    d.rank = number;
+    d.world_size = 3;
+    d.master_addr = "127.0.0.1";
+    d.master_port = r->port;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    setenv("FAKE_NCCL_TIMEOUT_MS", "50", 1);
+    setenv("FAKE_NCCL_REMOTE", r->remote, 1);
+    x = device_of(1, 5);
+    start = tap_now_ms();
+    if (number == 1) {
+        tap_sleep_ms(r->dies ? 500 : 2500);
+        if (r->dies) return 0;
+        (void)!idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o);
+        (void)!idist_finalize();
+        return 0;
+    }
+    o.stream = number == 2 ? new_stream() : NULL;
+    for (status = IDIST_OK; status == IDIST_OK && tap_now_ms() - start < 5000; tap_sleep_ms(5))
+        status = idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o);
+    rank_check(status == r->status, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
+    rank_check(strstr(idist_last_error(), r->dies ? "rank 1" : "NCCL") != NULL, "rank %d: got \"%s\"", number,
+               idist_last_error());
+    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    (void)!idist_finalize();
+    return 0;
+}
+
+static void remotes(void) {
+    static const char *const names[] = {"its network's connection breaks, and rank 1 dies",
+                                        "its network's connection breaks", "it has waited for too long"};
+    remote all[] = {{"2", true, IDIST_ERR_PEER_LOST, 0},
+                    {"2", false, IDIST_ERR_PEER_LOST, 0},
+                    {"0", false, IDIST_ERR_TIMEOUT, 0}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("remote %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(3, 20000, loses, &all[i]);
+        ranks_report("NCCL says: %s", names[i]);
+    }
+}
+
+// Rank 0 has a call on a stream that waits for rank 1, which dies, and stages one with rank 2, for the first time: to pin
+// memory may wait for the device, and meanwhile somebody has to find out about rank 1.
+static int pins(int number, void *arg) {
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *pair = NULL;
+    idist_opts o = opts_of(NULL), two = opts_of(NULL);
+    int64_t start;
+    int32_t *x, word = 0;
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
+    d.rank = number;
+    d.world_size = 3;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, number == 1, number, &pair));
+    x = device_of(1, 5);
+    start = tap_now_ms();
+    if (number == 1) {
+        tap_sleep_ms(300);
+        return 0;
+    }
+    o.stream = new_stream();
+    two.group = pair;
+    if (number == 0) rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(number, idist_scan(x + 1, x + 1, 1, IDIST_I32, IDIST_SUM, &two));
+    CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
+    if (number == 2) rank_ok(number, idist_recv(&word, 1, IDIST_I32, 0, 1, NULL, &two)); // it ends after rank 0
+    if (number == 0) rank_ok(number, idist_send(&word, 1, IDIST_I32, 1, 1, &two));
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    (void)!idist_finalize();
+    return 0;
+}
+
+static void pinned(void) {
+    int port = free_port();
+    tap_running("pinned memory");
+    ranks_reset();
+    procs_run(3, 8000, pins, &port);
+    ranks_report("pinning memory beside a call that waits for a dead rank comes back");
+}
+
+// A world that uses less of the machine than it could says so, with the reason and what to do. Without a driver or a GPU
+// there is nothing to say.
+typedef struct quiet {
+    const char *env[2][4]; // of rank 0, of rank 1: NAME, value, ...
+    bool used;             // rank 1 has used CUDA and is a child of who did
+    const char *said[3];   // by rank 1, in a warning; none: nothing
+    int port;
+} quiet;
+
+static char said[4000];
+static void keep_said(idist_log_level level, const char *line, void *user) {
+    size_t used = strlen(said);
+    (void)user;
+    if (level <= IDIST_LOG_WARN) snprintf(said + used, sizeof said - used, "%s\n", line);
+}
+
+static int says(int number, void *arg) {
+    const quiet *q = (const quiet *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    float x = 1;
+    for (int k = 0; k < 4 && q->env[number][k]; k += 2) setenv(q->env[number][k], q->env[number][k + 1], 1);
+    if (q->used && number == 1) {
+        int n, status;
+        pid_t child;
+        if (cudaGetDeviceCount(&n) != cudaSuccess) return 1;
+        if ((child = fork()) != 0) return waitpid(child, &status, 0) == child ? status != 0 : 2;
+    }
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = q->port;
+    d.timeout_ms = 10000;
+    d.logger.log_fn = keep_said;
+    setenv("IDIST_LOG", "warn", 1);
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, NULL));
+    for (int k = 0; k < 3 && q->said[k] && number == 1; k++)
+        rank_check(strstr(said, q->said[k]) != NULL, "no \"%s\" in \"%s\"", q->said[k], said);
+    if (!q->said[0] || number == 0) rank_check(!said[0], "rank %d: got \"%s\"", number, said);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void warnings(void) {
+    quiet all[] = {
+        {BOTH("FAKE_CUDA_DEVICES", "-1"), false, {NULL}, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "0"), false, {NULL}, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "2"), false, {NULL}, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"), false, {NULL}, 0}, // ipc is the best
+        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "staged"), false, {NULL}, 0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"IDIST_DEVICE", "cpu"}}, false, {NULL}, 0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
+         false,
+         {"/nowhere", "IDIST_NCCL_LIB", "nvidia-nccl"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "-1"}}, false, {"driver", "cpu"}, 0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "-2"}}, false, {"CUDA 11.4", "update the driver"}, 0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2"}}, true, {"cudaErrorInitializationError", "exec"}, 0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaSetDevice:0:46"}},
+         false,
+         {"cudaErrorDevicesUnavailable", "nvidia-smi -c 0"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:803"}},
+         false,
+         {"803", "reboot"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:802"}},
+         false,
+         {"802", "fabric"},
+         0},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("warning %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(2, 20000, says, &all[i]);
+        ranks_report("%s %s: %s", all[i].env[1][0], all[i].env[1][1], all[i].said[0] ? all[i].said[0] : "no warning");
+    }
+}
+
+// A thread of the program's that has chosen no device makes all kinds of calls. That leaves no context on device 0, which
+// is rank 0's: hundreds of MB for each such rank.
+extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+
+typedef struct stranger {
+    int number;
+    int32_t *x, *y;
+    cudaStream_t stream;
+} stranger;
+
+static void *calls_as_stranger(void *arg) {
+    const stranger *a = (const stranger *)arg;
+    idist_opts o = opts_of(NULL), on = on_stream(NULL, a->stream);
+    idist_request r = {NULL};
+    int32_t host = 1;
+    rank_ok(a->number, idist_all_reduce(&host, &host, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    rank_ok(a->number, idist_all_to_all(a->x, a->y, 1, IDIST_I32, &on));
+    rank_ok(a->number, idist_scan(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_scan(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    o.request = &r;
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_wait_stream(&r, a->stream));
+    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
+    rank_ok(a->number, idist_wait(&r));
+    rank_ok(a->number, idist_group_begin());
+    for (int k = 0; k < 2; k++) rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    rank_ok(a->number, idist_group_end());
+    return NULL;
+}
+
+static int has_strangers(int number, void *arg) {
+    idist_desc d = desc_with(NULL, NULL);
+    stranger a;
+    pthread_t thread;
+    unsigned flags;
+    int active = -1, device = -1;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    a.number = number;
+    a.x = device_of(1, 5);
+    a.y = device_of(1, 5);
+    a.stream = new_stream();
+    rank_check(pthread_create(&thread, NULL, calls_as_stranger, &a) == 0, "no thread");
+    pthread_join(thread, NULL);
+    CUDA(cudaStreamSynchronize(a.stream));
+    rank_ok(number, idist_finalize());
+    if (number == 1) {
+        rank_check(cuDevicePrimaryCtxGetState(0, &flags, &active) == 0 && !active, "there is a context on device 0");
+
+        // Who has chosen another device keeps it.
+        CUDA(cudaSetDevice(0));
+    }
+    d.master_port = ((const int *)arg)[1];
+    rank_ok(number, idist_initialize(&d));
+    CUDA(cudaSetDevice(1 - number));
+    rank_ok(number, idist_all_reduce(a.x, a.x, 5, IDIST_I32, IDIST_MAX, NULL));
+    CUDA(cudaGetDevice(&device));
+    if (number == 1) rank_check(device == 0, "rank %d: on device %d", number, device);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void strangers(void) {
+    int ports[2] = {free_port(), free_port()};
+    tap_running("threads without a device");
+    ranks_reset();
+    procs_run(2, 20000, has_strangers, ports);
+    ranks_report("a thread that has chosen no device leaves no context on device 0");
+}
+
+// The streams of idist's own have the priority that was asked for, in idist_desc or in the environment.
+typedef struct wish {
+    const char *environment;
+    bool desc, high;
+    int port;
+} wish;
+
+static int has_priority(int number, void *arg) {
+    const wish *p = (const wish *)arg;
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *half = NULL;
+    idist_opts o = opts_of(NULL);
+    int least, greatest;
+    int32_t *x;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    if (p->environment) setenv("IDIST_HIGH_PRIORITY_STREAM", p->environment, 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = p->port;
+    d.timeout_ms = 10000;
+    d.high_priority_stream = p->desc;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, 0, number, &half));
+    x = device_of(1, 5);
+    o.group = half;
+    rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
+    CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    rank_check(fake_count_streams(greatest) == (p->high ? 6 : 0), "rank %d: %d", number, fake_count_streams(greatest));
+    rank_check(fake_count_streams(least) == (p->high ? 0 : 6), "rank %d: %d", number, fake_count_streams(least));
+    cudaFree(x);
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+static void priorities(void) {
+    wish all[] = {{NULL, false, false, 0}, {NULL, true, true, 0}, {"1", false, true, 0}, {"0", false, false, 0}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        tap_running("priority %zu", i);
+        ranks_reset();
+        all[i].port = free_port();
+        procs_run(2, 20000, has_priority, &all[i]);
+        ranks_report("streams of %s priority: desc %d, environment %s", all[i].high ? "high" : "usual", all[i].desc,
+                     all[i].environment ? all[i].environment : "without");
+    }
+}
+
+// Pinned memory is allocated in one thread that has chosen no device and freed in another one,
+// while there is a world and when there is none any more.
+typedef struct pinning {
+    idist_allocator from;
+    void *p[2];
+} pinning;
+
+static void *pins_memory(void *arg) {
+    pinning *a = (pinning *)arg;
+    for (int k = 0; k < 2; k++) a->p[k] = a->from.alloc_fn(1000, a->from.user);
+    return NULL;
+}
+
+static void *frees_pinned(void *arg) {
+    const pinning *a = (const pinning *)arg;
+    a->from.free_fn(a->p[0], a->from.user);
+    return NULL;
+}
+
+static void *frees_it_late(void *arg) {
+    const pinning *a = (const pinning *)arg;
+    a->from.free_fn(a->p[1], a->from.user);
+    return NULL;
+}
+
+static int count_contexts(void) {
+    unsigned flags;
+    int n = 0, devices = 0;
+    CUDA(cudaGetDeviceCount(&devices));
+    for (int k = 0; k < devices; k++) {
+        int active = 0;
+        rank_check(cuDevicePrimaryCtxGetState(k, &flags, &active) == 0, "no state");
+        n += active;
+    }
+    return n;
+}
+
+static void in_a_thread(void *(*work)(void *arg), void *arg, int number, const char *what) {
+    pthread_t thread;
+    rank_check(pthread_create(&thread, NULL, work, arg) == 0, "no thread");
+    pthread_join(thread, NULL);
+    int n = count_contexts();
+    rank_check(n == 1, "rank %d: %d contexts when a thread had %s", number, n, what);
+}
+
+static int pins_as_stranger(int number, void *arg) {
+    idist_desc d = desc_with(NULL, NULL);
+    pinning a = {idist_pinned_allocator(), {NULL, NULL}};
+    int device = -1;
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.timeout_ms = 10000;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    in_a_thread(pins_memory, &a, number, "pinned memory");
+    rank_check(a.p[0] && a.p[1], "rank %d: no memory", number);
+    in_a_thread(frees_pinned, &a, number, "freed it");
+    rank_ok(number, idist_finalize());
+    in_a_thread(frees_it_late, &a, number, "freed it when the world was gone");
+
+    // Who has chosen another device keeps it.
+    CUDA(cudaSetDevice(1 - number));
+    void *p = a.from.alloc_fn(1000, a.from.user);
+    CUDA(cudaGetDevice(&device));
+    rank_check(p && device == 1 - number, "rank %d: on device %d", number, device);
+    a.from.free_fn(p, a.from.user);
+    return 0;
+}
+
+static void pinning_strangers(void) {
+    int port = free_port();
+    tap_running("pinned memory in threads without a device");
+    ranks_reset();
+    procs_run(2, 20000, pins_as_stranger, &port);
+    ranks_report("to pin and free memory makes no context in a thread that has chosen no device");
+}
+
 // Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
 // 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
@@ -490,14 +997,23 @@ static void adopted(void) {
 }
 
 int main(void) {
+    static const char *const versions[] = {"21403", "22806", "22809"}; // of the same behaviour up to the next
     bool plain = true, sized = false;
-    tap_deadline(100);
+    tap_deadline(140);
     ways(); // forks: a process that has used CUDA must not
     eights();
+    remotes();
+    pinned();
+    warnings();
+    strangers();
+    pinning_strangers();
+    priorities();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     for (int n = 1; n <= 4; n++) {
         if (n > 1) ranks_case(n, NULL, runs_ahead, NULL, "a rank runs ahead, %d ranks", n);
+        if (n > 1) ranks_case(n, NULL, runs_ahead_of_all, NULL, "a rank runs ahead, every collective, %d ranks", n);
+        if (n > 1) ranks_case(n, NULL, messages_run_ahead, NULL, "messages run ahead of their pair, %d ranks", n);
         ranks_case(n, NULL, messages, NULL, "messages on a stream, %d ranks", n);
         ranks_case(n, NULL, groups, NULL, "groups, %d ranks", n);
         ranks_case(n, NULL, in_turn, NULL, "all kinds of calls in turn, %d ranks", n);
@@ -507,6 +1023,12 @@ int main(void) {
     for (int n = 2; n <= 4; n++) {
         ranks_case_fault(n, NULL, enqueued_mismatch, NULL, "calls on a stream that differ, %d ranks", n);
         ranks_case_fault(n, NULL, enqueued_late, NULL, "a rank does not come to a call on a stream, %d ranks", n);
+    }
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        setenv("FAKE_NCCL_VERSION", versions[i], 1);
+        ranks_case_fault(3, NULL, stuck_inside, NULL, "a rank waits inside NCCL %s", versions[i]);
+        ranks_case(3, NULL, runs_ahead, NULL, "a rank runs ahead, NCCL %s", versions[i]);
+        with_live_graph(versions[i]);
     }
     ranks_case_fault(2, NULL, other_message, &sized, "a message on a stream met one of another size");
     ranks_case_fault(2, NULL, other_message, &plain, "a message on a stream met a receive that is not on one");
