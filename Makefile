@@ -106,6 +106,8 @@ asan: B = build/asan
 asan: sanitize-address
 ubsan: export UBSAN_OPTIONS = print_stacktrace=1:$(SAN_REPORT)
 ubsan: B = build/ubsan
+# clang's also sees an offset of zero to a null pointer, which C does not allow.
+ubsan: CC := $(if $(shell command -v clang),clang,$(CC))
 ubsan: sanitize-undefined
 # Ranks are forked by threaded processes here, which the thread sanitizer would refuse without die_after_fork=0.
 tsan: export TSAN_OPTIONS = die_after_fork=0:second_deadlock_stack=1:$(SAN_REPORT)

@@ -662,6 +662,12 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
+// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C allows for no null pointer.
+static char *idist__op_buffer(const void *buffer) {
+    static const char nothing[1] = {0};
+    return (char *)(uintptr_t)(buffer ? buffer : nothing);
+}
+
 // acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on its second
 // operand, so where that must survive it is copied, a piece at a time.
 static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count,
@@ -2162,8 +2168,8 @@ static bool idist__op_begin(idist__task *t) {
     o->size = narrow ? sizeof(float) : idist_dtype_size(c->dtype);
     o->count = c->count;
     o->nbytes = o->count * o->size;
-    o->in = (const char *)c->send;
-    o->out = (char *)c->recv;
+    o->in = idist__op_buffer(c->send);
+    o->out = idist__op_buffer(c->recv);
     for (o->p2 = 1; o->p2 * 2 <= o->n; o->p2 *= 2) continue;
     o->v = idist__has_root(c->kind) ? idist__wrap(o->r - o->root, o->n) : o->r;
     if (c->kind == IDIST__REDUCE && o->user && !o->user->commutative) o->v = o->r;
@@ -2180,7 +2186,7 @@ static bool idist__op_begin(idist__task *t) {
         o->memory = (char *)idist__mem_raw(&w->cfg.mem, nin + nout + nwork + nslots);
         if (!o->memory) return false;
     }
-    if (o->memory) o->work = o->memory + nin + nout;
+    o->work = o->memory ? o->memory + nin + nout : idist__op_buffer(NULL);
     if (nslots) o->slots = o->work + nwork;
     if (nin) {
         size_t count = o->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1);
@@ -2189,7 +2195,7 @@ static bool idist__op_begin(idist__task *t) {
         o->in = o->memory;
         if (scaled) idist__reduce_scale(o->memory, count, narrow ? IDIST_F32 : c->dtype, o->user->factor);
     }
-    if (narrow) o->out = o->memory + nin;
+    if (narrow && o->memory) o->out = o->memory + nin;
     if (reduces) o->finish = idist__reduction_finish;
     return true;
 }
@@ -3052,8 +3058,8 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
     o->size = idist_dtype_size(c->dtype);
     o->count = o->chunk = c->count;
     o->nbytes = o->count * o->size;
-    o->in = (const char *)c->send;
-    o->out = (char *)c->recv;
+    o->in = idist__op_buffer(c->send);
+    o->out = idist__op_buffer(c->recv);
     if (c->kind == IDIST__BROADCAST) o->in = o->out;
     o->algorithm = algorithm;
     if ((c->kind == IDIST__GATHERV || c->kind == IDIST__SCATTERV) && o->r != o->root) { // looked at on the root only
