@@ -204,9 +204,10 @@ ERRORS
 TIME-OUTS AND ABORT
 
     Every call has a deadline: idist_opts.timeout_ms, else desc.timeout_ms, else 30 minutes. IDIST_ERR_TIMEOUT names
-    the ranks that have not come, and where they were seen last. A call that waits longer than a minute logs a
-    warning with the same names. idist_abort ends everything on a group at once, from any thread. Joining a world
-    has a deadline of its own, 5 minutes.
+    the ranks that have not come, or that came and no longer answer, and where they were seen last. A call that waits
+    longer than a minute logs a warning with the same names. idist_abort ends everything on a group at once, from any
+    thread. Joining a world has a deadline of its own, 5 minutes; a rank that dies after it has reached the store is
+    IDIST_ERR_PEER_LOST on the others at once (with file://, at that deadline).
 
 THREADS
 

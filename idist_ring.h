@@ -37,7 +37,8 @@ CONTENTS
 
 LIMITS
 
-    n ranks need n descriptors each. A dead machine (as opposed to a dead process) is noticed by the time-out only.
+    n ranks need n descriptors each, and rank 0 about 2n + 8 while they meet. A dead machine (as opposed to a dead
+    process) is noticed by the time-out only.
     Over several hosts gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of 16 and 8 bits or
     in a fixed order, are made of messages among all.
 
