@@ -498,9 +498,9 @@ static void parallel_log(void) {
     }
     d.backend = "self";
     rank_ok(-1, idist_parallel_run(&d, works, b));
-    d.backend = "ring,gloo";
+    d.backend = "ring,horovod";
     rank_is(-1, idist_parallel_run(&d, works, b), IDIST_ERR_NO_BACKEND);
-    rank_check(strstr(idist_last_error(), "Unknown backend 'gloo'. Available backends: ring,self") != NULL, "got \"%s\"",
+    rank_check(strstr(idist_last_error(), "Unknown backend 'horovod'. Available backends: ring,self") != NULL, "got \"%s\"",
                idist_last_error());
     setenv("IDIST_LOG", before, 1);
     ranks_report("idist_parallel_run logs what Ignite's Parallel does");
