@@ -147,7 +147,7 @@ int main(void) {
     tap_deadline(200 * test_slow_factor());
     dying = (victim *)shared_alloc(sizeof *dying);
     (void)ranks__log();
-    for (int t = 0; t < 4; t++)
+    for (int t = 0; t < (test_quick() ? 2 : 4); t++)
         for (int loser = 0; loser < RANKS; loser++) {
             uint64_t random_state = tap_seed() + (uint64_t)(3 * t + loser);
             int at = 1, n = 0, last = 120;

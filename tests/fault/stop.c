@@ -117,7 +117,7 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
 
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
-    int wanted = text ? atoi(text) : 6;
+    int wanted = text ? atoi(text) : test_quick() ? 3 : 6;
     uint64_t random_state = tap_seed();
     tap_deadline((60 + 10 * wanted) * test_slow_factor());
     for (int t = 0; t < N_PLACEMENTS; t++) {
