@@ -81,8 +81,6 @@ for sanitizer in address,undefined thread; do
     parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
     program tests/fake/test_nccl.c "${with[@]}"
     on_fake "NCCL, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=100
-    program_with_idist tests/fake/test_ipc.c "${with[@]}"
-    on_fake "ranks that read each other's memory, $sanitizer" IDIST_TEST_SLOW=4
     program tests/fake/test_device.c "${with[@]}"
     [ $sanitizer = thread ] || on_fake "device memory, ipc, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 "${ipc[@]}"
     on_fake "device memory, staged, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 "${staged[@]}"
@@ -122,8 +120,6 @@ ok_run 0 "it runs without" 20 env "${without[@]}" HOME="$WORK" "$WORK/where"
 grep -q '^by ipc$' "$WORK/log"
 ok $? "and finds none" || diag <"$WORK/log"
 
-program_with_idist tests/fake/test_ipc.c
-on_fake "ranks that read each other's memory" IDIST_TEST_SLOW=1
 program tests/fake/test_device.c
 on_fake "device memory, nccl" FAKE_CUDA_DELAY_US=300 "${nccl[@]}"
 if [ "${IDIST_TEST_FULL:-0}" = 1 ]; then # what the sanitizers have seen, as it is

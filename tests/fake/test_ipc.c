@@ -2,7 +2,8 @@
 // with the world's lock; kernels that cannot be compiled and peers that cannot be read are found
 // when the group is made; how many bytes a call moves; calls of many chunks. Built with the
 // implementation in it, on the stand-ins for libcudart and libnccl.
-#define IDIST__IPC_CHUNK ((size_t)128 << 10) // so that small calls have many
+enum { CHUNK_BYTES = 128 << 10 }; // so that small calls have many
+#define IDIST__IPC_CHUNK ((size_t)CHUNK_BYTES)
 #define IDIST_IMPLEMENTATION
 #include "idist_nccl.h"
 
@@ -341,7 +342,7 @@ static void watch_backend(idist_group *world) {
 // While the ranks meet for one chunk, the device has another one.
 static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg) {
     enum { CHUNKS = 16 };
-    size_t count = CHUNKS * IDIST__IPC_CHUNK / sizeof(float);
+    size_t count = CHUNKS * (size_t)CHUNK_BYTES / sizeof(float);
     float *x = device_of((float)rank, count);
     idist_opts o = opts_of(world);
     (void)arg;

@@ -39,6 +39,7 @@ ok_run() { # STATUS NAME SECONDS COMMAND...
     timeout -k 5 "$seconds" "$@" >"$WORK/log" 2>&1 </dev/null || rc=$?
     [ $rc -eq 124 ] && echo "hang: no end after $seconds s" >>"$WORK/log"
     ok $((rc != want)) "$name" && return 0
+    grep -A 4 '^not ok' "$WORK/log" | head -n 30 | diag # of a test in it
     echo "exit status $rc, expected $want; the output ends with" | diag
     tail -n 15 "$WORK/log" | diag
     return 1
