@@ -2684,9 +2684,9 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 }
 
 // Where strangers wait until their handshake is through: a fixed number of places, so that nobody makes us allocate.
-// When all are taken, newcomers stay in the listener's queue until somebody may be sent away: first one who has said
-// nothing for 50 ms, the one who has been here longest; then one who began a second ago. An honest client that this hits,
-// because it got no processor time, tries again.
+// When all are taken, newcomers stay in the listener's queue until a connection may be evicted: the oldest that has sent
+// nothing for 50 ms; failing that, the oldest handshake that is more than a second old. An honest client that is evicted
+// because it got no processor time tries again.
 enum { IDIST__PORCH = 256, IDIST__PORCH_MS = 5000, IDIST__PORCH_SILENT_MS = 50, IDIST__PORCH_SLOW_MS = 1000 };
 
 typedef struct idist__porch {
@@ -3763,7 +3763,7 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 // How long a request that does not wait for keys may take, and how long a thread that waits keeps the connection to
 // itself.
-enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50 };
+enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50, IDIST__PROBE_MS = 5000 };
 
 // How long a client that was turned away tries again.
 enum { IDIST__RETRY_MS = 10000 };
@@ -3866,7 +3866,7 @@ static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t
 // they are there.
 static idist_status idist__tcp_wait_slice(idist_store *store, idist__req *r) {
     idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), soon;
+    int64_t slice = idist__os_deadline(IDIST__SLICE_MS), probe = idist__os_deadline(IDIST__PROBE_MS), soon;
     uint8_t answer = 0, cancel = IDIST__REQ_CANCEL_WAIT;
     bool there;
     do {
@@ -3874,7 +3874,8 @@ static idist_status idist__tcp_wait_slice(idist_store *store, idist__req *r) {
         there = idist__sock_read_all(t->fd, &answer, 1, slice);
         if (there || errno != ETIMEDOUT || slice == r->deadline_ns) break;
         slice = idist__os_deadline(IDIST__SLICE_MS);
-    } while (!__atomic_load_n(&t->nwant, __ATOMIC_RELAXED)); // nobody else wants the connection: no need to ask anew
+        // Nobody else wants the connection: no need to ask anew, but for finding out whether the server still answers.
+    } while (!__atomic_load_n(&t->nwant, __ATOMIC_RELAXED) && idist__os_ms_until(probe) != 0);
     if (!there) {
         if (errno != ETIMEDOUT) return idist__tcp_broken(t);
         soon = idist__os_deadline(IDIST__ANSWER_MS);
@@ -5148,6 +5149,7 @@ struct idist_group {
     char cause[400];     // ... this happened
     bool freed;
     int64_t asked_ns;         // when the members were last asked whether they are still there; 0: never
+    int64_t asked_until_ns;   // the answers are used then; nobody asks again before
     bool inner;               // of a backend's own making
     bool flushed;             // the others know of the failure, as far as we can tell
     idist_group *node;        // the members on this host, made when one_rank_first asks for it
@@ -5229,7 +5231,9 @@ enum { IDIST__BACKEND_ABI = 6 };
 #ifndef IDIST__ANNOUNCE_NS               // a test sets it so high that an announcement never wakes anybody
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
+#ifndef IDIST__WARN_NS // a test has less patience
 #define IDIST__WARN_NS (60000 * IDIST__MS)
+#endif
 #define IDIST__ASK_NS (1000 * IDIST__MS)
 enum { IDIST__FLUSH_MS = 100 };
 #define IDIST__WATCH_NS (10 * IDIST__MS)
@@ -5499,8 +5503,8 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
-// After a thread that does not drive has moved the backend or ended tasks: what the driver sleeps for may have been read
-// from the links, and nothing else would wake it.
+// For a thread that has moved the backend or ended tasks while another one drives. It may have consumed the event that the
+// driver is sleeping on, so the driver must be woken explicitly.
 static void idist__world_rouse(idist__world *w) {
     if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
@@ -5555,11 +5559,12 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
 
 // Before a call is given up, or a warning says that it waits, its members are asked once more: a rank that has entered it
 // may have been stopped since. They have a second to answer, or half of the time-out.
-static int64_t idist__task_ask_at(const idist__task *t) {
+static int64_t idist__task_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
     int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
     if (t->deadline_ns < end) end = t->deadline_ns;
+    *until_ns = end;
     if (end == IDIST__FOREVER || idist__kind_is_p2p(t->call.kind)) return IDIST__FOREVER;
     return end - (half < IDIST__ASK_NS ? half : IDIST__ASK_NS);
 }
@@ -5576,7 +5581,7 @@ static int64_t idist__world_timers(idist__world *w) {
     w->due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
 
     for (t = w->tasks; t; t = following) {
-        int64_t at = t->started_ns + IDIST__ANNOUNCE_NS, ask_at;
+        int64_t at = t->started_ns + IDIST__ANNOUNCE_NS, ask_at, until;
         char cause[400];
         following = t->next;
         ended = w->nended;
@@ -5606,9 +5611,10 @@ static int64_t idist__world_timers(idist__world *w) {
             next = now;
             continue;
         }
-        ask_at = idist__task_ask_at(t);
-        if (t->announced && now >= ask_at && t->group->asked_ns < ask_at) {
+        ask_at = idist__task_ask_at(t, &until);
+        if (t->announced && now >= ask_at && t->group->asked_ns < ask_at && now >= t->group->asked_until_ns) {
             t->group->asked_ns = now;
+            t->group->asked_until_ns = until;
             w->backend->announce(t);
             if (w->nended != ended) following = w->tasks; // any task may have ended
             next = now;
@@ -5618,6 +5624,7 @@ static int64_t idist__world_timers(idist__world *w) {
         if (t->announced && !t->warned && now >= at) {
             char what[128];
             t->warned = true;
+            ask_at = idist__task_ask_at(t, &until); // for the deadline, the next time
             idist__task_text(t, what, sizeof what);
             cause[0] = 0;
             w->backend->missing(t, cause, sizeof cause);

@@ -154,6 +154,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
 #define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
+enum { IDIST__CLOSED = 64 };                  // groups whose end a ring remembers
 enum { IDIST__UNKNOWN_MOST = 1024 };          // messages that a rank may send for groups that do not exist here yet
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 #define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
@@ -270,6 +271,8 @@ typedef struct idist__ring { // the backend's part of a world
     bool judging;           // inside idist__link_ended
     idist__verb *idle;
     uint64_t stamp, next_id;
+    uint64_t closed[IDIST__CLOSED]; // ctx of the groups closed last: what still comes for them is dropped
+    uint32_t nclosed;
     int64_t looked_ns; // when the last call began that read the links
     // A failure noticed in the middle of something is carried out when that is through.
     idist_group *failed;
@@ -954,6 +957,28 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
     idist__mem_free(&ring->w->cfg.mem, m);
 }
 
+// The oldest message that a rank sent for a group which does not exist here. Honest ranks leave a few behind, for groups
+// that were freed before all had come; so nobody is refused for it.
+static void idist__link_forget_unknown(idist__ring *ring, idist__link *l) {
+    idist__message *m = l->early;
+    bool whole;
+    size_t nbytes;
+
+    while (m && (!m->unknown || m == l->in_message)) m = m->next;
+    if (!m) return;
+    whole = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+    nbytes = (size_t)m->frame.nbytes;
+    idist__message_free(ring, l, m);
+    if (whole) idist__link_consumed(ring, l, nbytes);
+}
+
+static bool idist__ring_has_closed(const idist__ring *ring, uint64_t ctx) {
+    uint32_t i;
+    for (i = 0; i < IDIST__CLOSED && i < ring->nclosed; i++)
+        if (ring->closed[i] == ctx) return true;
+    return false;
+}
+
 static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f, size_t payload) {
     idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
     if (!m) return NULL;
@@ -962,7 +987,7 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     m->data = (char *)(m + 1);
     m->stamp = ++ring->stamp;
     m->unknown = !idist__world_find_group(ring->w, f->ctx);
-    if (m->unknown) l->nunknown++;
+    if (m->unknown && ++l->nunknown > IDIST__UNKNOWN_MOST) idist__link_forget_unknown(ring, l);
     m->peer = (int)(l - ring->links);
     m->at = l->early_end;
     *l->early_end = m;
@@ -3632,7 +3657,7 @@ static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
     if (status >= 0 || status < IDIST_ERR_DEVICE) status = IDIST_ERR_INTERNAL;
     if (g) {
         idist__group_fail(g, (idist_status)status, l->text);
-    } else {
+    } else if (!idist__ring_has_closed(ring, l->in.ctx)) {
         idist__message *m = idist__message_new(ring, l, &l->in, sizeof l->text);
         if (!m) return;
         m->frame.aux = (uint64_t)(int64_t)status;
@@ -3728,7 +3753,7 @@ static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
 // goes. False when the frame is malformed.
 static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-    bool p2p = l->in.print.kind == IDIST__SEND;
+    bool p2p = l->in.print.kind == IDIST__SEND, gone = !g && idist__ring_has_closed(ring, l->in.ctx);
     if (p2p && (l->in.print.check > SIZE_MAX / 16 ||
                 l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
         return false;
@@ -3739,7 +3764,7 @@ static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
         idist__verb *v = l->in_verb;
         l->in_verb = NULL;
         if (v) idist__link_clear_to_send(ring, l, peer, v, &l->in);
-        else if (!idist__message_new(ring, l, &l->in, 0))
+        else if (!gone && !idist__message_new(ring, l, &l->in, 0))
             idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         l->left = 0;
         return true;
@@ -3747,7 +3772,7 @@ static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
     if (l->in_verb) {
         l->in_verb->frame = l->in;
         l->target = l->in_verb->data;
-    } else if (!g || g->status == IDIST_OK) {
+    } else if (!gone && (!g || g->status == IDIST_OK)) {
         l->in_message = idist__message_new(ring, l, &l->in, (size_t)l->in.nbytes);
         l->target = l->in_message ? l->in_message->data : NULL;
         if (!l->in_message) idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
@@ -3786,9 +3811,10 @@ static bool idist__link_data(idist__ring *ring, idist__link *l) {
     return true;
 }
 
-// Whether this rank may send the frame that has arrived. It knows the secret of the job, but may be broken all the same:
-// nothing that it says makes us write outside of our memory, hold more than the eager window and IDIST__UNKNOWN_MOST
-// messages for groups that do not exist here yet, or read a payload that no such frame has.
+// Whether this rank may send the frame that has arrived. The peer is authenticated but may be faulty. No frame from it can
+// make this rank write out of bounds, or read a payload that its type does not carry; what came early is bounded by the eager
+// window, and by IDIST__UNKNOWN_MOST messages for groups that do not exist here. Announcements (RTS) for groups that do are
+// not bounded: an honest rank may have any number of sends under way.
 static bool idist__link_allows(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, f->ctx);
@@ -3799,9 +3825,9 @@ static bool idist__link_allows(const idist__ring *ring, const idist__link *l, in
     switch (f->type) {
     case IDIST__EAGER:
         if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + IDIST__FRAME_BYTES > l->their_window) return false;
-        return g || l->nunknown < IDIST__UNKNOWN_MOST;
-    case IDIST__RTS: return g || l->nunknown < IDIST__UNKNOWN_MOST;
-    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES && (g || l->nunknown < IDIST__UNKNOWN_MOST);
+        return true;
+    case IDIST__RTS: return true;
+    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES;
     case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES;
     case IDIST__CREDIT: return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
     case IDIST__CTS:
@@ -4365,7 +4391,8 @@ static int idist__ring_absence(const idist__task *t, int rank) {
 }
 
 // Whom to name. Whoever has not entered the call may wait for somebody else in an earlier one; then it answers when asked.
-// Whoever has entered it may have been stopped since, or have left it and be computing; then nothing is needed of it.
+// A rank that entered the call may since have been stopped, or may have finished it and be computing. In the second case
+// this rank needs nothing from it.
 static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
     static const int order[4] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED, IDIST__ABSENT, IDIST__SILENT};
     idist_group *g = t->group;
@@ -4408,6 +4435,11 @@ static idist_status idist__ring_group_open(idist_group *g) {
     for (i = 0; i < g->size; i++) {
         idist__link *l = &ring->links[g->ranks[i]];
         idist__message *m;
+        for (m = l->early; m; m = m->next) {
+            if (m->frame.ctx != g->ctx || !m->unknown) continue;
+            m->unknown = false;
+            l->nunknown--;
+        }
         for (m = l->early; m; m = m->next)
             if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
                 idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
@@ -4440,6 +4472,7 @@ static void idist__ring_group_close(idist_group *g) {
             if (whole && i != g->w->group.rank) idist__link_consumed(ring, &ring->links[i], nbytes);
         }
     }
+    ring->closed[ring->nclosed++ % IDIST__CLOSED] = g->ctx;
     if (rg->near) idist__group_free(rg->near);
     if (rg->leads) idist__group_free(rg->leads);
     for (other = &g->w->group; g->inner && other; other = other->next) {
@@ -4549,7 +4582,8 @@ static idist_status idist__join_failed(idist__join *j) {
     idist__join_key(j, key, sizeof key, "failed", -1);
     s = idist_store_check(j->store, keys, 1, &there);
     if (s == IDIST_ERR_PEER_LOST)
-        return idist__fail(s, "initialize: rank 0 was lost, or gave up: the connection to its store ended");
+        return idist__fail(s, "initialize: %s: the connection to its store ended",
+                           j->own_store ? "rank 0 was lost, or gave up" : "the store's server was lost");
     if (s != IDIST_OK || !there) return IDIST_OK;
     if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
     f.text[sizeof f.text - 1] = 0;
@@ -4562,7 +4596,7 @@ static idist_status idist__join_failed(idist__join *j) {
 }
 
 // How often a rank that waits asks whether another one has given up. Hundreds of them ask one server.
-static int idist__join_slice_ms(const idist__join *j) { return 100 + j->w->group.size / 2; }
+static int idist__join_slice_ms(const idist__join *j) { return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500; }
 
 // What the store's server is to tell the others when our process ends before all have met. NULL takes that back.
 static void idist__join_will(idist__join *j, const idist__join_failure *failure) {
@@ -4990,7 +5024,7 @@ static idist_status idist__join_links(idist__join *j) {
         i = poll(fds, (nfds_t)n, i < 0 || i > 20 ? 20 : i);
         if (i < 0 && errno != EINTR) s = idist__fail_errno("poll", errno);
         if (s == IDIST_OK) s = idist__join_polled(j, room, fds);
-        if (s == IDIST_OK && idist__os_now_ns() - asked_ns > 3 * idist__join_slice_ms(j) * IDIST__MS) {
+        if (s == IDIST_OK && idist__os_now_ns() - asked_ns > idist__join_slice_ms(j) * IDIST__MS) {
             s = idist__join_failed(j);
             asked_ns = idist__os_now_ns();
         }
@@ -5125,12 +5159,14 @@ static bool idist__shm_recv_fd(int sock, void *buf, size_t nbytes, int *fd, int6
     msg.msg_iovlen = 1;
     msg.msg_control = control.bytes;
     msg.msg_controllen = sizeof control.bytes;
+    errno = ETIMEDOUT;
     if (!idist__sock_wait(sock, POLLIN, deadline_ns)) return false;
     do n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);
     if (n > 0 && msg.msg_controllen >= CMSG_LEN(sizeof(int)) && control.head.cmsg_level == SOL_SOCKET &&
         control.head.cmsg_type == SCM_RIGHTS)
         memcpy(fd, CMSG_DATA(&control.head), sizeof *fd);
+    if (n == 0) errno = 0;
     return n > 0 && idist__sock_read_all(sock, (char *)buf + n, nbytes - (size_t)n, deadline_ns);
 }
 

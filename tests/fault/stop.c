@@ -3,6 +3,9 @@
 // Every other rank gets IDIST_ERR_TIMEOUT that names the stopped rank, and nobody else. Once it goes on, that rank hears of
 // it too, and all can close their worlds. Also a rank that is late for several calls that progress together.
 // IDIST_TEST_TRIALS sets the number of trials per placement.
+// The warning that a call waits comes after 300 ms instead of 60 s.
+#define IDIST__WARN_NS ((int64_t)300 * 1000000)
+#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"
@@ -115,6 +118,42 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     procs_free(&p);
 }
 
+// Rank 0 comes late, after the warning has named it; rank 1 has been stopped inside the call by then.
+static int late_and_stopped(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    float *x = (float *)calloc(N_MAX_BYTES, 1);
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    if (!x) _exit(91);
+    rank_ok(rank, idist_barrier(&o));
+    proc_phase(slot, 1);
+    if (rank == 0) tap_sleep_ms(900 * test_slow_factor());
+    proc_result(slot, idist_all_reduce(x, x, N_MAX_BYTES / sizeof *x, IDIST_F32, IDIST_SUM, &o));
+    free(x);
+    idist_close(&world);
+    return 0;
+}
+
+static void stopped_after_the_warning(const char *placement) {
+    procs p;
+    idist_desc d = desc_with(placement, "auto");
+    tap_running("stopped after the warning, %s", placement);
+    ranks_reset();
+    d.timeout_ms = 2500 * test_slow_factor();
+    procs_start(&p, 3, &d, late_and_stopped, NULL);
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    tap_sleep_ms(600 * test_slow_factor());
+    kill(p.pid[1], SIGSTOP);
+    tap_sleep_ms(2800 * test_slow_factor());
+    kill(p.pid[1], SIGCONT);
+    procs_wait(&p, 8000);
+    for (int k = 0; k < 3; k += 2)
+        rank_check(p.slot[k].status == IDIST_ERR_TIMEOUT && text_names_only(p.slot[k].text, 1, -1, 3),
+                   "rank %d names rank 1: got \"%s\"", k, p.slot[k].text);
+    procs_free(&p);
+    ranks_report("SIGSTOP of a rank after the warning that named another one, %s", placement);
+}
+
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
     int wanted = text ? atoi(text) : test_quick() ? 3 : 6;
@@ -125,5 +164,7 @@ int main(void) {
         for (int i = 0; i < wanted; i++) one_trial(transport_names[t], i, &random_state);
         ranks_report("SIGSTOP of a random rank, %s: all others name it", transport_names[t]);
     }
+    stopped_after_the_warning("auto");
+    stopped_after_the_warning("tcp");
     return tap_done();
 }
