@@ -22,7 +22,8 @@ TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(w
     $(wildcard tests/mpi/*.sh))
 INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 TRAINERS := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
-COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c tests/dist/hosts.c tests/fault/shm.c,$(INSIDERS))
+COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c tests/dist/hosts.c \
+    tests/fault/shm.c,$(INSIDERS))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),$(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))

@@ -3811,10 +3811,10 @@ static bool idist__link_data(idist__ring *ring, idist__link *l) {
     return true;
 }
 
-// Whether this rank may send the frame that has arrived. The peer is authenticated but may be faulty. No frame from it can
-// make this rank write out of bounds, or read a payload that its type does not carry; what came early is bounded by the eager
-// window, and by IDIST__UNKNOWN_MOST messages for groups that do not exist here. Announcements (RTS) for groups that do are
-// not bounded: an honest rank may have any number of sends under way.
+// Whether the peer may send the frame that has arrived. It is authenticated but may be faulty. No frame from it can make
+// this rank write out of bounds, or read a payload that its type does not carry. What came early is bounded by the eager
+// window, and by IDIST__UNKNOWN_MOST messages for groups that do not exist here. Announcements (RTS) for groups that do
+// are not bounded: an honest rank may have any number of sends under way.
 static bool idist__link_allows(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, f->ctx);
