@@ -5007,7 +5007,7 @@ static idist_status idist__join_polled(idist__join *j, bool room, const struct p
 // All handshakes at once, so that no order of ranks can block another.
 static idist_status idist__join_links(idist__join *j) {
     int i, n, size = j->w->group.size;
-    size_t room_for = (size_t)(size + IDIST__PORCH + 2);
+    size_t room_for = (size_t)size + IDIST__PORCH + 2;
     struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * room_for);
     int64_t asked_ns = idist__os_now_ns();
     idist_status s = fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
@@ -5372,9 +5372,14 @@ static void idist__ring_free(idist__ring *ring) {
     int i;
     for (i = 0; ring->links && i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+
         if (l->open) l->transport->close(l->port);
         idist__link_write_failed(ring, l); // frees what did not go out
-        while (l->early) idist__message_free(ring, l, l->early);
+        for (m = l->early; m; m = next) {
+            next = m->next;
+            idist__message_free(ring, l, m);
+        }
         idist__mem_free(mem, l->stage);
     }
     while (ring->idle) {
