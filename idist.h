@@ -5117,7 +5117,8 @@ struct idist__task {          // one operation under way
     bool announced; // the others were told that we wait in this call
     bool warned;    // a log line said that it takes long
     uint32_t seq;
-    idist__print whole; // what it is a part of; kind 0: it is a call of its own
+    idist__print whole;  // what it is a part of; kind 0: it is a call of its own
+    uint16_t whole_past; // digest of the calls before that one
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend sees to it

@@ -295,13 +295,14 @@ typedef struct idist__ring_group {
     idist__verbs recvs;                   // receives of recv
     idist__verbs wild;                    // those from any source or with any tag
     idist__print history[IDIST__HISTORY]; // of our own calls, by seq
-    uint16_t past[IDIST__HISTORY];        // and the digest of those before each that are made of messages
+    uint16_t past[IDIST__HISTORY];        // and the digest of those before each
     uint16_t digest;                      // of all of them so far
     struct idist__share *share;           // NULL: its collectives are made of messages
     bool met;                             // all members have heard of all places
     int nhosts;                           // of a group over several hosts, 0: see ring:host
     bool in_order;                        // the members on a host follow each other
     idist_group *near, *leads;            // NULL: no other member on this host; this rank leads no host
+    idist_group *whole;                   // this group is near or leads of that one
     idist__task *head, *last;             // calls by host under way; only the first one runs
 } idist__ring_group;
 
@@ -613,7 +614,7 @@ struct idist__op {
     int algorithm;                  // 1 latency, 2 bandwidth, 3 flat, 4 chunked, 5 by host: part of the fingerprint
     int line;                       // where run goes on
     bool running;
-    uint16_t past;      // digest of the group's calls before
+    uint16_t past;      // digest of the calls before
     uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
     idist__verb *verb;  // of a send or receive of the program; NULL: there is none, or none any more
@@ -1011,38 +1012,71 @@ static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, co
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-// A call made of messages begins. A rank may be through with a one-way call, and with the next one, before it has read
-// the frame that differs. So every frame says what its sender called before: any rank that gets a later one can tell.
-static void idist__ring_note(idist__task *t, idist__op *o) {
+// The digest of the calls before a new one. A part of a call on a larger group also vouches for the calls on that group.
+static uint16_t idist__ring_past(const idist__task *t) {
+    return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->whole_past);
+}
+
+// A call begins. A rank may be through with a one-way call, and with the next one, before it has read the frame that
+// differs. So every frame and every notice says what its sender called before: any rank that gets a later one can tell.
+static void idist__ring_note(idist__task *t, idist__op *o, int algorithm) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__print p = idist__task_print(t, o->algorithm);
+    idist__print p = idist__task_print(t, algorithm);
     uint64_t what; // what a print begins with: kind, dtype, op, algorithm and root
+
     memcpy(&what, &p, sizeof what);
     what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
-    rg->past[p.seq % IDIST__HISTORY] = o->past = rg->digest;
+
+    rg->past[p.seq % IDIST__HISTORY] = o->past = idist__ring_past(t);
     rg->history[p.seq % IDIST__HISTORY] = p;
     rg->digest = (uint16_t)(((what ^ what >> 32) + p.check) * 0xd6e8feb86659fd93u >> 48);
 }
 
+// What this rank called before the call of this print, on the group that the user knows; NULL when that is forgotten.
+static const idist__print *idist__ring_before(const idist_group *g, const idist__print *print) {
+    uint32_t seq = (print->whole ? print->whole : print->seq) - 1;
+    const idist__print *before;
+
+    if (print->whole) g = idist__ring_group_of(g)->whole;
+    if (!g) return NULL;
+    before = &idist__ring_group_of(g)->history[seq % IDIST__HISTORY];
+    return before->seq == seq ? before : NULL;
+}
+
 // id and aux are free in EAGER: there it says what the very call before was, if that is still known, for the error text.
 static void idist__frame_tell_past(const idist__task *t, idist__frame *f) {
-    const idist__print *before = &idist__ring_group_of(t->group)->history[(t->seq - 1) % IDIST__HISTORY];
+    const idist__print *before;
+
     f->past = idist__op_of(t)->past;
-    if (f->type != IDIST__EAGER || before->seq != t->seq - 1) return;
+    if (f->type != IDIST__EAGER) return;
+    before = idist__ring_before(t->group, &f->print);
+    if (!before) return;
     memcpy(&f->id, before, sizeof f->id);
     f->aux = before->check;
 }
 
-// Two ranks are in the same call, and called something else before.
-static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
-    const idist__print *before = &idist__ring_group_of(g)->history[(f->print.seq - 1) % IDIST__HISTORY];
-    idist__print theirs = *before; // with its number
-    const char *field;
-    memcpy(&theirs, &f->id, sizeof f->id);
-    theirs.check = f->aux;
-    field = f->type == IDIST__EAGER && theirs.kind ? idist__print_difference(&theirs, before) : NULL;
-    if (field && before->seq == f->print.seq - 1) idist__ring_mismatch(ring, g, peer, &theirs, before, field);
-    else idist__ring_mismatch(ring, g, peer, &f->print, &f->print, "sequence of calls before it");
+// Two ranks are in the same call, and called something else before; `theirs` says what, if its kind is not 0.
+static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer, const idist__print *print,
+                                     const idist__print *theirs) {
+    const idist__print *before = idist__ring_before(g, print);
+    const char *field = before && theirs->kind ? idist__print_difference(theirs, before) : NULL;
+
+    if (field) idist__ring_mismatch(ring, g, peer, theirs, before, field);
+    else idist__ring_mismatch(ring, g, peer, print, print, "sequence of calls before it");
+}
+
+// The same, from a frame, which says the most when it is EAGER.
+static void idist__frame_past_differs(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    const idist__print *before = idist__ring_before(g, &f->print);
+    idist__print theirs;
+
+    memset(&theirs, 0, sizeof theirs);
+    if (before && f->type == IDIST__EAGER) {
+        theirs = *before; // with its number
+        memcpy(&theirs, &f->id, sizeof f->id);
+        theirs.check = f->aux;
+    }
+    idist__ring_past_differs(ring, g, peer, &f->print, &theirs);
 }
 
 // Compares a frame of a collective with our call of the same number, running or finished. False on a mismatch. A
@@ -1064,7 +1098,7 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
     if (!field && f->type <= IDIST__RTS && !t) field = "sequence";
     if (field) idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
     else if (f->type > IDIST__RTS || f->past == rg->past[ours->seq % IDIST__HISTORY]) return true;
-    else idist__ring_past_differs(ring, g, peer, f);
+    else idist__frame_past_differs(ring, g, peer, f);
     return false;
 }
 
@@ -2278,13 +2312,14 @@ enum { IDIST__BUFFERS = 3 };
 #define IDIST__FAR_BROADCAST ((size_t)2 << 20) // ... up to here
 #define IDIST__FAR_SUMS ((size_t)2 << 20)      // and of all that one gives to be added up
 #define IDIST__NOTICE_BYTES \
-    (2 * IDIST__LINE + IDIST__FLAT_BYTES) // lines are fetched in pairs: the first two belong together
+    (2 * IDIST__LINE + IDIST__FLAT_BYTES) // the last line: the call before, if that one was made of messages
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
 
 typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
     uint32_t nth;              // number of the shared call, written last
-    uint32_t zero;
+    uint16_t past;             // digest of the calls before it
+    uint16_t zero;
     idist__print print;
     union {
         char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
@@ -2320,11 +2355,12 @@ typedef struct idist__share {
     idist__spot *spots; // CHUNKED: where the buffers of each rank are
 
     idist__print prints[IDIST__NOTICES]; // what our own notices say
-    uint32_t nth;                        // shared calls entered so far
-    uint32_t sure;                       // the notices of all ranks up to this call are known and compared
-    bool early;                          // the quick way has entered the call that comes next
-    uint64_t uses;                       // chunks so far
-    size_t recent[2];                    // what the last two calls gave in their notices, in bytes
+    uint16_t pasts[IDIST__NOTICES];
+    uint32_t nth;     // shared calls entered so far
+    uint32_t sure;    // the notices of all ranks up to this call are known and compared
+    bool early;       // the quick way has entered the call that comes next
+    uint64_t uses;    // chunks so far
+    size_t recent[2]; // what the last two calls gave in their notices, in bytes
     size_t chunk_nbytes;
     idist__task *head, *last; // shared calls under way; only the first one runs
     idist__task *quick;       // serves the quick way
@@ -2337,6 +2373,12 @@ static size_t idist__place_nbytes(size_t chunk_nbytes) {
 
 static idist__notice *idist__share_notice(const idist__share *s, int rank, uint32_t nth) {
     return (idist__notice *)(void *)(s->places[rank] + (nth % IDIST__NOTICES) * IDIST__NOTICE_BYTES);
+}
+
+// What that rank called before the call of a notice. It is written only if that was made of messages: see its number.
+static idist__print *idist__share_before(const idist__share *s, int rank, uint32_t nth) {
+    char *notice = (char *)idist__share_notice(s, rank, nth);
+    return (idist__print *)(void *)(notice + IDIST__LINE + IDIST__FLAT_BYTES);
 }
 
 static idist__pace *idist__share_pace(const idist__share *s, int rank) {
@@ -2453,18 +2495,35 @@ static bool idist__share_has_entered(idist__share *s, int rank, uint32_t nth) {
     return true;
 }
 
+// The notices of a rank and of ourselves for call nth differ.
+static void idist__share_differs(idist__task *t, int rank, uint32_t nth) {
+    idist__share *s = idist__share_of(t);
+    idist__ring *ring = idist__ring_of(t->group->w);
+    const idist__print *ours = &s->prints[nth % IDIST__NOTICES], *before = idist__ring_before(t->group, ours);
+    idist__print theirs = idist__share_notice(s, rank, nth)->print;
+    int peer = t->group->ranks[rank];
+    const char *field = idist__print_difference(&theirs, ours);
+
+    if (field || memcmp(&theirs, ours, sizeof theirs) != 0) {
+        idist__ring_mismatch(ring, t->group, peer, &theirs, ours, field ? field : "sequence");
+        return;
+    }
+    theirs = *idist__share_before(s, rank, nth);
+    if (!before || theirs.seq != before->seq) theirs.kind = 0;
+    idist__ring_past_differs(ring, t->group, peer, ours, &theirs);
+}
+
 // Compares what a rank called since we last did with what we called, up to number nth.
 static bool idist__share_compare(idist__task *t, int rank, uint32_t nth) {
     idist__share *s = idist__share_of(t);
     uint32_t k = (int32_t)(nth - IDIST__AHEAD - s->sure) > 0 ? nth - IDIST__AHEAD : s->sure + 1;
+
     for (; (int32_t)(nth - k) >= 0; k++) {
         const idist__print *ours = &s->prints[k % IDIST__NOTICES]; // the notice's line is on its way to the others
-        idist__print theirs = idist__share_notice(s, rank, k)->print;
-        const char *field;
-        if (memcmp(&theirs, ours, sizeof theirs) == 0) continue;
-        field = idist__print_difference(&theirs, ours);
-        idist__ring_mismatch(idist__ring_of(t->group->w), t->group, t->group->ranks[rank], &theirs, ours,
-                             field ? field : "sequence");
+        const idist__notice *e = idist__share_notice(s, rank, k);
+
+        if (memcmp(&e->print, ours, sizeof *ours) == 0 && e->past == s->pasts[k % IDIST__NOTICES]) continue;
+        idist__share_differs(t, rank, k);
         return false;
     }
     return true;
@@ -2602,6 +2661,15 @@ static void idist__share_claim_next(const idist__task *t) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
 }
 
+// The call before, for the error text of those who called something else before.
+static void idist__share_tell_before(const idist__task *t, const idist__print *print) {
+    const idist__op *o = idist__op_of(t);
+    const idist__print *before = idist__ring_before(t->group, print);
+
+    if (before && (before->algorithm & ~IDIST__ON_DEVICE) < IDIST__FLAT)
+        *idist__share_before(idist__share_of(t), o->r, o->nth) = *before;
+}
+
 // False: it could not, and the group has failed.
 static bool idist__share_enter(idist__task *t) {
     idist__op *o = idist__op_of(t);
@@ -2619,10 +2687,13 @@ static bool idist__share_enter(idist__task *t) {
         idist__share_put(payload, o->in, nbytes);
         idist__share_scale(t, payload, nbytes / (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
     }
-    // The first line at the end, in one go: the others poll it, and take it away between two writes.
     print = idist__task_print(t, o->algorithm);
+    idist__share_tell_before(t, &print);
+    // The first line at the end, in one go: the others poll it, and take it away between two writes.
     s->prints[o->nth % IDIST__NOTICES] = print;
+    s->pasts[o->nth % IDIST__NOTICES] = o->past;
     e->print = print;
+    e->past = o->past;
     idist__os_handover();
     __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
     idist__share_knock(s, t->group);
@@ -3122,6 +3193,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     t->call = *c;
     t->seq = g->seq + 1;
     idist__share_prepare(t, IDIST__FLAT);
+    idist__op_of(t)->past = idist__ring_past(t);
     if (!idist__share_may_enter(t)) return false;
     idist__share_enter(t);
     for (turns = 0; !idist__share_entered(t, false); turns++) {
@@ -3131,7 +3203,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     }
     idist__share_take(t, 0);
     g->seq++;
-    idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY] = s->prints[s->nth % IDIST__NOTICES];
+    idist__ring_note(t, idist__op_of(t), IDIST__FLAT);
     return true;
 }
 
@@ -3512,6 +3584,7 @@ static void idist__host_begin(idist__task *t, const idist__host_step *step) {
     if (t->call.op == IDIST_AVG || (scaled && leads)) part->call.op = IDIST_SUM;
     part->call.user = o->user;
     part->whole = idist__task_print(t, IDIST__BY_HOST);
+    part->whole_past = o->past;
     part->timeout_ms = -1; // the whole call has a deadline, and says where it waits
     part->announced = part->warned = true;
     o->step = part;
@@ -3597,6 +3670,7 @@ static idist_status idist__host_group(idist_group *whole, uint64_t salt, const i
         idist__group_free(g);
         return s;
     }
+    idist__ring_group_of(g)->whole = whole;
     g->next = w->group.next;
     w->group.next = g;
     *out = g;
@@ -4163,13 +4237,13 @@ static void idist__ring_start(idist__task *t) {
     else if (t->group->size == 1) idist__self_collective(t);
     else if (shared) {
         idist__share_prepare(t, shared);
-        idist__ring_group_of(t->group)->history[t->seq % IDIST__HISTORY] = idist__task_print(t, shared);
+        idist__ring_note(t, idist__op_of(t), shared);
         idist__ring_check_start(ring, t);
         if (shared == IDIST__BY_HOST) idist__host_start(t);
         else idist__share_start(t);
     } else if (!idist__op_begin(t)) idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
     else {
-        idist__ring_note(t, idist__op_of(t));
+        idist__ring_note(t, idist__op_of(t), idist__op_of(t)->algorithm);
         idist__ring_check_start(ring, t);
         idist__op_choose_run(t);
         if (!ring->failed) idist__op_run(t);

@@ -1,69 +1,125 @@
 // unread: a rank that has not yet read the one frame that differs must not come through the next call with IDIST_OK
 //
-// Rank 0 gathers to the last rank, the others to rank 0. Only the last rank gets a frame of rank 0 in that call, and it has
-// no eyes for it: its reads of that connection are held back here. So are all of rank 0, which would notice by itself, until
-// the last rank has its answer. The barrier after the call needs nothing of rank 0 on the last rank.
-#include <errno.h>
+// One rank calls with another root than the others. Nobody waits for anything in that call, and the message that tells
+// lies unread: reads of those connections are held back here until one rank, the witness, has its answer, from the call
+// or from the barrier after it. The barrier goes by messages, through shared memory or by host, depending on the case.
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <sys/socket.h>
 
-static _Atomic int held = -1;      // of the last rank
-static _Atomic bool answered;      // it has
-static _Thread_local bool is_deaf; // rank 0
-
-static ssize_t read_unless_held(int fd, void *buf, size_t nbytes, int flags) {
-    if (fd == held || (is_deaf && !answered)) {
-        errno = EAGAIN;
-        return -1;
-    }
-    return recv(fd, buf, nbytes, flags);
-}
-
-#define recv read_unless_held
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"
 
+enum { N_RANKS = 4, MOST = 710 };
+
+typedef enum one_way { GATHER, SCATTER, REDUCE } one_way;
+
+typedef struct setting {
+    const char *name, *placement;
+    one_way call;
+    int odd_rank; // its root is the last rank, that of the others rank 0
+    int witness;
+    bool all_deaf; // nobody reads what the odd rank sends; else the witness does not. The odd rank reads nothing.
+} setting;
+
 typedef struct plan {
+    const setting *set;
     bool mismatch;
-    size_t count; // of rank 0, which gathers to the last rank, in a mismatch
-    _Atomic bool ready;
+    size_t odd_count;      // of the odd rank
+    _Atomic int n_ready;   // ranks whose connections are held back
+    _Atomic int n_through; // and that have their answer
+    _Atomic bool answered; // the witness has its answer, or the odd rank has noticed
 } plan;
+
+static plan *running;
+
+static ptrdiff_t read_stream_later(void *port, void *buf, size_t nbytes) {
+    return running->answered ? idist__stream_read(port, buf, nbytes) : 0;
+}
+
+static ptrdiff_t read_pipe_later(void *port, void *buf, size_t nbytes) {
+    return running->answered ? idist__shm_read(port, buf, nbytes) : 0;
+}
+
+static bool is_deaf(const plan *p, int rank, int to) {
+    const setting *set = p->set;
+    if (!p->mismatch || rank == to) return false;
+    if (rank == set->odd_rank) return true;
+    return to == set->odd_rank && (set->all_deaf || rank == set->witness);
+}
+
+// Nothing is read from that link until the witness has its answer.
+static void hold_back(idist__link *link, idist__transport *held) {
+    bool is_pipe = link->transport->read == idist__shm_read;
+    *held = *link->transport;
+    held->read = is_pipe ? read_pipe_later : read_stream_later;
+    link->transport = held;
+}
+
+static idist_status call(const plan *p, int rank, const idist_opts *o) {
+    static float s[N_RANKS][N_RANKS * MOST], r[N_RANKS][N_RANKS * MOST];
+    bool odd = p->mismatch && rank == p->set->odd_rank;
+    size_t count = odd ? p->odd_count : 700;
+    int root = odd ? N_RANKS - 1 : 0;
+    idist_op halved;
+    idist_status status;
+
+    if (p->set->call == GATHER) return idist_gather(s[rank], r[rank], count, IDIST_F32, root, o);
+    if (p->set->call == SCATTER) return idist_scatter(s[rank], r[rank], count, IDIST_F32, root, o);
+    // In shared memory too, this one goes by messages.
+    status = idist_op_create_premul_sum(0.5, o->group, &halved);
+    if (status == IDIST_OK) status = idist_reduce(s[rank], r[rank], count, IDIST_BF16, halved, root, o);
+    return status;
+}
 
 static void body(idist_group *world, int rank, int n, void *arg) {
     plan *p = (plan *)arg;
     idist_opts o = opts_of(world);
-    static float s[4][710], r[4][4 * 710];
-    bool odd = p->mismatch && rank == 0;
-    if (rank == n - 1) {
-        held = *(int *)idist__ring_of(world->w)->links[0].port;
-        p->ready = true;
+    idist__transport held[N_RANKS];
+    const idist__transport *original[N_RANKS];
+    idist__link *links = idist__ring_of(world->w)->links;
+    idist_status got;
+
+    for (int peer = 0; peer < n; peer++) {
+        original[peer] = links[peer].transport;
+        if (is_deaf(p, rank, peer)) hold_back(&links[peer], &held[peer]);
     }
-    while (!p->ready) tap_sleep_ms(1);
-    is_deaf = odd;
-    idist_status got = idist_gather(s[rank], r[rank], odd ? p->count : 700, IDIST_F32, odd ? n - 1 : 0, &o);
+    p->n_ready++;
+    while (p->n_ready < n) tap_sleep_ms(1);
+
+    got = call(p, rank, &o);
     if (got == IDIST_OK) got = idist_barrier(&o);
+
+    if (rank == p->set->witness || (rank == p->set->odd_rank && got)) p->answered = true;
     rank_is(rank, got, p->mismatch ? IDIST_ERR_MISMATCH : IDIST_OK);
     if (p->mismatch && got)
-        rank_check(text_names_rank(idist_last_error(), 0) && text_has_word(idist_last_error(), "root differs"),
-                   "rank %d: the text names rank 0 and the root: got \"%s\"", rank, idist_last_error());
-    if (rank == n - 1) {
-        held = -1;
-        answered = true;
-    }
+        rank_check(text_names_rank(idist_last_error(), p->set->odd_rank) &&
+                       text_has_word(idist_last_error(), "root differs"),
+                   "rank %d: the text names rank %d and the root: got \"%s\"", rank, p->set->odd_rank, idist_last_error());
+
+    p->n_through++;
+    while (p->n_through < n) tap_sleep_ms(1);
+    for (int peer = 0; peer < n; peer++) links[peer].transport = original[peer];
 }
 
 int main(void) {
-    idist_desc d = desc_with("tcp", "auto");
+    static const setting settings[] = {
+        {"gather over TCP", "tcp", GATHER, 0, N_RANKS - 1, false},
+        {"scatter over two hosts", "blocks", SCATTER, N_RANKS - 1, 2, true},
+        {"reduce beside shared memory", "auto", REDUCE, 0, N_RANKS - 1, false},
+    };
     tap_deadline(60);
-    d.timeout_ms = 5000 * test_slow_factor();
-    for (size_t i = 0; i < 12; i++) {
-        plan p = {i > 1, 698 + i, false};
-        answered = false;
-        if (p.mismatch) ranks_case_fault(4, &d, body, &p, "another root, count %zu", p.count);
-        else ranks_case_fault(4, &d, body, &p, "a connection that is not read, nothing else: round %zu", i);
+    for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
+        idist_desc d = desc_with(settings[k].placement, "auto");
+        d.timeout_ms = 5000 * test_slow_factor();
+        for (size_t i = 0; i < 12; i++) {
+            plan p = {&settings[k], i > 1, 698 + i, 0, 0, false};
+            running = &p;
+            if (p.mismatch)
+                ranks_case_fault(N_RANKS, &d, body, &p, "%s: another root, count %zu", settings[k].name, p.odd_count);
+            else ranks_case_fault(N_RANKS, &d, body, &p, "%s: nothing differs, round %zu", settings[k].name, i);
+        }
     }
     return tap_done();
 }
