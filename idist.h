@@ -207,7 +207,7 @@ TIME-OUTS AND ABORT
     the ranks that have not come, or that came and no longer answer, and where they were seen last. A call that waits
     longer than a minute logs a warning with the same names. idist_abort ends everything on a group at once, from any
     thread. Joining a world has a deadline of its own, 5 minutes; a rank that dies after it has reached the store is
-    IDIST_ERR_PEER_LOST on the others at once (with file://, at that deadline).
+    IDIST_ERR_PEER_LOST on the others at once.
 
 THREADS
 
@@ -3014,6 +3014,9 @@ static idist_status idist__mem_store_open(idist_store *store) {
 //   8   number of committed bytes after the header (u64)
 //   16  records: u32 nkey, u32 nvalue (0xffffffff: deleted), key, value
 //
+// A key that begins with a zero byte is a will: the place of a byte (u64) that its maker keeps locked; its value is what is
+// to be set when that lock is gone: u32 nkey, key, value. Any process that waits carries it out.
+//
 // Byte 0 of the file stays locked by the server as long as it lives: a file without that lock was left by a dead job.
 // Byte 1 is locked by whoever reads or appends. The locks belong to the open file (F_OFD_*), not to the process, so
 // threads may be ranks. A writer that dies halfway leaves bytes beyond the committed ones, which the next writer
@@ -3027,8 +3030,13 @@ typedef struct idist__file_store {
     bool server;
     char *path;
     idist__table table; // what the records read so far amount to
-    uint64_t applied;   // bytes of records in it
+    idist__table wills; // the same, of wills
+    uint64_t applied;   // bytes of records in both
+    uint64_t will_at;   // the byte that is locked for our own will; 0: none
+    int64_t looked_ns;  // when the makers of the wills were last looked for
 } idist__file_store;
+
+enum { IDIST__WILL_KEY_BYTES = 9, IDIST__WILLS_MS = 50 };
 
 static int idist__file_lock(int fd, int cmd, short type, off_t byte, struct flock *fl) {
     memset(fl, 0, sizeof *fl);
@@ -3081,7 +3089,18 @@ static bool idist__file_pwrite(int fd, const void *buf, size_t nbytes, uint64_t 
     return idist__file_move(fd, NULL, (const char *)buf, nbytes, at);
 }
 
-// Brings the table up to date. Called with the records locked.
+static idist__table *idist__file_table(idist__file_store *f, idist__blob key) {
+    bool will = key.nbytes == IDIST__WILL_KEY_BYTES && !key.data[0];
+    return will ? &f->wills : &f->table;
+}
+
+static void idist__file_forget(idist__file_store *f) {
+    idist__table_clear(&f->table);
+    idist__table_clear(&f->wills);
+    f->applied = 0;
+}
+
+// Brings the tables up to date. Called with the records locked.
 static idist_status idist__file_replay(idist__file_store *f) {
     char magic[8];
     uint64_t committed;
@@ -3104,8 +3123,8 @@ static idist_status idist__file_replay(idist__file_store *f) {
         key.nbytes = size[0];
         if (!idist__file_pread(f->fd, buf, size[0] + nvalue, 24 + f->applied))
             s = idist__fail_errno("reading the store file", errno);
-        else if (size[1] == 0xffffffffu) idist__table_remove(&f->table, key);
-        else s = idist__table_put(&f->table, key, buf + size[0], nvalue);
+        else if (size[1] == 0xffffffffu) idist__table_remove(idist__file_table(f, key), key);
+        else s = idist__table_put(idist__file_table(f, key), key, buf + size[0], nvalue);
         idist__mem_free(&f->table.mem, buf);
         if (s != IDIST_OK) return s;
         f->applied += 8 + size[0] + nvalue;
@@ -3115,7 +3134,7 @@ static idist_status idist__file_replay(idist__file_store *f) {
 
 // Appends what a request did to its key.
 static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
-    idist__entry *e = *idist__table_find(&f->table, key.data, key.nbytes);
+    idist__entry *e = *idist__table_find(idist__file_table(f, key), key.data, key.nbytes);
     uint32_t size[2];
     uint64_t at = 16 + f->applied, committed;
     size[0] = (uint32_t)key.nbytes;
@@ -3129,22 +3148,127 @@ static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
     return IDIST_OK;
 }
 
+// The key of the will whose maker locks the byte `at`.
+static idist__blob idist__will_key(uint64_t at, char *buf) {
+    idist__blob key;
+
+    buf[0] = 0;
+    memcpy(buf + 1, &at, sizeof at);
+    key.data = buf;
+    key.nbytes = IDIST__WILL_KEY_BYTES;
+    return key;
+}
+
+// Takes our will back, if there is one.
+static idist_status idist__file_revoke(idist__file_store *f) {
+    char buf[IDIST__WILL_KEY_BYTES];
+    idist__blob key = idist__will_key(f->will_at, buf);
+    idist_status status = IDIST_OK;
+    struct flock fl;
+
+    if (!f->will_at) return IDIST_OK;
+    if (idist__table_remove(&f->wills, key)) status = idist__file_append(f, key);
+    idist__file_lock(f->fd, IDIST__OFD_SETLK, F_UNLCK, (off_t)f->will_at, &fl);
+    f->will_at = 0;
+    return status;
+}
+
+// The place of its record, which nobody else has, names the byte to be locked. An empty key only takes the old will back.
+static idist_status idist__file_bequeath(idist__file_store *f, const idist__req *r) {
+    char buf[IDIST__WILL_KEY_BYTES];
+    uint32_t nkey = (uint32_t)r->key.nbytes;
+    size_t nbytes = sizeof nkey + r->key.nbytes + r->a.nbytes;
+    idist_status status = idist__file_revoke(f);
+    idist__blob key;
+    struct flock fl;
+    char *value;
+
+    if (status != IDIST_OK || !nkey) return status;
+    value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
+    if (!value) return IDIST_ERR_NO_MEMORY;
+    memcpy(value, &nkey, sizeof nkey);
+    memcpy(value + sizeof nkey, r->key.data, nkey);
+    memcpy(value + sizeof nkey + nkey, r->a.data, r->a.nbytes);
+
+    f->will_at = 16 + f->applied;
+    key = idist__will_key(f->will_at, buf);
+    if (idist__file_lock(f->fd, IDIST__OFD_SETLK, F_WRLCK, (off_t)f->will_at, &fl) != 0)
+        status = idist__fail_errno("locking the store file", errno);
+    else status = idist__table_put(&f->wills, key, value, nbytes);
+    if (status == IDIST_OK) status = idist__file_append(f, key);
+    idist__mem_free(&f->table.mem, value);
+    return status;
+}
+
+// Sets what the maker of a will wanted to be set.
+static idist_status idist__file_execute(idist__file_store *f, const idist__entry *will) {
+    char buf[IDIST__WILL_KEY_BYTES];
+    idist__blob key, will_key = {buf, IDIST__WILL_KEY_BYTES};
+    uint32_t nkey;
+    idist_status status;
+
+    memcpy(buf, will->key, sizeof buf);
+    memcpy(&nkey, will->value, sizeof nkey);
+    key.data = will->value + sizeof nkey;
+    key.nbytes = nkey;
+    status = idist__table_put(&f->table, key, key.data + nkey, will->nvalue - sizeof nkey - nkey);
+    if (status == IDIST_OK) status = idist__file_append(f, key);
+    idist__table_remove(&f->wills, will_key);
+    if (status == IDIST_OK) status = idist__file_append(f, will_key);
+    return status;
+}
+
+// Whether the process that made a will has ended without taking it back.
+static bool idist__file_will_is_due(const idist__file_store *f, const idist__entry *will) {
+    uint64_t at;
+    uint32_t nkey = 0;
+    struct flock fl;
+
+    memcpy(&at, will->key + 1, sizeof at);
+    if (will->nvalue >= sizeof nkey) memcpy(&nkey, will->value, sizeof nkey);
+    if (at == f->will_at || !nkey || nkey > will->nvalue - sizeof nkey) return false;
+    return idist__file_lock(f->fd, IDIST__OFD_GETLK, F_WRLCK, (off_t)at, &fl) == 0 && fl.l_type == F_UNLCK;
+}
+
+// Carries out the wills of processes that ended. Called with the records locked.
+static idist_status idist__file_wills(idist__file_store *f) {
+    int64_t now = idist__os_now_ns();
+    idist_status status = IDIST_OK;
+    size_t i;
+
+    if (!f->wills.count || now - f->looked_ns < IDIST__WILLS_MS * IDIST__MS) return IDIST_OK;
+    f->looked_ns = now;
+    for (i = 0; i < IDIST__COUNT_OF(f->wills.bucket); i++) {
+        idist__entry *e, *next;
+        for (e = f->wills.bucket[i]; e && status == IDIST_OK; e = next) {
+            next = e->next;
+            if (idist__file_will_is_due(f, e)) status = idist__file_execute(f, e);
+        }
+    }
+    return status;
+}
+
+// Carries out a request. Called with the records locked.
+static idist_status idist__file_apply(idist__file_store *f, idist__req *r, bool *wait, bool *changed) {
+    idist_status status = idist__file_replay(f);
+
+    if (status == IDIST_OK) status = idist__file_wills(f);
+    if (status != IDIST_OK) return status;
+    if (r->op == IDIST__REQ_WILL) return idist__file_bequeath(f, r);
+    status = idist__table_apply(&f->table, r, wait, changed);
+    return *changed ? idist__file_append(f, r->key) : status;
+}
+
 static idist_status idist__file_request(idist__file_store *f, idist__req *r, bool *wait) {
     bool changed = false;
     idist_status s;
+
     if (!idist__file_records(f->fd, true, r->deadline_ns)) return idist__file_late(f);
-    s = idist__file_replay(f);
-    if (s == IDIST_OK) s = idist__table_apply(&f->table, r, wait, &changed);
-    if (changed) {
-        idist_status w = idist__file_append(f, r->key);
-        if (w != IDIST_OK) { // the table is ahead of the file: read it anew
-            idist__table_clear(&f->table);
-            f->applied = 0;
-            s = w;
-        }
-    }
+    s = idist__file_apply(f, r, wait, &changed);
+    if (s != IDIST_OK) idist__file_forget(f); // the tables may be ahead of the file: read it anew
     idist__file_records(f->fd, false, r->deadline_ns);
-    if (s == IDIST_OK && (*wait || changed) && !f->server && !idist__file_server_lives(f->fd))
+
+    if (s == IDIST_OK && (*wait || changed || r->op == IDIST__REQ_CHECK) && !f->server && !idist__file_server_lives(f->fd))
         s = idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s ended", f->path);
     if (s == IDIST_OK && *wait && idist__os_ms_until(r->deadline_ns) == 0) s = idist__req_late(r, &f->table);
     return s;
@@ -3171,7 +3295,7 @@ static void idist__file_store_close(idist_store *store) {
     idist__file_store *f = (idist__file_store *)store->impl;
     if (f->server && f->fd >= 0 && idist__file_is_at(f->fd, f->path)) unlink(f->path);
     idist__os_close(&f->fd);
-    idist__table_clear(&f->table);
+    idist__file_forget(f);
     pthread_mutex_destroy(&f->lock);
     idist__mem_free(&store->mem, f->path);
     idist__mem_free(&store->mem, f);
@@ -3241,7 +3365,7 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
     idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
     if (!f) return IDIST_ERR_NO_MEMORY;
     f->fd = -1;
-    f->table.mem = store->mem;
+    f->table.mem = f->wills.mem = store->mem;
     f->server = server;
     pthread_mutex_init(&f->lock, NULL);
     store->impl = f;
@@ -3833,7 +3957,7 @@ static idist_status idist__tcp_broken(idist__tcp_store *t) {
     int err = errno;
     if (err == ETIMEDOUT) t->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
     else
-        t->broken = idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server (rank 0) broke: %s",
+        t->broken = idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server broke: %s",
                                 err ? strerror(err) : "it closed");
     return t->broken;
 }

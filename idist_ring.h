@@ -4587,6 +4587,7 @@ typedef struct idist__join {
     idist_store *store; // opened by us, or the user's
     bool own_store;
     bool told; // the others know that a rank gave up
+    bool told_by_will;
     char prefix[64];
     uint64_t job;
     uint8_t key[32];
@@ -4613,8 +4614,11 @@ static int idist__join_ms_left(const idist__join *j) {
 
 typedef struct idist__join_failure { // why a rank could not join: the others need not wait for it
     int32_t status, rank;
+    int32_t by_will; // it ended without a word; the store says so for it
     char text[400];
 } idist__join_failure;
+
+enum { IDIST__JOIN_STAY_MS = 500 };
 
 static idist_status idist__join_no_fds(const idist__join *j) {
     return idist__fail(IDIST_ERR_NO_FDS,
@@ -4642,6 +4646,19 @@ static idist_status idist__join_hint(const idist__join *j) {
     return IDIST_ERR_TIMEOUT;
 }
 
+// When the store's server ended, says who that was.
+static void idist__join_store_lost(const idist__join *j, idist_status status) {
+    bool by_rank_0 = j->w->cfg.store == NULL && strncmp(j->w->cfg.where, "torch:", 6) != 0;
+    char text[sizeof idist__me.text];
+    const char *cause = text;
+
+    memcpy(text, idist__me.text, sizeof text);
+    if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
+    if (status != IDIST_ERR_PEER_LOST || strncmp(cause, "store: ", 7) != 0) return;
+    idist__fail(status, "initialize: %s: %s", by_rank_0 ? "rank 0 was lost, or gave up" : "the store's server was lost",
+                cause + 7);
+}
+
 // Whether a rank has given up; then so do we, with its reason.
 static idist_status idist__join_failed(idist__join *j) {
     const idist__server *sv = idist__join_server(j);
@@ -4655,13 +4672,12 @@ static idist_status idist__join_failed(idist__join *j) {
     if (sv && __atomic_load_n(&sv->no_fds, __ATOMIC_RELAXED)) return idist__join_no_fds(j);
     idist__join_key(j, key, sizeof key, "failed", -1);
     s = idist_store_check(j->store, keys, 1, &there);
-    if (s == IDIST_ERR_PEER_LOST)
-        return idist__fail(s, "initialize: %s: the connection to its store ended",
-                           j->own_store ? "rank 0 was lost, or gave up" : "the store's server was lost");
+    if (s == IDIST_ERR_PEER_LOST) return s;
     if (s != IDIST_OK || !there) return IDIST_OK;
     if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f) return IDIST_OK;
     f.text[sizeof f.text - 1] = 0;
     j->told = true;
+    j->told_by_will = f.by_will != 0;
     if (f.status == IDIST_ERR_TIMEOUT) { // it names who is late
         idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", f.text);
         return idist__join_hint(j);
@@ -4677,7 +4693,8 @@ static void idist__join_will(idist__join *j, const idist__join_failure *failure)
     idist__req r;
     char key[128] = "";
 
-    if (j->store->run != idist__tcp_store_run || strncmp(j->w->cfg.where, "torch:", 6) == 0) return;
+    if (j->store->run != idist__tcp_store_run && j->store->run != idist__file_store_run) return;
+    if (strncmp(j->w->cfg.where, "torch:", 6) == 0) return; // a server that does not know of wills
     memset(&r, 0, sizeof r);
     if (failure) idist__join_key(j, key, sizeof key, "failed", -1);
     r.op = IDIST__REQ_WILL;
@@ -4689,21 +4706,38 @@ static void idist__join_will(idist__join *j, const idist__join_failure *failure)
     j->store->run(j->store, &r); // if the connection is gone, the next request says so
 }
 
-// Tells the others why we give up, unless we have it from them. Whoever owns the store stays a moment, so that they
-// can read it.
+// The owner of the store stays until all others have read why, or for a moment.
+static void idist__join_stay(idist__join *j) {
+    int64_t until_ns = idist__os_deadline(IDIST__JOIN_STAY_MS), there = 0;
+    int others = j->w->group.size - 1 - (j->told_by_will ? 1 : 0);
+    char key[128];
+
+    idist__join_key(j, key, sizeof key, "heard", -1);
+    while (idist_store_add(j->store, key, 0, &there) == IDIST_OK && there < others) {
+        if (idist__os_now_ns() >= until_ns) break;
+        idist__os_pause_ms(5);
+    }
+}
+
+// Tells the others why we give up, unless we have it from them.
 static void idist__join_tell(idist__join *j, idist_status status) {
     idist__join_failure f;
     char key[128], text[sizeof idist__me.text];
+    int64_t there;
+
     if (!j->store || !j->prefix[0]) return;
     memset(&f, 0, sizeof f);
     memcpy(text, idist__me.text, sizeof text);
     f.status = (int32_t)status;
     f.rank = j->w->group.rank;
     idist__copy_text(f.text, sizeof f.text, strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+
     idist__join_key(j, key, sizeof key, "failed", -1);
     if (!j->told) idist_store_set(j->store, key, &f, sizeof f); // if that fails they learn it from the store's end
     idist__join_will(j, NULL);
-    if (j->own_store && f.rank == 0) idist__os_pause_ms(500);
+    idist__join_key(j, key, sizeof key, "heard", -1);
+    if (f.rank > 0) idist_store_add(j->store, key, 1, &there);
+    else if (j->own_store) idist__join_stay(j);
     memcpy(idist__me.text, text, sizeof text);
 }
 
@@ -4798,6 +4832,7 @@ static idist_status idist__join_store(idist__join *j) {
     memset(&will, 0, sizeof will);
     will.status = (int32_t)IDIST_ERR_PEER_LOST;
     will.rank = cfg->rank;
+    will.by_will = 1;
     snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize", j->w->hostname);
     if (cfg->rank > 0) idist__join_will(j, &will); // that of rank 0 takes the store with it
     return IDIST_OK;
@@ -5505,6 +5540,7 @@ static idist_status idist__ring_open(idist__world *w) {
     else s = idist__join_store(&j); // first, so that the others hear of everything that goes wrong here
     if (s == IDIST_OK) s = idist__ring_new(w, &j.ring);
     if (s == IDIST_OK && w->group.size > 1) s = idist__join_run(&j);
+    idist__join_store_lost(&j, s);
     if (s != IDIST_OK) idist__join_tell(&j, s);
     idist__os_close(&w->cfg.listener);
     idist__os_close(&j.listeners[0]);

@@ -1,8 +1,9 @@
-// init_kill: SIGKILL of one rank at one of its system calls on sockets while the ranks meet; which ones is drawn anew each
+// init_kill: SIGKILL of one rank at one of its system calls on sockets or the store's file while the ranks meet; which ones is drawn anew each
 // time, and IDIST_TEST_LONG=1 takes all of them in turn
 //
 // Once the others can know of it, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank within a second. Before it
 // has reached the store nobody can; then the time-out names it as the one who did not come.
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -53,12 +54,26 @@ static ssize_t counted_sendmsg(int fd, const struct msghdr *m, int flags) {
     if (is_victim && will) dying->known = 1;
     return n;
 }
+static ssize_t counted_pread(int fd, void *buf, size_t nbytes, off_t at) {
+    count_call();
+    return pread(fd, buf, nbytes, at);
+}
+static ssize_t counted_pwrite(int fd, const void *buf, size_t nbytes, off_t at) {
+    static _Thread_local bool will;
+    count_call();
+    ssize_t n = pwrite(fd, buf, nbytes, at);
+    if (nbytes == 9 && !*(const char *)buf) will = true; // its key
+    if (at == 8 && is_victim && will) dying->known = 1;  // its record is committed
+    return n;
+}
 
 #define bind counted_bind
 #define connect counted_connect
 #define accept counted_accept
 #define recv counted_recv
 #define sendmsg counted_sendmsg
+#define pread counted_pread
+#define pwrite counted_pwrite
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #undef bind
@@ -66,6 +81,8 @@ static ssize_t counted_sendmsg(int fd, const struct msghdr *m, int flags) {
 #undef accept
 #undef recv
 #undef sendmsg
+#undef pread
+#undef pwrite
 
 #include "ranks.h"
 
@@ -77,14 +94,12 @@ typedef struct outcome {
     char text[600];
 } outcome;
 
-static void one_rank(int rank, int port, const char *transport, outcome *out) {
-    char url[64];
+static void one_rank(int rank, const char *url, const char *transport, outcome *out) {
     idist_desc d = desc_with(transport, NULL);
     idist_group *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm((unsigned)(20 * test_slow_factor()));
     is_victim = rank == dying->rank;
-    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     d.init_method = url;
     d.rank = rank;
     d.world_size = RANKS;
@@ -106,18 +121,21 @@ static void one_rank(int rank, int port, const char *transport, outcome *out) {
 }
 
 // False when the victim went through the start with fewer calls than that.
-static bool trial(const char *transport, int loser, int at) {
+static bool trial(const char *transport, bool by_file, int loser, int at) {
     pid_t pids[RANKS];
-    int port = free_port(), wait_status = 0;
+    int wait_status = 0;
+    char url[64];
     outcome *out = (outcome *)shared_alloc(RANKS * sizeof *out);
     bool killed;
+    if (by_file) snprintf(url, sizeof url, "file:///tmp/idist-init-kill-%d", (int)getpid());
+    else snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
     memset(dying, 0, sizeof *dying);
     dying->rank = loser;
     dying->dies_at = at;
     for (int k = 0; k < RANKS; k++) {
         pids[k] = fork();
         TAP_REQUIRE(pids[k] >= 0);
-        if (pids[k] == 0) one_rank(k, port, transport, &out[k]);
+        if (pids[k] == 0) one_rank(k, url, transport, &out[k]);
         tap_register_child(pids[k]);
     }
     for (int k = 0; k < RANKS; k++) {
@@ -138,25 +156,30 @@ static bool trial(const char *transport, int loser, int at) {
         rank_check(unknown || ms <= LIMIT_MS * test_slow_factor(), "call %d: rank %d got it after %lld ms, limit %d", at, k,
                    ms, LIMIT_MS);
     }
+    if (by_file) unlink(url + strlen("file://")); // rank 0 may have left it
     munmap(out, RANKS * sizeof *out);
     return killed;
 }
 
 int main(void) {
-    static const char *const transports[4] = {"auto", "tcp", "socket", "2+1"};
+    static const struct {
+        const char *transport;
+        bool by_file; // the ranks meet at a file, else at a port
+    } settings[] = {{"auto", false}, {"tcp", true}, {"tcp", false}, {"socket", false}, {"2+1", false}};
     tap_deadline(200 * test_slow_factor());
     dying = (victim *)shared_alloc(sizeof *dying);
     (void)ranks__log();
-    for (int t = 0; t < (test_quick() ? 2 : 4); t++)
+    for (int t = 0; t < (test_quick() ? 2 : 5); t++)
         for (int loser = 0; loser < RANKS; loser++) {
+            const char *transport = settings[t].transport, *place = settings[t].by_file ? ", by file" : "";
             uint64_t random_state = tap_seed() + (uint64_t)(3 * t + loser);
-            int at = 1, n = 0, last = 120;
-            tap_running("%s, rank %d", transports[t], loser);
+            int at = 1, n = 0, last = settings[t].by_file ? 300 : 120;
+            tap_running("%s%s, rank %d", transport, place, loser);
             ranks_reset();
-            for (; at < last && trial(transports[t], loser, at); n++)
-                at += test_long() ? 1 : 8 + (int)(tap_rand(&random_state) % 20);
+            for (; at < last && trial(transport, settings[t].by_file, loser, at); n++)
+                at += test_long() ? 1 : last / 15 + (int)(tap_rand(&random_state) % 20);
             rank_check(at > 40, "there were only %d calls", at);
-            ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s", loser, RANKS, n, transports[t]);
+            ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s%s", loser, RANKS, n, transport, place);
         }
     return tap_done();
 }
