@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """house.py - what the house rules say about the headers, and the mechanical steps towards them.
 
-    house.py map     [HEADERS]                  lines, functions and white space per file and section
-    house.py uses    [--write] [HEADERS]        the "uses" lines of the banners against the call graph
-    house.py circles [HEADERS]                  circles among sections, and calls of sections further up
-    house.py check   [--only RULE,..] [HEADERS] the rules; exits with 1 when one is broken
-    house.py rename  TABLE [--in WHERE] [--strings] [--words] FILES
-    house.py space   FILES                      blank lines between the steps of a function
-    house.py split   FILES                      a = 1, b = 2; becomes two statements
+    house.py map [HEADERS]                    lines, functions and white space per file and section
+    house.py uses [--write] [HEADERS]         the "uses" lines of the banners against the call graph
+    house.py circles [HEADERS]                circles among sections, and uses of what stands below
+    house.py check [--only RULE,..] [HEADERS] the rules; exits with 1 when one is broken
+    house.py rename TABLE [--in WHERE] [--strings] [--words] FILES
+    house.py space FILES                      blank lines between the steps of a function
+    house.py split FILES                      a = 1, b = 2; becomes two statements
 
 Without HEADERS: idist*.h two directories above this file. The headers are read as text: a tokenizer
 and a parser of statements that know as much C as the headers use. What is found by name is found in
@@ -29,10 +29,11 @@ Rules of check:
     comment     a comment that names an identifier of idist which does not exist
     parse       a function that this script does not understand
 
-rename reads lines "old new" and replaces whole identifiers in code and in comments. It refuses when a
-new name is taken, or when two old names would become one. In comments, and in strings with --strings,
-a name without underscore is taken for a word and stays, unless --words. --in limits it to a file, to a
-section ([core:store] or core:store) or to a function; in a function members (a.x, a->x) keep their names.
+rename reads lines "old new" and replaces whole identifiers in code and in comments. It refuses when
+a new name is taken, or when two old names would become one. In comments, and in strings with
+--strings, a name without underscore is taken for a word and stays, unless --words. --in limits it
+to a file, to a section ([core:store] or core:store) or to a function, where members (a.x, a->x)
+keep their names.
 """
 import argparse
 import bisect
@@ -43,9 +44,9 @@ import sys
 
 # Files from the lowest floor to the highest. A section uses sections above it in its own file, and
 # files that stand before its own in this list. Sections of the public API are open to everybody.
-FLOORS = ['idist_os.h', 'idist_base.h', 'idist_launch.h', 'idist_core.h', 'idist.h', 'idist_shm.h',
-          'idist_ring.h', 'idist_spawn.h', 'idist_mpi.h', 'idist_nccl.h', 'idist_ipc.h', 'idist_trace.h',
-          'idist_train.h']
+FLOORS = ['idist_os.h', 'idist_base.h', 'idist_launch.h', 'idist_core.h', 'idist.h',
+          'idist_shm.h', 'idist_ring.h', 'idist_spawn.h',
+          'idist_mpi.h', 'idist_nccl.h', 'idist_ipc.h', 'idist_trace.h', 'idist_train.h']
 
 # Beginnings of private functions that a section may have besides its own name: tag -> words.
 EXTRA_PREFIXES = {
@@ -59,18 +60,18 @@ MAX_NESTING = 4
 MAX_BRANCHES = 25
 MIN_BLANK = 8.0     # per cent, in functions of at least
 BLANK_LINES = 8     # lines, blank ones included
-DECL_LINES = 6      # a function of so many lines that are not blank has a blank line after its declarations
+DECL_LINES = 6      # a function of so many lines, without blank ones, spaces its declarations off
 RETURN_LINES = 8    # and one before its last return
 BLOCK_LINES = 3     # a block of so many lines stands between blank lines
 
-RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches', 'blank',
-         'statements', 'chain', 'comment', 'parse']
+RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches',
+         'blank', 'statements', 'chain', 'comment', 'parse']
 
 DASHES = '//' + '-' * 78
 TAG = re.compile(r'// \[([a-z_]+):([a-z0-9_]+)\](.*)')
 
-TYPE_WORDS = set('''auto bool char const double enum extern float int long register short signed static
-    struct typedef union unsigned void volatile'''.split())
+TYPE_WORDS = set('''auto bool char const double enum extern float int long register short signed
+    static struct typedef union unsigned void volatile'''.split())
 ATTRIBUTES = {'__attribute__', 'IDIST__UNUSED', 'IDIST__TLS'}
 CONTROL = {'if', 'for', 'while', 'do', 'switch', 'else'}
 
@@ -97,7 +98,7 @@ PP_TOKEN = re.compile(INSIDE + PUNCT, re.X | re.S)
 
 
 def lex(text, regex=TOKEN):
-    """Tokens (kind, text, position): the code, in which a directive is one token; and the comments."""
+    """Tokens (kind, text, position): code, in which a directive is one token; and comments."""
     code, comments = [], []
     for match in regex.finditer(text):
         kind = match.lastgroup
@@ -130,7 +131,7 @@ def spelling(text):
 # ---- statements ----
 
 class Statement:
-    """first and last are indices of tokens, children the statements inside: of a block all, else the bodies."""
+    """first and last are indices of tokens; children are the statements of a block, else bodies."""
 
     def __init__(self, kind, first):
         self.kind, self.first, self.last, self.children = kind, first, first, []
@@ -260,7 +261,7 @@ class Section:
     def __init__(self, source, tag, line):
         self.source, self.tag, self.line = source, tag, line
         self.head, self.name = tag.split(':') if tag else ('', '')
-        self.is_open = not tag or self.head == 'api' or self.head.endswith('_api') or self.name == 'api'
+        self.is_open = not tag or 'api' in (self.head, self.name) or self.head.endswith('_api')
         self.end = 0        # the line behind it
         self.uses_lines = []
         self.functions = []
@@ -271,7 +272,7 @@ class Section:
 
 
 class Item:
-    """Something at file scope: the tokens first..last, the section, the names that it defines or declares."""
+    """Something at file scope: the tokens first..last, the section, the names that it declares."""
 
     def __init__(self, kind, name, first, last, body=None):
         self.kind, self.name, self.first, self.last, self.body = kind, name, first, last, body
@@ -317,7 +318,7 @@ class Source:
         return self.lines[self.line(self.code[item.body][2]):self.last_line(item) - 1]
 
     def find_sections(self):
-        """The first one has no tag: what stands before all banners, and around the parts of a header."""
+        """What stands before all banners, and around the parts of a header, has no tag."""
         sections = [Section(self, '', 1)]
         for i, line in enumerate(self.lines):
             match = TAG.match(line)
@@ -380,12 +381,12 @@ class Source:
         return self.code[k - 1][1] == ')' and self.function_name(i, k) is not None
 
     def function_name(self, i, k):
-        """The first name before a parenthesis at the outermost level that is no attribute and no macro."""
+        """The first name before an outermost parenthesis that is no attribute and no macro."""
         code, before = self.code, None
         while i < k:
             kind, word, _ = code[i]
             if word == '(' and kind == 'punct':
-                if before and before != '__attribute__' and not is_macro(before) and before not in TYPE_WORDS:
+                if before and not is_macro(before) and before not in TYPE_WORDS | ATTRIBUTES:
                     return before if code[i + 1][1] != '*' else None
                 i = closing(code, i)
             if word == '=' or word == '{':
@@ -411,14 +412,16 @@ class Source:
         for k in range(item.first, item.last):
             if code[k][1] in ('struct', 'union', 'enum') and code[k + 1][0] == 'name':
                 if code[k + 2][1] in ('{', ';', '*'):
-                    item.names.append((code[k + 1][1], 'type' if code[k + 2][1] == '{' else 'forward'))
+                    kind = 'type' if code[k + 2][1] == '{' else 'forward'
+                    item.names.append((code[k + 1][1], kind))
             if code[k][1] == 'enum':
                 brace = k + 1 if code[k + 1][1] == '{' else k + 2
                 if code[brace][1] == '{':
                     self.name_constants(item, brace)
         name = self.function_name(item.first, item.last)
         if code[item.first][1] == 'typedef':
-            opaque = code[item.first + 1][1] in ('struct', 'union') and code[item.first + 3][1] != '{'
+            word = code[item.first + 1][1]
+            opaque = word in ('struct', 'union') and code[item.first + 3][1] != '{'
             item.name = self.declarators(item)[-1]
             item.names.append((item.name, 'forward' if opaque else 'type'))
         elif name:
@@ -503,8 +506,9 @@ class House:
                 pairs.setdefault((item.name or '-', name), source.line(at))
 
     def owner(self, name, user):
-        """The section that a name belongs to, seen from another. A type that is defined further down is known
-        here by a forward declaration, and belongs to who declared it; a function belongs to who defines it."""
+        """The section that a name belongs to, seen from another. A function belongs to who
+        defines it. A type that is defined further down can only be opaque here, and
+        belongs to who declared it."""
         found = self.definitions[name]
         real = [s for s, kind, _ in found if kind not in ('forward', 'proto')]
         if not real:
@@ -543,10 +547,11 @@ class House:
 
     def upward(self):
         """Edges to a section further down the file or on a higher floor."""
-        return [(a, b) for a, b in self.edges if b.order > a.order and not a.is_open and not b.is_open]
+        return [(a, b) for a, b in self.edges
+                if b.order > a.order and not a.is_open and not b.is_open]
 
     def forward_declarations(self):
-        """Prototypes of private functions: (item, section of the definition, callers between the two)."""
+        """Prototypes of private functions: (item, section of the definition, callers before it)."""
         for source in self.sources:
             for item in source.items:
                 if item.kind != 'prototype' or not item.name.startswith('idist__'):
@@ -554,8 +559,9 @@ class House:
                 found = [x for x in self.definitions[item.name] if x[1] == 'function']
                 if found:
                     limit = (found[0][0].order, found[0][2].first)
-                    callers = [f.name for s in self.sources for f in s.functions if f is not found[0][2]
-                               and (f.section.order, f.first) < limit and item.name in s.names_used(f)]
+                    before = [(s, f) for s in self.sources for f in s.functions
+                              if (f.section.order, f.first) < limit]
+                    callers = [f.name for s, f in before if item.name in s.names_used(f)]
                     yield item, found[0][0], callers
 
     def circles(self):
@@ -606,7 +612,8 @@ def command_map(house, _args):
         share = blank_share(source, functions)
         print('%-20s %6d lines %4d functions  blank %4.1f %%%s' %
               (name, nlines, len(functions), share[1],
-               '  longest %3d %s' % (len(source.body_lines(longest)), longest.name) if longest else ''))
+               '  longest %3d %s' % (len(source.body_lines(longest)), longest.name)
+               if longest else ''))
 
     for source in house.sources:
         row(source.name, len(source.lines) - 1, source, source.functions)
@@ -617,7 +624,7 @@ def command_map(house, _args):
 
 
 def false_uses(house):
-    """Sections whose uses lines are not true: (section, what stands there, what is to stand there)."""
+    """Sections whose uses lines are not true: (section, the lines, what they should be)."""
     for section in house.sections:
         now = [section.source.lines[n - 1] for n in section.uses_lines]
         want = house.uses_text(section)
@@ -629,7 +636,8 @@ def command_uses(house, args):
     wrong = list(false_uses(house))
     if not args.write:
         for section, now, want in wrong:
-            print('%s:%d: [%s] %s' % (section.source.name, section.line, section.tag, ' '.join(want)[3:]))
+            text = ' '.join(want)[3:]
+            print('%s:%d: [%s] %s' % (section.source.name, section.line, section.tag, text))
             print('    instead of: %s' % (' '.join(now)[3:] or 'nothing'))
         return bool(wrong)
     for section, now, want in reversed(wrong):
@@ -675,11 +683,13 @@ def command_circles(house, _args):
 
 def rule_prefix(house, known):
     for section in house.sections:
-        words = [section.name, '%s_%s' % (section.head, section.name)] + EXTRA_PREFIXES.get(section.tag, [])
+        words = [section.name, '%s_%s' % (section.head, section.name)]
+        words = tuple(w + '_' for w in words + EXTRA_PREFIXES.get(section.tag, []))
         for item in section.functions:
-            verb = item.name[len('idist__'):]
-            if item.name.startswith('idist__') and not any(verb == w or verb.startswith(w + '_') for w in words):
-                yield section.source, section.source.first_line(item), '[%s] has %s' % (section, item.name)
+            verb = item.name[len('idist__'):] + '_'
+            if item.name.startswith('idist__') and not verb.startswith(words):
+                line = section.source.first_line(item)
+                yield section.source, line, '[%s] has %s' % (section, item.name)
 
 
 def rule_uses(house, known):
@@ -703,11 +713,11 @@ def rule_banner(house, known):
                 continue
             text = TAG.match(source.lines[section.line - 1]).group(3)
             if not re.match(r'  \S', text):
-                yield source, section.line, '[%s] is followed by two blanks and what the section is' % section
+                yield source, section.line, 'behind [%s]: two blanks and what it is' % section
             if section.head not in heads:
                 yield source, section.line, '[%s] is not named after its file' % section
             if section.tag in tags:
-                yield source, section.line, '[%s] stands in %s already' % (section, tags[section.tag])
+                yield source, section.line, '[%s] is in %s as well' % (section, tags[section.tag])
             tags[section.tag] = source.name
             if not section.is_open and not section.uses_lines:
                 yield source, section.line, '[%s] has no uses line' % section
@@ -724,8 +734,8 @@ def rule_floors(house, known):
             yield a.source, line, '%s of [%s] uses %s of [%s]' % (user, a, used, b)
     for item, home, _ in house.forward_declarations():
         if item.section is home:
-            source = home.source
-            yield source, source.first_line(item), 'a prototype of %s, which follows in [%s]' % (item.name, home)
+            line = home.source.first_line(item)
+            yield home.source, line, 'a prototype of %s, defined in [%s]' % (item.name, home)
 
 
 def rule_decl(house, known):
@@ -757,7 +767,8 @@ def nesting(s, depth=0):
     deeper = depth + (s.kind in CONTROL)
     most = deeper
     for i, child in enumerate(s.children):
-        most = max(most, nesting(child, depth if s.kind == 'if' and i == 1 and child.kind == 'if' else deeper))
+        is_else_if = s.kind == 'if' and i == 1 and child.kind == 'if'
+        most = max(most, nesting(child, depth if is_else_if else deeper))
     return most
 
 
@@ -773,7 +784,7 @@ def rule_branches(house, known):
     words = {'if', 'for', 'while', 'case', '&&', '||', '?'}
     for source in house.sources:
         for item in source.functions:
-            n = sum(source.code[k][1] in words for k in range(item.body, item.last) if source.code[k][0] != 'string')
+            n = sum(word in words for _, word, _ in source.code[item.body:item.last])
             if n > MAX_BRANCHES:
                 yield source, source.first_line(item), '%s has %d branches' % (item.name, n)
 
@@ -793,7 +804,9 @@ def rule_statements(house, known):
                     yield source, source.first_line(s), 'statements joined by commas'
                 labels = ('case', 'default', 'label')
                 for before, a, b in zip([None] + s.children, s.children, s.children[1:]):
-                    if s.kind != 'block' or source.last_line(a) != source.first_line(b) or a.kind in labels:
+                    if s.kind != 'block' or a.kind in labels:
+                        continue
+                    if source.last_line(a) != source.first_line(b):
                         continue
                     if not (before and before.kind in labels and b.kind in ('break', 'return')):
                         yield source, source.first_line(b), 'two statements on one line'
@@ -814,11 +827,10 @@ def rule_comment(house, known):
         for _, text, at in source.comments:
             for match in re.finditer(r'(?<![\w/.-])_?(?:idist|IDIST)_\w*', text):
                 name, rest = match.group(), text[match.end():match.end() + 2]
-                if re.match(r'\.[a-z]', rest) and not rest[0] == '.' or name in known.names or known.makes(name):
+                if name in known.names or known.makes(name) or re.match(r'\.[ch]', rest):
                     continue
-                if rest[:1] == '*' or name.endswith('_') or re.match(r'\.[ch]', rest) or rest[:1] == '<':
-                    if re.match(r'\.[ch]', rest) or known.begins(name):
-                        continue
+                if (rest[:1] in ('*', '<') or name.endswith('_')) and known.begins(name):
+                    continue
                 yield source, source.line(at + match.start()), 'no such thing as %s' % name
 
 
@@ -840,9 +852,10 @@ class Known:
                 elif kind in ('string', 'pp'):
                     self.words.update(re.findall(r'\w+', word))
                     self.pasted.update(re.findall(r'\b(_?idist\w*)##', word, re.I))
-        for path in glob.glob(ROOT + '/tests/**', recursive=True) + glob.glob(ROOT + '/*') + glob.glob(ROOT + '/examples/*'):
+        paths = glob.glob(ROOT + '/tests/**', recursive=True) + glob.glob(ROOT + '/examples/*')
+        for path in paths + [ROOT + '/Makefile']:
             self.names.add(os.path.splitext(os.path.basename(path))[0])
-            if re.search(r'\.(c|cc|cpp|cu|sh|py)$|/(tests|examples)/.*\.h$|/Makefile$', path) and 'house' not in path:
+            if re.search(r'\.(c|h|cc|cpp|cu|sh|py)$|Makefile$', path) and 'house' not in path:
                 with open(path, encoding='utf-8', errors='replace') as f:
                     self.names.update(re.findall(r'\b_?idist_\w+', f.read(), re.I))
         self.names |= self.words
@@ -880,12 +893,14 @@ def write(path, text):
 
 def has_blank(source, a, b):
     """Whether there is a blank line between two statements."""
-    return any(not line.strip() for line in source.lines[source.last_line(a):source.first_line(b) - 1])
+    between = source.lines[source.last_line(a):source.first_line(b) - 1]
+    return any(not line.strip() for line in between)
 
 
 def solid(source, x):
     """Lines of a statement that are not blank."""
-    return sum(bool(line.strip()) for line in source.lines[source.first_line(x) - 1:source.last_line(x)])
+    lines = source.lines[source.first_line(x) - 1:source.last_line(x)]
+    return sum(bool(line.strip()) for line in lines)
 
 
 def after_declarations(source, item):
@@ -1056,12 +1071,13 @@ def read_table(path):
 
 
 def region(source, where):
-    """The part of a file that --in names, and whether it is a function: (start, end, bool); None."""
+    """The part of a file that --in names, and whether it is a function: (start, end, bool)."""
     if where is None or where in (source.path, source.name):
         return 0, len(source.text), False
     for section in source.sections:
         if section.tag and section.tag == where.strip('[]'):
-            return source.starts[section.line - 1], source.starts[min(section.end, len(source.lines)) - 1], False
+            end = min(section.end, len(source.lines))
+            return source.starts[section.line - 1], source.starts[end - 1], False
     found = [f for f in source.functions if f.name == where]
     if found:
         # The comment above a function speaks of its parameters.
@@ -1142,9 +1158,11 @@ def command_rename(args):
 # ---- main ----
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
-    readers = {'map': command_map, 'uses': command_uses, 'circles': command_circles, 'check': command_check}
+    readers = {'map': command_map, 'uses': command_uses, 'circles': command_circles,
+               'check': command_check}
     writers = {'rename': command_rename, 'space': command_space, 'split': command_split}
     for name in list(readers) + list(writers):
         sub = commands.add_parser(name)
@@ -1156,7 +1174,7 @@ def main(argv):
             sub.add_argument('table')
             sub.add_argument('--in', dest='where', help='a file, a section or a function')
             sub.add_argument('--strings', action='store_true', help='also inside strings')
-            sub.add_argument('--words', action='store_true', help='also names without underscore in comments')
+            sub.add_argument('--words', action='store_true', help='also plain words in comments')
         sub.add_argument('files', nargs='*' if name in readers else '+')
     args = parser.parse_args(argv)
     try:
