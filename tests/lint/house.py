@@ -706,7 +706,8 @@ def rule_banner(house, known):
             if re.match(r'//---', line) and line != DASHES:
                 yield source, i + 1, 'a banner has lines of %d columns' % len(DASHES)
             match = TAG.match(line)
-            if match and source.lines[i - 1] != DASHES:
+            after = source.lines[i + 1] if match else ''
+            if match and after.startswith(('// uses ', '//---')) and source.lines[i - 1] != DASHES:
                 yield source, i + 1, 'no line of dashes above [%s:%s]' % match.group(1, 2)
         for section in source.sections:
             if not section.tag:
