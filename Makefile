@@ -34,7 +34,7 @@ PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
-.PHONY: install uninstall deps deps-nccl peers print-deps bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
+.PHONY: single dist install uninstall deps deps-nccl peers print-deps bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
 .PHONY: need-prove
 
 run: build/05_train_digits
@@ -155,6 +155,25 @@ fuzz:
 	        || { tail -50 build/fuzz/$$name.log; exit 1; }; \
 	    tail -n 8 build/fuzz/$$name.log; \
 	done
+
+# One file instead of the rooms that idist.h includes, and an archive with it and the other headers.
+OPTIONAL_HEADERS := idist_mpi.h idist_nccl.h idist_ipc.h idist_trace.h idist_train.h
+SINGLE := build/single/idist.h $(OPTIONAL_HEADERS:%=build/single/%) build/single/LICENSE
+DIST := build/idist-$(VERSION).tar.gz
+
+build/single/%.h: %.h $(HEADERS) tools/single.py
+	@mkdir -p $(@D)
+	tools/single.py $< $@
+build/single/LICENSE: LICENSE
+	@mkdir -p $(@D)
+	cp $< $@
+
+single: $(SINGLE)
+
+dist: $(DIST)
+$(DIST): $(SINGLE)
+	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rw,go=r --format=ustar \
+	    -C build/single --transform='s|^|idist-$(VERSION)/|' -cf - $(notdir $(SINGLE)) | gzip -n -9 >$@
 
 lint:
 	@tests/lint/lint.sh

@@ -1163,10 +1163,4 @@ IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_
     return idist__own_end(&own, name);
 }
 
-// idist_nccl.h removes its own.
-#undef IDIST__PTX_OPERANDS
-#undef IDIST__PTX_SCALED
-#undef IDIST__PTX_THREADS
-#undef IDIST__PTX_NBYTES
-
 #endif // IDIST__GPU_CHUNK

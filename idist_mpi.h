@@ -102,33 +102,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #define IDIST__ULFM 1 // user-level failure mitigation
 #endif
 
-// Where all of a program is one file, a header of its system may have made macros of these words,
-// as windows.h does.
-#pragma push_macro("small")
-#undef small
-#pragma push_macro("lock")
-#undef lock
-#pragma push_macro("min")
-#undef min
-#pragma push_macro("max")
-#undef max
-
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
-// such casts.
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wold-style-cast"
-#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wuseless-cast"
-#endif
-#endif
-
-#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "idist_begin.h"
 
 //------------------------------------------------------------------------------
 // [mpi:types]  worlds, groups, tasks
@@ -2012,35 +1986,6 @@ const idist_backend_api *idist_mpi_backend(void) {
     return &api;
 }
 
-#ifdef __cplusplus
-} // extern "C"
-#endif
-
-// Nor shall such a program find any of these.
-#undef IDIST__ULFM
-#undef IDIST__COUNT_OF
-#undef IDIST__MPI_COUNT
-#undef IDIST__SLIP_BYTES
-#undef IDIST__SLIP_RANKS
-#undef IDIST__NOTE_BYTES
-#undef IDIST__NAP_NS
-#undef IDIST__NAP_MOST_NS
-#undef IDIST__NAP_LONG_NS
-#undef IDIST__NAP_MOVING_NS
-#undef IDIST__FAREWELL_MS
-#undef IDIST__FIND_MS
-#undef IDIST__QUICK_LOOKS
-#undef IDIST__MPI_OP
-#undef IDIST__NATIVE
-#undef IDIST__NATIVE_REQUEST
-#undef IDIST__ULFM_CALLS
-
-#pragma pop_macro("max")
-#pragma pop_macro("min")
-#pragma pop_macro("lock")
-#pragma pop_macro("small")
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
+#include "idist_end.h"
 
 #endif // IDIST_IMPLEMENTATION

@@ -153,28 +153,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #include <dlfcn.h>
 #include <glob.h>
 
-// Where all of a program is one file, a header of its system may have made macros of these words,
-// as windows.h does.
-#pragma push_macro("lock")
-#undef lock
-
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
-// such casts.
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wold-style-cast"
-#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wuseless-cast"
-#endif
-#endif
-
-#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
-#define IDIST__UNUSED __attribute__((unused))
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "idist_begin.h"
 
 //------------------------------------------------------------------------------
 // [nccl:load]  NCCL's functions, found at run time, so that the program also runs where there is none
@@ -2590,29 +2569,6 @@ const idist_backend_api *idist_nccl_backend(void) {
     return &api;
 }
 
-#ifdef __cplusplus
-} // extern "C"
-#endif
-
-// Nor shall such a program find any of these.
-#undef IDIST__COUNT_OF
-#undef IDIST__UNUSED
-#undef IDIST__NCCL_FUNCTIONS
-#undef IDIST__GPU_LOOK_NS
-#undef IDIST__GPU_LOOK_LONG_NS
-#undef IDIST__GPU_CHUNK
-#undef IDIST__GPU_SLOTS
-#undef IDIST__GPU_AHEAD
-#undef IDIST__GPU_LET_MS
-#undef IDIST__GPU_ABORT_MS
-#undef IDIST__IPC_CHUNK
-#undef IDIST__IPC_SMALL
-#undef IDIST__IPC_RANKS
-#undef IDIST__IPC_KERNELS
-
-#pragma pop_macro("lock")
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
+#include "idist_end.h"
 
 #endif // IDIST_IMPLEMENTATION

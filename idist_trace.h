@@ -106,20 +106,7 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 #include <sys/file.h>
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
-// such casts.
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wold-style-cast"
-#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wuseless-cast"
-#endif
-#endif
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "idist_begin.h"
 
 //------------------------------------------------------------------------------
 // [trace:file]  a JSON array that is whole at any moment
@@ -580,21 +567,6 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-#ifdef __cplusplus
-} // extern "C"
-#endif
-
-// Nor shall such a program find any of these.
-#undef IDIST__TRACE_WINDOW
-#undef IDIST__TRACE_EVENT
-#undef IDIST__TRACE_NAME
-#undef IDIST__TRACE_KIND
-#undef IDIST__TRACE_FAR
-#undef IDIST__TRACE_ARGS
-#undef IDIST__LANES
-
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
+#include "idist_end.h"
 
 #endif // IDIST_IMPLEMENTATION

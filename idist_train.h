@@ -482,48 +482,7 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 #include <dirent.h>
 #include <sys/ioctl.h>
 
-// Where all of a program is one file, a header of its system may have made macros of these words,
-// as windows.h does.
-#pragma push_macro("lock")
-#undef lock
-
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
-// such casts.
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wold-style-cast"
-#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wuseless-cast"
-#endif
-#endif
-
-#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-// A program may be built with -ffast-math or -Ofast, but norms and compressed gradients tell
-// whether a number is finite, and sum up in an order. Until the end of this file.
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
-    defined(__RECIPROCAL_MATH__)
-#define IDIST__TRAIN_FAST_MATH 1
-#if defined(__clang__)
-#pragma float_control(precise, on, push)
-#elif defined(__GNUC__)
-// As C, pop_options alone would leave these undefined.
-#pragma push_macro("__FAST_MATH__")
-#pragma push_macro("__FINITE_MATH_ONLY__")
-#pragma push_macro("__ASSOCIATIVE_MATH__")
-#pragma push_macro("__RECIPROCAL_MATH__")
-#pragma push_macro("__NO_SIGNED_ZEROS__")
-#pragma push_macro("__NO_TRAPPING_MATH__")
-#pragma push_macro("__NO_MATH_ERRNO__")
-#pragma GCC push_options
-#pragma GCC optimize("no-fast-math")
-#endif
-#endif
+#include "idist_begin.h"
 
 //------------------------------------------------------------------------------
 // [train:random]  the random numbers of PyTorch and Python
@@ -3410,43 +3369,6 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     if (last) bar->started_ns = bar->shown_ns = 0; // the next one
 }
 
-#ifdef IDIST__TRAIN_FAST_MATH
-#if defined(__clang__)
-#pragma float_control(pop)
-#elif defined(__GNUC__)
-#pragma GCC pop_options
-#pragma pop_macro("__NO_MATH_ERRNO__")
-#pragma pop_macro("__NO_TRAPPING_MATH__")
-#pragma pop_macro("__NO_SIGNED_ZEROS__")
-#pragma pop_macro("__RECIPROCAL_MATH__")
-#pragma pop_macro("__ASSOCIATIVE_MATH__")
-#pragma pop_macro("__FINITE_MATH_ONLY__")
-#pragma pop_macro("__FAST_MATH__")
-#endif
-#undef IDIST__TRAIN_FAST_MATH
-#endif
-
-#ifdef __cplusplus
-} // extern "C"
-#endif
-
-// Nor shall such a program find any of these.
-#undef IDIST__COUNT_OF
-#undef IDIST__TWISTER_WORDS
-#undef IDIST__NORM_PIECE
-#undef IDIST__CHECKPOINT_VERSION
-#undef IDIST__CHECKPOINT_PIECE
-#undef IDIST__SUM_BLOCK
-#undef IDIST__SUM_ODD
-#undef IDIST__TENSORS_AT_ONCE
-#undef IDIST__OWN
-#undef IDIST__DDP_FIRST_NBYTES
-#undef IDIST__DDP_BUCKET_NBYTES
-#undef IDIST__BAR_NS
-
-#pragma pop_macro("lock")
-#if defined(__cplusplus) && defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
+#include "idist_end.h"
 
 #endif // IDIST_IMPLEMENTATION

@@ -1,0 +1,68 @@
+/* idist_begin.h - v0.1.0 - what stands before the implementation of idist, in each header - MIT licence
+
+    Included more than once, each time with idist_end.h after it, which takes everything back: no macro and no compiler
+    setting reaches the program that includes idist.
+*/
+
+// A header of the operating system may have made macros of these words, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("far")
+#undef far
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("min")
+#undef min
+#pragma push_macro("max")
+#undef max
+
+// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
+// such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__INLINE static inline __attribute__((always_inline))
+#define IDIST__TLS static __thread
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out on all, converters
+// rely on the order of their steps, and norms tell whether a number is finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
+    defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// As C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""single.py SOURCE OUTPUT - writes a header of idist with the parts that it is made of in place.
+
+idist.h includes its rooms, from idist_os.h to idist_ring.h. This puts the text of each where it is included, so that
+one file can be copied. Of the other headers only idist_begin.h and idist_end.h are put in place; they go on including
+idist.h and each other.
+"""
+
+import os
+import re
+import sys
+
+ROOMS = ["os", "base", "launch", "core", "spawn", "shm", "msg", "share", "ring"]
+REPEATED = ["begin", "end"]  # included wherever an implementation begins and ends
+INCLUDE = re.compile(r'^#include "idist_([a-z]+)\.h"')
+
+
+def without_guard_include(lines):
+    """A room that can be included by itself first includes idist.h; here that would be itself."""
+    text = "".join(lines)
+    return text.replace('#ifndef IDIST_H\n#include "idist.h"\n#endif\n', "").splitlines(keepends=True)
+
+
+def expand(path, in_place):
+    folder = os.path.dirname(path)
+    with open(path, encoding="ascii") as source:
+        lines = source.readlines()
+    if os.path.basename(path) != "idist.h" and in_place != REPEATED:
+        lines = without_guard_include(lines)
+    for line in lines:
+        match = INCLUDE.match(line)
+        if match and match.group(1) in in_place:
+            yield from expand(os.path.join(folder, "idist_%s.h" % match.group(1)), in_place)
+        else:
+            yield line
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    source, output = sys.argv[1:]
+    in_place = ROOMS + REPEATED if os.path.basename(source) == "idist.h" else REPEATED
+    text = "".join(expand(source, in_place))
+    left = [line for line in text.splitlines() if INCLUDE.match(line) and INCLUDE.match(line).group(1) in in_place]
+    if left:
+        sys.exit("single.py: %s still includes a part: %s" % (source, left[0]))
+    with open(output, "w", encoding="ascii") as target:
+        target.write(text)
+
+
+if __name__ == "__main__":
+    main()
