@@ -268,7 +268,8 @@ HISTORY
 #define _DEFAULT_SOURCE // clock_gettime, sockets and the like, also with -std=c99
 #endif
 #if defined(IDIST_IMPLEMENTATION) && !defined(_FILE_OFFSET_BITS)
-#define _FILE_OFFSET_BITS 64 // files above 2 GiB, and inode numbers above 2^32, also where a long has 32 bits
+#define _FILE_OFFSET_BITS \
+    64 // files above 2 GiB, and inode numbers above 2^32, also where a long has 32 bits
 #endif
 #ifndef IDIST_H
 #define IDIST_H
@@ -398,11 +399,13 @@ typedef struct idist_request {
 
 // The last argument of every communication call. NULL, or all zero: the world, blocking, the group's time-out.
 typedef struct idist_opts {
-    idist_group *group;     // NULL: the world. Roots, sources and destinations are ranks of this group.
-    idist_request *request; // NULL: block until done. Else return at once and complete in idist_wait / idist_test.
-    void *stream;           // cudaStream_t, for device buffers: begins after what it holds; without a request, what comes
-                            // to it later sees the result. idist_nccl.h says more. Else NULL.
-    int timeout_ms;         // 0: the group's default. < 0: none.
+    idist_group *group; // NULL: the world. Roots, sources and destinations are ranks of this group.
+    idist_request *
+        request; // NULL: block until done. Else return at once and complete in idist_wait / idist_test.
+    void *
+        stream; // cudaStream_t, for device buffers: begins after what it holds; without a request, what comes
+        // to it later sees the result. idist_nccl.h says more. Else NULL.
+    int timeout_ms; // 0: the group's default. < 0: none.
 } idist_opts;
 
 #define IDIST_ANY_SOURCE (-1)
@@ -476,45 +479,58 @@ typedef struct idist_report {
 // Everything about a world. All zero is valid: the environment decides, and where it is silent, a world of 1.
 // An explicit field beats the environment, the environment beats the built-in default.
 typedef struct idist_desc {
-    const char *backend;     // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND. "gloo" is
-                             // another name of "ring"; "nccl" is "ring" with device_backend "nccl",
-                             // unless that says more
-    const char *init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
-                             // Needs rank and world_size in this struct or in the environment.
-    idist_store *store;      // rendezvous through this store instead; the caller keeps owning it
-    int world_size;          // 0: ask the environment. Else rank counts too.
-    int rank;                // 0 .. world_size - 1
-    int nproc_per_node;      // workers of idist_spawn and idist_parallel_run on this host. 0: idist_spawn takes one per
-                             // core; idist_parallel_run joins what a launcher made
+    const char *
+        backend; // "ring", "self", or a list "mpi,ring" to take the first that fits; IDIST_BACKEND. "gloo" is
+        // another name of "ring"; "nccl" is "ring" with device_backend "nccl",
+        // unless that says more
+    const char *
+        init_method; // "env://", "tcp://host:port", "tcp://239.x.y.z:port", "file:///path"; IDIST_INIT_METHOD.
+                     // Needs rank and world_size in this struct or in the environment.
+    idist_store *store; // rendezvous through this store instead; the caller keeps owning it
+    int world_size;     // 0: ask the environment. Else rank counts too.
+    int rank;           // 0 .. world_size - 1
+    int nproc_per_node; // workers of idist_spawn and idist_parallel_run on this host. 0: idist_spawn takes one per
+                        // core; idist_parallel_run joins what a launcher made
     int nnodes;              // idist_parallel_run over several hosts: how many, ...
     int node_rank;           // ... and which of them this is
     const char *master_addr; // host of rank 0; MASTER_ADDR
     int master_port;         // port of the rendezvous there; MASTER_PORT
     int timeout_ms;          // deadline of each call; IDIST_TIMEOUT_MS; 0: 30 minutes; < 0: none
-    int init_timeout_ms;     // deadline for all ranks to show up; IDIST_INIT_TIMEOUT_MS; 0: 5 minutes
-    const void *secret;      // shared by all ranks of the job, at least 16 bytes; IDIST_SECRET_FILE, IDIST_SECRET
-    size_t secret_nbytes;    //
-    const char *transport;   // "auto" (shared memory inside a host, TCP between hosts), "socket" (local sockets inside a
-                             // host) or "tcp"; IDIST_TRANSPORT
-    const char *algorithm;   // "auto"; for tests "latency" or "bandwidth" (messages) or "chunked" (shared memory, never
-                             // the short way); IDIST_ALGO
-    const char *bind;        // "none", or "core": each rank stays on one of the processors it may use; IDIST_BIND
-    size_t shm_nbytes;       // shared memory each rank reserves; IDIST_SHM_MIB (in MiB); 0: 4 MiB
-    const char *host_id;     // ranks with equal ids share a host; IDIST_HOSTID. NULL: boot id, user, network namespace
-    const void *mpi_comm;    // an MPI_Comm *, for idist_mpi.h: the communicator whose ranks become those of the world. It is
-                             // duplicated and stays yours. NULL: MPI_COMM_WORLD
+    int init_timeout_ms; // deadline for all ranks to show up; IDIST_INIT_TIMEOUT_MS; 0: 5 minutes
+    const void *
+        secret; // shared by all ranks of the job, at least 16 bytes; IDIST_SECRET_FILE, IDIST_SECRET
+    size_t secret_nbytes; //
+    const char *
+        transport; // "auto" (shared memory inside a host, TCP between hosts), "socket" (local sockets inside a
+                   // host) or "tcp"; IDIST_TRANSPORT
+    const char *
+        algorithm; // "auto"; for tests "latency" or "bandwidth" (messages) or "chunked" (shared memory, never
+                   // the short way); IDIST_ALGO
+    const char
+        *bind; // "none", or "core": each rank stays on one of the processors it may use; IDIST_BIND
+    size_t shm_nbytes; // shared memory each rank reserves; IDIST_SHM_MIB (in MiB); 0: 4 MiB
+    const char *
+        host_id; // ranks with equal ids share a host; IDIST_HOSTID. NULL: boot id, user, network namespace
+    const void *
+        mpi_comm; // an MPI_Comm *, for idist_mpi.h: the communicator whose ranks become those of the world. It is
+        // duplicated and stays yours. NULL: MPI_COMM_WORLD
     idist_allocator allocator;
     idist_logger logger;
-    int grace_ms;               // idist_spawn: time the others get after a first failure; 0: 2 s
-    bool keep_going;            // idist_spawn: leave the survivors of a failure alone
-    idist_report *report;       // idist_spawn: filled when a worker failed. May be NULL.
-    const char *device;         // "cuda:1", "cuda" (local rank modulo devices), "cpu"; IDIST_DEVICE. NULL: "cuda" where all
-                                // ranks have one and the program includes idist_nccl.h, else "cpu"
-    const char *start_method;   // idist_spawn: "fork", or "exec" (the program is run anew); IDIST_START_METHOD
-    const char *device_backend; // "nccl", "ipc" or "staged"; IDIST_DEVICE_BACKEND. NULL: see idist_nccl.h
-    const void *nccl_comm;      // an ncclComm_t * with the ranks of the world, yours until the world fails and aborts it
-    const void *nccl_config;    // an ncclConfig_t * for those that idist makes. May be NULL.
-    bool high_priority_stream;  // idist's own work on the device goes first; IDIST_HIGH_PRIORITY_STREAM=1
+    int grace_ms;         // idist_spawn: time the others get after a first failure; 0: 2 s
+    bool keep_going;      // idist_spawn: leave the survivors of a failure alone
+    idist_report *report; // idist_spawn: filled when a worker failed. May be NULL.
+    const char *
+        device; // "cuda:1", "cuda" (local rank modulo devices), "cpu"; IDIST_DEVICE. NULL: "cuda" where all
+                // ranks have one and the program includes idist_nccl.h, else "cpu"
+    const char *
+        start_method; // idist_spawn: "fork", or "exec" (the program is run anew); IDIST_START_METHOD
+    const char
+        *device_backend; // "nccl", "ipc" or "staged"; IDIST_DEVICE_BACKEND. NULL: see idist_nccl.h
+    const void *
+        nccl_comm; // an ncclComm_t * with the ranks of the world, yours until the world fails and aborts it
+    const void *nccl_config; // an ncclConfig_t * for those that idist makes. May be NULL.
+    bool
+        high_priority_stream; // idist's own work on the device goes first; IDIST_HIGH_PRIORITY_STREAM=1
 } idist_desc;
 
 //------------------------------------------------------------------------------
@@ -539,18 +555,20 @@ IDIST_API bool idist_is_initialized(void);
 // Getters never fail: outside a world they answer as a world of 1. Any thread.
 IDIST_API int idist_get_rank(void);
 IDIST_API int idist_get_world_size(void);
-IDIST_API int idist_get_local_rank(void);         // rank among the ranks of this host, by rank
-IDIST_API int idist_get_nproc_per_node(void);     // ranks on this host
-IDIST_API int idist_get_nnodes(void);             // hosts
-IDIST_API int idist_get_node_rank(void);          // hosts are numbered by their lowest rank
-IDIST_API const char *idist_backend(void);        // "self", "ring", ...
-IDIST_API const char *idist_device(void);         // "cpu", "cuda:0"
-IDIST_API const char *idist_device_backend(void); // "none"; with idist_nccl.h "nccl", "ipc", "staged"
+IDIST_API int idist_get_local_rank(void);     // rank among the ranks of this host, by rank
+IDIST_API int idist_get_nproc_per_node(void); // ranks on this host
+IDIST_API int idist_get_nnodes(void);         // hosts
+IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their lowest rank
+IDIST_API const char *idist_backend(void);    // "self", "ring", ...
+IDIST_API const char *idist_device(void);     // "cpu", "cuda:0"
+IDIST_API const char *
+idist_device_backend(void); // "none"; with idist_nccl.h "nccl", "ipc", "staged"
 IDIST_API const char *idist_hostname(void);
 // Who started the ranks: "none", "spawn", "torchrun", "env", "openmpi", ... Before idist_initialize, what the environment
 // says.
 IDIST_API const char *idist_launcher(void);
-#define idist_available_backends() idist_available_backends_of(IDIST_BACKENDS) // those the program has, "ring,self"
+#define idist_available_backends() \
+    idist_available_backends_of(IDIST_BACKENDS) // those the program has, "ring,self"
 
 // The configuration of the world as text, one "name: value" per line. The string lives until this thread calls it
 // again.
@@ -582,47 +600,48 @@ IDIST_API idist_status idist_close(idist_group **world);
 
 // recv[i] = op over all ranks of send[i], on every rank; bitwise the same everywhere. send: count. recv: count.
 // In place: send == recv.
-IDIST_API idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                        const idist_opts *opts);
+IDIST_API idist_status idist_all_reduce(const void *send, void *recv, size_t count,
+                                        idist_dtype dtype, idist_op op, const idist_opts *opts);
 
 // As all_reduce, the result on root only; recv is not touched elsewhere and may be NULL there. In place: send == recv.
-IDIST_API idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
-                                    const idist_opts *opts);
+IDIST_API idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                    idist_op op, int root, const idist_opts *opts);
 
 // buf of root is copied to buf of all. buf: count.
-IDIST_API idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts);
+IDIST_API idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
+                                       const idist_opts *opts);
 
 // Returns when all ranks have called it.
 IDIST_API idist_status idist_barrier(const idist_opts *opts);
 
 // recv[k*count + i] = send[i] of rank k, on every rank. send: count. recv: n*count. In place: send == recv + r*count.
-IDIST_API idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
-                                        const idist_opts *opts);
+IDIST_API idist_status idist_all_gather(const void *send, void *recv, size_t count,
+                                        idist_dtype dtype, const idist_opts *opts);
 
 // As all_gather, on root only; recv may be NULL elsewhere. In place, on root: send == recv + r*count.
-IDIST_API idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                                    const idist_opts *opts);
+IDIST_API idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                    int root, const idist_opts *opts);
 
 // recv[i] = send[r*count + i] of root. send: n*count, on root; may be NULL elsewhere. recv: count.
 // In place, on root: recv == send + r*count.
-IDIST_API idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                                     const idist_opts *opts);
+IDIST_API idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                     int root, const idist_opts *opts);
 
 // recv[i] = op over all ranks of send[r*count + i]. send: n*count. recv: count. In place: recv == send + r*count.
-IDIST_API idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                            const idist_opts *opts);
+IDIST_API idist_status idist_reduce_scatter(const void *send, void *recv, size_t count,
+                                            idist_dtype dtype, idist_op op, const idist_opts *opts);
 
 // recv[k*count + i] = send[r*count + i] of rank k. send: n*count. recv: n*count. In place: send == recv.
-IDIST_API idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
-                                        const idist_opts *opts);
+IDIST_API idist_status idist_all_to_all(const void *send, void *recv, size_t count,
+                                        idist_dtype dtype, const idist_opts *opts);
 
 // recv[i] = op over the ranks 0 .. r of send[i]. AVG is refused. send: count. recv: count. In place: send == recv.
-IDIST_API idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                  const idist_opts *opts);
+IDIST_API idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  idist_op op, const idist_opts *opts);
 
 // recv[i] = op over the ranks 0 .. r-1 of send[i]; recv of rank 0 is not touched. Otherwise as scan.
-IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                    const idist_opts *opts);
+IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                    idist_op op, const idist_opts *opts);
 
 // The v-forms: rank k contributes counts[k] elements, which lie at element displs[k] of the large buffer. displs ==
 // NULL: one after the other. Counts that say how much goes from rank a to rank b must agree on a and b. The arrays,
@@ -630,35 +649,41 @@ IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, 
 
 // send: sendcount == recvcounts[r]. recv: on every rank. recvcounts and recvdispls: n, the same counts on all ranks.
 // In place: send == recv + recvdispls[r].
-IDIST_API idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                                         const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts);
+IDIST_API idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
+                                         const size_t *recvcounts, const size_t *recvdispls,
+                                         idist_dtype dtype, const idist_opts *opts);
 
 // As all_gatherv, on root only; recv, recvcounts and recvdispls are not looked at elsewhere.
-IDIST_API idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                                     const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts);
+IDIST_API idist_status idist_gatherv(const void *send, size_t sendcount, void *recv,
+                                     const size_t *recvcounts, const size_t *recvdispls,
+                                     idist_dtype dtype, int root, const idist_opts *opts);
 
 // The reverse of gatherv. send, sendcounts and senddispls are looked at on root only. recv: recvcount.
 // In place, on root: recv == send + senddispls[r].
-IDIST_API idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                                      size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts);
+IDIST_API idist_status idist_scatterv(const void *send, const size_t *sendcounts,
+                                      const size_t *senddispls, void *recv, size_t recvcount,
+                                      idist_dtype dtype, int root, const idist_opts *opts);
 
 // Rank r sends sendcounts[k] elements at send + senddispls[k] to rank k, and receives recvcounts[k] elements from it at
 // recv + recvdispls[k]. Not in place: the buffers are disjoint.
-IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                                         const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
-                                         const idist_opts *opts);
+IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts,
+                                         const size_t *senddispls, void *recv,
+                                         const size_t *recvcounts, const size_t *recvdispls,
+                                         idist_dtype dtype, const idist_opts *opts);
 
 // Bytes and strings of sizes that the receivers do not know. Blocking only.
 
 // data of root (nbytes there) arrives in buf, which has room for capacity bytes; *nbytes is the size on every rank.
 // On root buf holds the data and *nbytes its size. IDIST_ERR_TRUNCATED on a rank whose buf is too small: *nbytes
 // then says what is needed, buf is untouched, and nothing is broken.
-IDIST_API idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root, const idist_opts *opts);
+IDIST_API idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
+                                             const idist_opts *opts);
 
 // The bytes of all ranks, in rank order, one after the other in buf; sizes[k] (n entries) is what rank k gave. send:
 // nbytes, which may differ from rank to rank. When capacity is below the total: IDIST_ERR_TRUNCATED on that rank, sizes
 // is filled, buf is untouched, and nothing is broken.
-IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity, size_t *sizes,
+IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf,
+                                              size_t capacity, size_t *sizes,
                                               const idist_opts *opts);
 
 //------------------------------------------------------------------------------
@@ -670,18 +695,19 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 // send that does, of more than some KiB, takes the group with it: the other side has heard of the message.
 //------------------------------------------------------------------------------
 
-IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
-                                  const idist_opts *opts);
+IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst,
+                                  int tag, const idist_opts *opts);
 
 // buf: count at most; info (may be NULL) says what came. src may be IDIST_ANY_SOURCE, tag IDIST_ANY_TAG
 // (which also takes what was meant for a later receive). A message that
 // is longer gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both stay there for another receive.
-IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
-                                  const idist_opts *opts);
+IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
+                                  idist_recv_info *info, const idist_opts *opts);
 
 // Both at once, so that neighbours can exchange without a deadlock. Blocking only. The buffers are disjoint.
-IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount,
-                                      int src, int recvtag, idist_dtype dtype, idist_recv_info *info,
+IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag,
+                                      void *recv, size_t recvcount, int src, int recvtag,
+                                      idist_dtype dtype, idist_recv_info *info,
                                       const idist_opts *opts);
 
 // Blocks until the operation is complete, returns its status, and empties the request. Any thread, one at a time.
@@ -739,11 +765,13 @@ IDIST_API int idist_group_translate(const idist_group *from, int rank, const idi
 
 // inout[i] = in[i] (op) inout[i] for i < count; `in` comes from the lower ranks. Must be associative. Runs in any
 // thread that is inside idist, also the progress thread; must not call idist.
-typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg);
+typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype,
+                            void *arg);
 
 // commutative == false keeps the ranks in order, at some cost. Collective in the sense that all ranks of the world of
 // `group` (NULL: the default world) create their ops in the same order; purely local otherwise. Up to 224 at a time.
-IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op);
+IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative,
+                                       idist_group *group, idist_op *op);
 // SUM of factor * send: each rank's own factor. Floating dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
 // Frees the number for the next op, at once. It waits for nothing: what is under way with the op,
@@ -752,7 +780,8 @@ IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *gr
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // inout[i] = in[i] (op) inout[i], in this process. For built-in ops except AVG.
-IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op);
+IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t count,
+                                          idist_dtype dtype, idist_op op);
 
 //------------------------------------------------------------------------------
 // [api:spawn]  processes
@@ -775,7 +804,8 @@ typedef struct idist_workers idist_workers;
 // main to the same call, with arg as main makes it there, and runs fn in it. Calls of idist_spawn before that one return
 // IDIST_OK at once in a worker: they have been made. So all calls come from one thread, and not from a worker. A worker that
 // has not come to its call within desc->init_timeout_ms has failed.
-#define idist_spawn(fn, arg, nproc_per_node, desc) idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
+#define idist_spawn(fn, arg, nproc_per_node, desc) \
+    idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
 
 // The same beside the caller: returns when the workers have been started. End it with idist_spawn_wait from the same
 // thread; desc->report must live until then. *workers is NULL on failure.
@@ -795,7 +825,8 @@ IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_numbe
 
 // Ignite's Parallel: with desc->nproc_per_node set, idist_spawn; otherwise joins the world that a launcher made,
 // calls fn in this process, and finalizes. Logs what it does at info level.
-#define idist_parallel_run(desc, fn, arg) idist_parallel_run_with((desc), (fn), (arg), #fn, IDIST_BACKENDS)
+#define idist_parallel_run(desc, fn, arg) \
+    idist_parallel_run_with((desc), (fn), (arg), #fn, IDIST_BACKENDS)
 
 // A task for the two below; 0 is success.
 typedef int (*idist_task_fn)(void *arg);
@@ -803,9 +834,11 @@ typedef int (*idist_task_fn)(void *arg);
 // The chosen rank runs fn first, the others after it is through: "rank 0 downloads, the rest finds the file". With
 // local, the chosen local rank of each host goes first on that host. When fn fails on the first rank the others do
 // not run it and all get IDIST_ERR_CALLBACK. Collective over the world.
-IDIST_API idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local, const idist_opts *opts);
+IDIST_API idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
+                                            const idist_opts *opts);
 // Only this rank runs fn. With barrier, the others wait for it, and learn of its failure.
-IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier, const idist_opts *opts);
+IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
+                                           const idist_opts *opts);
 
 //------------------------------------------------------------------------------
 // [api:memory]  buffers
@@ -828,7 +861,8 @@ IDIST_API void idist_free(void *ptr);
 //------------------------------------------------------------------------------
 
 typedef struct idist_store_desc {
-    bool server;          // tcp, file: this process owns the table (rank 0). Exactly one does; it ends with it.
+    bool
+        server; // tcp, file: this process owns the table (rank 0). Exactly one does; it ends with it.
     int timeout_ms;       // default of every wait; 0: 5 minutes
     const void *secret;   // as in idist_desc. tcp beyond loopback needs one (or IDIST_INSECURE=1).
     size_t secret_nbytes; //
@@ -842,27 +876,34 @@ typedef struct idist_store_desc {
 // "unix://name"        as tcp, inside this host, network namespace and user; leaves no file.
 // "mem://"             inside this process: share the pointer between threads.
 // desc may be NULL. Waits until the server is there.
-IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store);
+IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc,
+                                        idist_store **store);
 // A view in which every key has `prefix` before it. Closing it leaves `parent` open; parent must outlive it.
-IDIST_API idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_store **store);
+IDIST_API idist_status idist_store_prefix(idist_store *parent, const char *prefix,
+                                          idist_store **store);
 IDIST_API idist_status idist_store_close(idist_store **store);
 IDIST_API int idist_store_port(const idist_store *store); // of a tcp server; otherwise 0
 
-IDIST_API idist_status idist_store_set(idist_store *store, const char *key, const void *value, size_t nbytes);
+IDIST_API idist_status idist_store_set(idist_store *store, const char *key, const void *value,
+                                       size_t nbytes);
 // Waits for the key. *nbytes is its size; IDIST_ERR_TRUNCATED if above capacity (value untouched).
-IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity, size_t *nbytes,
-                                       int timeout_ms);
+IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void *value,
+                                       size_t capacity, size_t *nbytes, int timeout_ms);
 // Adds to a decimal number, which starts as 0; *result is the new value.
-IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result);
+IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
+                                       int64_t *result);
 // If the key holds `expected` (nothing there counts as an empty one), it becomes `desired`. *nbytes bytes of value:
 // what it holds afterwards.
-IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected, size_t nexpected,
-                                               const void *desired, size_t ndesired, void *value, size_t capacity,
-                                               size_t *nbytes);
+IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key,
+                                               const void *expected, size_t nexpected,
+                                               const void *desired, size_t ndesired, void *value,
+                                               size_t capacity, size_t *nbytes);
 // Waits until all keys exist.
-IDIST_API idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n, int timeout_ms);
+IDIST_API idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n,
+                                        int timeout_ms);
 // *ready: whether all keys exist now.
-IDIST_API idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready);
+IDIST_API idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n,
+                                         bool *ready);
 IDIST_API idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted);
 // Keys in the whole table, also through a view with a prefix.
 IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
@@ -871,26 +912,32 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 // [api:backend]  backends, and the lists of them
 //------------------------------------------------------------------------------
 
-typedef struct idist_backend_api idist_backend_api; // a table of functions; see the implementation part for the contract
+typedef struct idist_backend_api
+    idist_backend_api; // a table of functions; see the implementation part for the contract
 
 // Backends in order of preference. IDIST_BACKENDS is the list of those whose headers you included before the call.
 typedef struct idist_backend_list {
     const idist_backend_api *items[8]; // NULL entries are skipped
 } idist_backend_list;
 
-IDIST_API idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b,
+IDIST_API idist_backend_list idist_backend_list_of(const idist_backend_api *a,
+                                                   const idist_backend_api *b,
                                                    const idist_backend_api *c);
-IDIST_API const idist_backend_api *idist_self_backend(void); // a world of 1; always there, always last
+IDIST_API const idist_backend_api *
+idist_self_backend(void); // a world of 1; always there, always last
 
 // What the macros above stand for.
 IDIST_API idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends);
 IDIST_API const char *idist_available_backends_of(idist_backend_list backends);
-IDIST_API idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_backend_list backends);
-IDIST_API idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
-                                        idist_backend_list backends);
-IDIST_API idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node, const idist_desc *desc,
-                                              idist_workers **workers, idist_backend_list backends);
-IDIST_API idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg, const char *name,
+IDIST_API idist_status idist_open_with(const idist_desc *desc, idist_group **world,
+                                       idist_backend_list backends);
+IDIST_API idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
+                                        const idist_desc *desc, idist_backend_list backends);
+IDIST_API idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node,
+                                              const idist_desc *desc, idist_workers **workers,
+                                              idist_backend_list backends);
+IDIST_API idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
+                                               void *arg, const char *name,
                                                idist_backend_list backends);
 
 #define IDIST_BACKENDS idist_backend_list_of(IDIST__ENTRY_NCCL, IDIST__ENTRY_MPI, IDIST__ENTRY_RING)
@@ -915,8 +962,12 @@ inline idist_dtype idist_dtype_of(const short *) { return IDIST_I16; }
 inline idist_dtype idist_dtype_of(const unsigned short *) { return IDIST_U16; }
 inline idist_dtype idist_dtype_of(const int *) { return IDIST_I32; }
 inline idist_dtype idist_dtype_of(const unsigned int *) { return IDIST_U32; }
-inline idist_dtype idist_dtype_of(const long *) { return sizeof(long) == 8 ? IDIST_I64 : IDIST_I32; }
-inline idist_dtype idist_dtype_of(const unsigned long *) { return sizeof(long) == 8 ? IDIST_U64 : IDIST_U32; }
+inline idist_dtype idist_dtype_of(const long *) {
+    return sizeof(long) == 8 ? IDIST_I64 : IDIST_I32;
+}
+inline idist_dtype idist_dtype_of(const unsigned long *) {
+    return sizeof(long) == 8 ? IDIST_U64 : IDIST_U32;
+}
 inline idist_dtype idist_dtype_of(const long long *) { return IDIST_I64; }
 inline idist_dtype idist_dtype_of(const unsigned long long *) { return IDIST_U64; }
 inline idist_dtype idist_dtype_of(const float *) { return IDIST_F32; }

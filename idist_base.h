@@ -16,7 +16,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [base:err]  status names, and the text of a thread's last failure
-// uses os . used by everything below
+// uses -
 //------------------------------------------------------------------------------
 
 typedef struct idist__task idist__task;
@@ -46,6 +46,7 @@ const char *idist_status_name(idist_status status) {
         IDIST_STATUS_MAP(IDIST__X)
 #undef IDIST__X
     }
+
     return "IDIST_ERR_UNKNOWN";
 }
 
@@ -56,16 +57,18 @@ const char *idist_status_string(idist_status status) {
         IDIST_STATUS_MAP(IDIST__X)
 #undef IDIST__X
     }
+
     return "unknown status";
 }
 
 const char *idist_last_error(void) { return idist__me.text; }
 
-// Every failure passes through here at the place where it is noticed. The text says what, to whom, and what to do.
-// The text may contain the previous one (a caller adds what it was doing).
+// Every failure passes through here at the place where it is noticed. The text says what, to whom,
+// and what to do. The text may contain the previous one (a caller adds what it was doing).
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
     va_list args;
+
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
@@ -76,6 +79,7 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
 // The same for a failed system call; keeps errno's own words.
 static idist_status idist__fail_errno(const char *what, int err) {
     idist_status status = IDIST_ERR_SYSTEM;
+
     if (err == EMFILE || err == ENFILE) status = IDIST_ERR_NO_FDS;
     if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
     if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
@@ -101,11 +105,12 @@ static void idist__copy_text(char *dst, size_t cap, const char *src) {
 
 //------------------------------------------------------------------------------
 // [base:mem]  memory through the caller's allocator
-// uses err . used by store world and the backends
+// uses os err
 //------------------------------------------------------------------------------
 
 static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     void *p;
+
     if (!nbytes) nbytes = 1;
     p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
     if (p) memset(p, 0, nbytes);
@@ -137,9 +142,9 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
     }
 }
 
-// A window is our part of a file that all ranks of the host have mapped; idist_alloc takes pages from it. Blocks may
-// outlive the world, and the mapping goes with the last of them. idist_free finds the window by the address, hence
-// the list of all.
+// A window is our part of a file that all ranks of the host have mapped; idist_alloc takes pages
+// from it. Blocks may outlive the world, and the mapping goes with the last of them. idist_free
+// finds the window by the address, hence the list of all.
 typedef struct idist__block {
     struct idist__block *next; // by address
     size_t at, nbytes;         // within the window
@@ -161,6 +166,7 @@ static idist__window *idist__windows;
 
 static void idist__window_unmap(idist__window *win) {
     idist__window **at;
+
     for (at = &idist__windows; *at != win; at = &(*at)->next) continue;
     *at = win->next;
     if (win->fd >= 0) munmap(win->map, win->map_nbytes);
@@ -177,15 +183,20 @@ static idist__window *idist__window_list(idist__window *win) {
 }
 
 // Maps the whole file; the window owns fd from here on, also when this fails (NULL).
-IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes, size_t at, size_t nbytes) {
+IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes, size_t at,
+                                                       size_t nbytes) {
     idist__window *win = (idist__window *)calloc(1, sizeof *win);
     void *map = MAP_FAILED;
-    if (win) map = mmap(NULL, map_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+
+    if (win)
+        map = mmap(NULL, map_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+
     if (map == MAP_FAILED) {
         free(win);
         close(fd);
         return NULL;
     }
+
     madvise(map, map_nbytes, MADV_DONTDUMP);
     win->fd = fd;
     win->pid = getpid();
@@ -193,12 +204,14 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes
     win->map_nbytes = map_nbytes;
     win->at = at;
     win->nbytes = nbytes;
+
     return idist__window_list(win);
 }
 
 // A window in memory that somebody else has mapped, and unmaps when the window is closed.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
     idist__window *win = (idist__window *)calloc(1, sizeof *win);
+
     if (!win) return NULL;
     win->fd = -1;
     win->map = memory;
@@ -217,14 +230,19 @@ IDIST__UNUSED static void idist__window_close(idist__window *win) {
 IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), at = 0;
     idist__block **link, *b = (idist__block *)malloc(sizeof *b);
+
     if (!b || nbytes > win->nbytes) {
         free(b);
         return NULL;
     }
+
     nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
     pthread_mutex_lock(&idist__windows_lock);
-    for (link = &win->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next) at = (*link)->at + (*link)->nbytes;
-    if (win->nbytes - at < nbytes || (win->fd >= 0 && idist__os_reserve(win->fd, win->at + at, nbytes) != 0)) {
+    for (link = &win->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next)
+        at = (*link)->at + (*link)->nbytes;
+
+    if (win->nbytes - at < nbytes ||
+        (win->fd >= 0 && idist__os_reserve(win->fd, win->at + at, nbytes) != 0)) {
         free(b);
         b = NULL;
     } else {
@@ -234,7 +252,9 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes
         *link = b;
         if (win->fd < 0) memset(win->map + at, 0, nbytes);
     }
+
     pthread_mutex_unlock(&idist__windows_lock);
+
     return b ? win->map + win->at + at : NULL;
 }
 
@@ -243,12 +263,15 @@ static bool idist__window_free(void *p) {
     idist__window *win;
     idist__block **link, *b = NULL;
     bool ours = false;
+
     pthread_mutex_lock(&idist__windows_lock);
+
     for (win = idist__windows; win && !ours; win = win->next) {
         char *base = win->map + win->at;
         ours = (char *)p >= base && (char *)p < base + win->nbytes;
         if (!ours) continue;
-        for (link = &win->blocks; *link && (char *)p != base + (*link)->at; link = &(*link)->next) continue;
+        for (link = &win->blocks; *link && (char *)p != base + (*link)->at; link = &(*link)->next)
+            continue;
         if ((b = *link) == NULL) break; // freed already
         *link = b->next;
         if (win->fd >= 0 && win->pid == getpid())
@@ -256,14 +279,16 @@ static bool idist__window_free(void *p) {
         if (win->closed && !win->blocks) idist__window_unmap(win);
         break;
     }
+
     pthread_mutex_unlock(&idist__windows_lock);
     free(b);
+
     return ours;
 }
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses os err . used by launch world spawn and the backends
+// uses os err
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {
@@ -273,49 +298,64 @@ typedef struct idist__log {
 } idist__log;
 
 static pthread_mutex_t idist__log_lock = PTHREAD_MUTEX_INITIALIZER;
-static const char *idist__log_before = ""; // takes away the progress bar that a line would be glued to; under the lock
+static const char *idist__log_before =
+    ""; // takes away the progress bar that a line would be glued to; under the lock
 
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
     int i;
+
     memset(log, 0, sizeof *log);
     if (logger) log->logger = *logger;
     log->level = IDIST_LOG_WARN;
     if (!env) return IDIST_OK;
+
     for (i = 1; i <= 4; i++)
         if (strcmp(env, names[i]) == 0) {
             log->level = (idist_log_level)i;
             return IDIST_OK;
         }
+
     return idist__fail(IDIST_ERR_ENV, "IDIST_LOG=%s: use error, warn, info or debug", env);
 }
 
-IDIST__PRINTF(3, 4) static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
+IDIST__PRINTF(3, 4)
+static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
     static const char *const names[] = {"", "error", "warning", "info", "debug"};
     char text[1024], line[1200];
     va_list args;
+
     if (level > log->level) return;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level], text);
+    snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level],
+             text);
     pthread_mutex_lock(&idist__log_lock);
     idist__me.callbacks++;
+
     if (log->logger.log_fn) log->logger.log_fn(level, line, log->logger.user);
-    else fprintf(stderr, "%s%s\n", idist__log_before, line), idist__log_before = "";
+    else {
+        fprintf(stderr, "%s%s\n", idist__log_before, line);
+        idist__log_before = "";
+    }
+
     idist__me.callbacks--;
     pthread_mutex_unlock(&idist__log_lock);
 }
 
 //------------------------------------------------------------------------------
 // [base:type]  dtypes: sizes, names, floats of 16 and 8 bits
-// uses - . used by reduce call and the backends
+// uses -
 //------------------------------------------------------------------------------
 
-static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {"I8",  "U8",  "I16",  "U16", "I32", "U32",    "I64",
-                                                                  "U64", "F16", "BF16", "F32", "F64", "F8E4M3", "F8E5M2"};
-static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
+static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {"I8",     "U8",    "I16", "U16",
+                                                                  "I32",    "U32",   "I64", "U64",
+                                                                  "F16",    "BF16",  "F32", "F64",
+                                                                  "F8E4M3", "F8E5M2"};
+static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1, 1, 2, 2, 4, 4, 8,
+                                                              8, 2, 2, 4, 8, 1, 1};
 static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",  "PROD", "MIN",  "MAX",  "AVG",
                                                             "BAND", "BOR",  "BXOR", "LAND", "LOR"};
 
@@ -324,7 +364,8 @@ size_t idist_dtype_size(idist_dtype dtype) {
 }
 
 const char *idist_dtype_name(idist_dtype dtype) {
-    return (unsigned)dtype < IDIST_DTYPE_COUNT ? idist__dtype_names[(unsigned)dtype] : "unknown dtype";
+    return (unsigned)dtype < IDIST_DTYPE_COUNT ? idist__dtype_names[(unsigned)dtype]
+                                               : "unknown dtype";
 }
 
 const char *idist_op_name(idist_op op) {
@@ -334,7 +375,9 @@ const char *idist_op_name(idist_op op) {
 
 static bool idist__type_is_float(idist_dtype d) { return d >= IDIST_F16; }
 // Floats of 16 and 8 bits, which are reduced as F32.
-static bool idist__type_is_narrow(idist_dtype d) { return idist__type_is_float(d) && d != IDIST_F32 && d != IDIST_F64; }
+static bool idist__type_is_narrow(idist_dtype d) {
+    return idist__type_is_float(d) && d != IDIST_F32 && d != IDIST_F64;
+}
 
 IDIST__INLINE float idist__bits_to_float(uint32_t u) {
     float f;
@@ -348,46 +391,70 @@ IDIST__INLINE uint32_t idist__float_to_bits(float f) {
     return u;
 }
 
-// Floats of e bits of exponent and m of fraction as IEEE has them; `special` is the first code that is no finite number: an
-// infinity, or where there is none a NaN. Branches would keep the loops that do this from being vectorized: zero and
-// subnormals are computed as well, and taken by a mask.
+// Floats of e bits of exponent and m of fraction as IEEE has them; `special` is the first code that
+// is no finite number: an infinity, or where there is none a NaN. Branches would keep the loops
+// that do this from being vectorized: zero and subnormals are computed as well, and taken by a
+// mask.
 IDIST__INLINE float idist__small_to_float(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
-    uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31, bias = 128 - (1u << (e - 1)); // of the exponents
+    uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
+             bias = 128 - (1u << (e - 1)); // of the exponents
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
     float subnormal = (float)(int32_t)abs * idist__bits_to_float((bias + 1 - m) << 23);
+
     if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
     if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
     return idist__bits_to_float(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
 }
 
-// Round to nearest, ties to even; what is larger becomes the code `most`, a NaN becomes `nan`. A float that is added to one
-// whose last bit is worth the smallest subnormal is rounded to a multiple of that.
-IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, uint32_t most, uint32_t nan) {
-    uint32_t u = idist__float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)), unit = (bias + 24 - m) << 23;
+// Round to nearest, ties to even; what is larger becomes the code `most`, a NaN becomes `nan`. A
+// float that is added to one whose last bit is worth the smallest subnormal is rounded to a
+// multiple of that.
+IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, uint32_t most,
+                                             uint32_t nan) {
+    uint32_t u = idist__float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
+             unit = (bias + 24 - m) << 23;
     uint32_t low = 0 - (uint32_t)((int32_t)abs < (int32_t)((bias + 1) << 23));
-    uint32_t subnormal = idist__float_to_bits(idist__bits_to_float(abs) + idist__bits_to_float(unit)) - unit;
+    uint32_t subnormal =
+        idist__float_to_bits(idist__bits_to_float(abs) + idist__bits_to_float(unit)) - unit;
     uint32_t x = (abs - (bias << 23) + (1u << (22 - m)) - 1 + ((abs >> (23 - m)) & 1u)) >> (23 - m);
+
     x = (x & ~low) | (subnormal & low);
     if ((int32_t)x > (int32_t)most) x = most;
+
     return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
 }
 
-// Both as the hardware does (F16C, Arm): overflow gives infinity, a NaN becomes a quiet one and keeps its payload.
-IDIST__INLINE float idist__half_to_float(uint16_t h) { return idist__small_to_float(h, 5, 10, 0x7c00); }
+// Both as the hardware does (F16C, Arm): overflow gives infinity, a NaN becomes a quiet one and
+// keeps its payload.
+IDIST__INLINE float idist__half_to_float(uint16_t h) {
+    return idist__small_to_float(h, 5, 10, 0x7c00);
+}
 IDIST__INLINE uint16_t idist__float_to_half(float f) {
-    uint32_t u = idist__float_to_bits(f), nan = ((u >> 16) & 0x8000u) | 0x7e00u | ((u >> 13) & 0x3ffu);
+    uint32_t u = idist__float_to_bits(f),
+             nan = ((u >> 16) & 0x8000u) | 0x7e00u | ((u >> 13) & 0x3ffu);
     return (uint16_t)idist__float_to_small(f, 5, 10, 0x7c00, nan);
 }
 
 // As CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity, too, gives the largest finite number.
-IDIST__INLINE float idist__f8e4m3_to_float(uint8_t h) { return idist__small_to_float(h, 4, 3, 0x7f); }
-IDIST__INLINE float idist__f8e5m2_to_float(uint8_t h) { return idist__small_to_float(h, 5, 2, 0x7c); }
-IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) { return (uint8_t)idist__float_to_small(f, 4, 3, 0x7e, 0x7f); }
-IDIST__INLINE uint8_t idist__float_to_f8e5m2(float f) { return (uint8_t)idist__float_to_small(f, 5, 2, 0x7b, 0x7f); }
+IDIST__INLINE float idist__f8e4m3_to_float(uint8_t h) {
+    return idist__small_to_float(h, 4, 3, 0x7f);
+}
+IDIST__INLINE float idist__f8e5m2_to_float(uint8_t h) {
+    return idist__small_to_float(h, 5, 2, 0x7c);
+}
+IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) {
+    return (uint8_t)idist__float_to_small(f, 4, 3, 0x7e, 0x7f);
+}
+IDIST__INLINE uint8_t idist__float_to_f8e5m2(float f) {
+    return (uint8_t)idist__float_to_small(f, 5, 2, 0x7b, 0x7f);
+}
 
-IDIST__INLINE float idist__bf16_to_float(uint16_t h) { return idist__bits_to_float((uint32_t)h << 16); }
+IDIST__INLINE float idist__bf16_to_float(uint16_t h) {
+    return idist__bits_to_float((uint32_t)h << 16);
+}
 IDIST__INLINE uint16_t idist__float_to_bf16(float f) {
-    uint32_t u = idist__float_to_bits(f), quiet = ~u & 0x400000u, round = 0x7fffu + ((u >> 16) & 1u);
+    uint32_t u = idist__float_to_bits(f), quiet = ~u & 0x400000u,
+             round = 0x7fffu + ((u >> 16) & 1u);
     return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
 }
 
@@ -404,8 +471,9 @@ typedef int64_t IDIST__UNALIGNED idist__any_i64;
 typedef float IDIST__UNALIGNED idist__any_f32;
 typedef double IDIST__UNALIGNED idist__any_f64;
 
-// Every loop over elements exists once per instruction set, here and in [impl:reduce]: base is what the compiler was asked
-// for, the others run where the processor has them. All give the same bits, so a world's machines may differ.
+// Every loop over elements exists once per instruction set, here and in [impl:reduce]: base is what
+// the compiler was asked for, the others run where the processor has them. All give the same bits,
+// so a world's machines may differ.
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <cpuid.h>
 #define IDIST__X86 1
@@ -424,9 +492,10 @@ static idist__isa idist__type_best_isa(void) {
     unsigned a, b, c, d;
     __builtin_cpu_init();
     // Not all compilers know the name f16c.
-    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C)) return IDIST__BASE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512dq"))
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
+        return IDIST__BASE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
         return IDIST__AVX2;
     return IDIST__AVX512;
 #else
@@ -439,18 +508,22 @@ static idist__isa idist__type_best_isa(void) {
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-#define IDIST__CONVERTERS(name, type, isa)                                                                                  \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##name##_##isa(float *dst, const void *src, size_t count) {  \
-        const idist__any_##type *s = (const idist__any_##type *)src;                                                        \
-        size_t i;                                                                                                           \
-        IDIST__NO_ALIAS                                                                                                     \
-        for (i = 0; i < count; i++) dst[i] = idist__##name##_to_float(s[i]);                                                \
-    }                                                                                                                       \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##name##_##isa(void *dst, const float *src, size_t count) { \
-        idist__any_##type *d = (idist__any_##type *)dst;                                                                    \
-        size_t i;                                                                                                           \
-        IDIST__NO_ALIAS                                                                                                     \
-        for (i = 0; i < count; i++) d[i] = idist__float_to_##name(src[i]);                                                  \
+#define IDIST__CONVERTERS(name, type, isa)                                                       \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##name##_##isa(float *dst,        \
+                                                                              const void *src,   \
+                                                                              size_t count) {    \
+        const idist__any_##type *s = (const idist__any_##type *)src;                             \
+        size_t i;                                                                                \
+        IDIST__NO_ALIAS                                                                          \
+        for (i = 0; i < count; i++) dst[i] = idist__##name##_to_float(s[i]);                     \
+    }                                                                                            \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##name##_##isa(void *dst,        \
+                                                                               const float *src, \
+                                                                               size_t count) {   \
+        idist__any_##type *d = (idist__any_##type *)dst;                                         \
+        size_t i;                                                                                \
+        IDIST__NO_ALIAS                                                                          \
+        for (i = 0; i < count; i++) d[i] = idist__float_to_##name(src[i]);                       \
     }
 
 IDIST__CONVERTERS(half, u16, base)
@@ -471,21 +544,25 @@ typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_al
 IDIST__ISA_avx2 static void idist__widen_half_avx2(float *dst, const void *src, size_t count) {
     const idist__any_u16 *s = (const idist__any_u16 *)src;
     size_t i;
+
     for (i = 0; i + 8 <= count; i += 8) {
         idist__f32x8 v;
         __asm__("vcvtph2ps %1, %0" : "=x"(v) : "m"(*(const idist__u16x8 *)(const void *)(s + i)));
         *(idist__f32x8 *)(void *)(dst + i) = v;
     }
+
     for (; i < count; i++) dst[i] = idist__half_to_float(s[i]);
 }
 
 IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src, size_t count) {
     idist__any_u16 *d = (idist__any_u16 *)dst;
     size_t i;
+
     for (i = 0; i + 8 <= count; i += 8) { // 0 rounds to nearest, ties to even
         idist__f32x8 v = *(const idist__f32x8 *)(const void *)(src + i);
         __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(idist__u16x8 *)(void *)(d + i)) : "x"(v));
     }
+
     for (; i < count; i++) d[i] = idist__float_to_half(src[i]);
 }
 #endif
@@ -493,10 +570,10 @@ IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src,
 // Of an instruction set, from F16 on.
 #define IDIST__CONVERTER(name, isa) \
     { idist__widen_##name##_##isa, idist__narrow_##name##_##isa }
-#define IDIST__CONVERTER_ROW(isa, wide)                                                                           \
-    {                                                                                                             \
-        IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, IDIST__CONVERTER(f8e4m3, isa), \
-            IDIST__CONVERTER(f8e5m2, isa)                                                                         \
+#define IDIST__CONVERTER_ROW(isa, wide)                                            \
+    {                                                                              \
+        IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, \
+            IDIST__CONVERTER(f8e4m3, isa), IDIST__CONVERTER(f8e5m2, isa)           \
     }
 static const struct {
     void (*widen)(float *dst, const void *src, size_t count);
@@ -519,29 +596,33 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 
 //------------------------------------------------------------------------------
 // [base:reduce]  out = lo (op) hi, for all dtypes and ops
-// uses type . used by call and the backends
+// uses err type
 //------------------------------------------------------------------------------
 
-// `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every processor, whichever instance of
-// a kernel it runs and wherever an element lies in its buffer. out may be lo or hi: element i is read before it is
-// written, and no other element depends on it, which is what IDIST__NO_ALIAS promises.
+// `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
+// processor, whichever instance of a kernel it runs and wherever an element lies in its buffer. out
+// may be lo or hi: element i is read before it is written, and no other element depends on it,
+// which is what IDIST__NO_ALIAS promises.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
-#define IDIST__KERNEL(name, isa, type, wide, expr)                                                                 \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##isa(void *out, const void *lo, const void *hi, \
-                                                                        size_t count) {                            \
-        idist__any_##type *o = (idist__any_##type *)out;                                                           \
-        const idist__any_##type *a = (const idist__any_##type *)lo, *b = (const idist__any_##type *)hi;            \
-        size_t i;                                                                                                  \
-        IDIST__NO_ALIAS                                                                                            \
-        for (i = 0; i < count; i++) {                                                                              \
-            wide x = (wide)a[i], y = (wide)b[i];                                                                   \
-            o[i] = (idist__any_##type)(expr);                                                                      \
-        }                                                                                                          \
+#define IDIST__KERNEL(name, isa, type, wide, expr)                                                 \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##isa(void *out, const void *lo, \
+                                                                        const void *hi,            \
+                                                                        size_t count) {            \
+        idist__any_##type *o = (idist__any_##type *)out;                                           \
+        const idist__any_##type *a = (const idist__any_##type *)lo,                                \
+                                *b = (const idist__any_##type *)hi;                                \
+        size_t i;                                                                                  \
+        IDIST__NO_ALIAS                                                                            \
+        for (i = 0; i < count; i++) {                                                              \
+            wide x = (wide)a[i], y = (wide)b[i];                                                   \
+            o[i] = (idist__any_##type)(expr);                                                      \
+        }                                                                                          \
     }
 
-// Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a signed one.
+// Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a
+// signed one.
 #define IDIST__KERNELS_INT(i, u, wide, isa)                       \
     IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
     IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
@@ -554,28 +635,30 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(bxor_##u, isa, u, wide, x ^ y)                  \
     IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
     IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)
-// Of two NaNs a processor returns one, and a compiler may swap the operands: here x wins. x < y is false when either is NaN,
-// so MIN and MAX let a NaN of either side through.
+// Of two NaNs a processor returns one, and a compiler may swap the operands: here x wins. x < y is
+// false when either is NaN, so MIN and MAX let a NaN of either side through.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
     IDIST__KERNEL(min_##f, isa, f, wide, (x < y || x != x) ? x : y) \
     IDIST__KERNEL(max_##f, isa, f, wide, (x > y || x != x) ? x : y)
 
-#define IDIST__ROW_INT(type, u, isa)                                                                           \
-    {                                                                                                          \
-        idist__sum_##u##_##isa, idist__prod_##u##_##isa, idist__min_##type##_##isa, idist__max_##type##_##isa, \
-            idist__sum_##u##_##isa, idist__band_##u##_##isa, idist__bor_##u##_##isa, idist__bxor_##u##_##isa,  \
-            idist__land_##u##_##isa, idist__lor_##u##_##isa                                                    \
+#define IDIST__ROW_INT(type, u, isa)                                                    \
+    {                                                                                   \
+        idist__sum_##u##_##isa, idist__prod_##u##_##isa, idist__min_##type##_##isa,     \
+            idist__max_##type##_##isa, idist__sum_##u##_##isa, idist__band_##u##_##isa, \
+            idist__bor_##u##_##isa, idist__bxor_##u##_##isa, idist__land_##u##_##isa,   \
+            idist__lor_##u##_##isa                                                      \
     }
-#define IDIST__ROW_FLOAT(f, isa)                                                                         \
-    {                                                                                                    \
-        idist__sum_##f##_##isa, idist__prod_##f##_##isa, idist__min_##f##_##isa, idist__max_##f##_##isa, \
-            idist__sum_##f##_##isa, 0, 0, 0, 0, 0                                                        \
+#define IDIST__ROW_FLOAT(f, isa)                                                 \
+    {                                                                            \
+        idist__sum_##f##_##isa, idist__prod_##f##_##isa, idist__min_##f##_##isa, \
+            idist__max_##f##_##isa, idist__sum_##f##_##isa, 0, 0, 0, 0, 0        \
     }
 
-// Above the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products, MIN and MAX of 64 bits. It
-// has the floats too, for sums that never leave that cache; more instances would only make this header slower to compile.
+// Above the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
+// MIN and MAX of 64 bits. It has the floats too, for sums that never leave that cache; more
+// instances would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
     IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
@@ -598,13 +681,14 @@ IDIST__KERNELS_WIDE(avx512)
 #endif
 
 // [isa][dtype][op]; AVG adds, the division comes at the end. Narrow floats are reduced as F32.
-#define IDIST__REDUCE_TABLE(narrow, wide)                                                                         \
-    {                                                                                                             \
-        IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow), IDIST__ROW_INT(i16, u16, narrow),         \
-            IDIST__ROW_INT(u16, u16, narrow), IDIST__ROW_INT(i32, u32, narrow), IDIST__ROW_INT(u32, u32, narrow), \
-            IDIST__ROW_INT(i64, u64, wide), IDIST__ROW_INT(u64, u64, wide), IDIST__ROW_FLOAT(f32, wide),          \
-            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f64, wide),                \
-            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide)                                              \
+#define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
+    {                                                                                              \
+        IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
+            IDIST__ROW_INT(i16, u16, narrow), IDIST__ROW_INT(u16, u16, narrow),                    \
+            IDIST__ROW_INT(i32, u32, narrow), IDIST__ROW_INT(u32, u32, narrow),                    \
+            IDIST__ROW_INT(i64, u64, wide), IDIST__ROW_INT(u64, u64, wide),                        \
+            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), \
+            IDIST__ROW_FLOAT(f64, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide)  \
     }
 static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
     IDIST__REDUCE_TABLE(base, base),
@@ -614,7 +698,8 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE]; // [dtype][op] for this processor
+static const idist__reduce_row *idist__reduce_table =
+    idist__reduce_tables[IDIST__BASE]; // [dtype][op] for this processor
 
 static void idist__reduce_use(idist__isa isa) {
     idist__type_isa = isa;
@@ -622,25 +707,33 @@ static void idist__reduce_use(idist__isa isa) {
 }
 
 // Before main, so that no thread can see it happen and no call has to look.
-__attribute__((constructor)) static void idist__reduce_start(void) { idist__reduce_use(idist__type_best_isa()); }
+__attribute__((constructor)) static void idist__reduce_start(void) {
+    idist__reduce_use(idist__type_best_isa());
+}
 
 // buf[i] = buf[i] / n: the end of AVG.
-IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype, int n) {
-    bool power = (n & (n - 1)) == 0; // then 1 / n is exact, and a product has the bits of the quotient
+IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
+                                                  int n) {
+    bool power =
+        (n & (n - 1)) == 0; // then 1 / n is exact, and a product has the bits of the quotient
     size_t i;
+
     if (dtype == IDIST_F32 && power) {
         for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] *= 1 / (float)n;
         return;
     }
+
     if (dtype == IDIST_F64 && power) {
         for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= 1 / (double)n;
         return;
     }
+
     switch (dtype) {
-#define IDIST__DIVIDE(id, type, cast)                                                                     \
-    case id:                                                                                              \
-        for (i = 0; i < count; i++)                                                                       \
-            ((idist__any_##type *)buf)[i] = (idist__any_##type)(((idist__any_##type *)buf)[i] / (cast)n); \
+#define IDIST__DIVIDE(id, type, cast)                                         \
+    case id:                                                                  \
+        for (i = 0; i < count; i++)                                           \
+            ((idist__any_##type *)buf)[i] =                                   \
+                (idist__any_##type)(((idist__any_##type *)buf)[i] / (cast)n); \
         break;
         IDIST__DIVIDE(IDIST_I8, i8, int)
         IDIST__DIVIDE(IDIST_U8, u8, int)
@@ -657,48 +750,69 @@ IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist
     }
 }
 
-// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical ops, also when one
-// rank alone contributed.
+// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical
+// ops, also when one rank alone contributed.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if ((op == IDIST_LAND || op == IDIST_LOR) && dtype < IDIST_F16)
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
-// Pieces of 4 KiB: what is between two operands stays in the first-level cache, memory sees each input once and out once.
-// out is written by the last operand only, since it may be one of those not read yet.
-__attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n, size_t count,
-                                                           idist_dtype dtype, idist_op op, int divide_by) {
+// Pieces of 4 KiB: what is between two operands stays in the first-level cache, memory sees each
+// input once and out once. out is written by the last operand only, since it may be one of those
+// not read yet.
+__attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
+                                                           size_t count, idist_dtype dtype,
+                                                           idist_op op, int divide_by) {
     enum { PIECE = 4096 };
     // For any dtype. Vectors that straddle cache lines would cost a third of the speed.
-    float sum[PIECE / sizeof(float)] __attribute__((aligned(64))), wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
+    float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
+        wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
     bool narrow = idist__type_is_narrow(dtype);
     size_t size = idist_dtype_size(dtype), at, k;
-    size_t piece = PIECE / (narrow ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
+    size_t piece =
+        PIECE / (narrow ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
     idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
     int i;
+
     for (at = 0; at < count; at += k) {
         char *o = (char *)out + at * size;
         const void *lo = (const char *)in[0] + at * size;
         k = count - at < piece ? count - at : piece;
-        if (narrow) idist__type_widen(sum, lo, k, dtype), lo = sum;
+
+        if (narrow) {
+            idist__type_widen(sum, lo, k, dtype);
+            lo = sum;
+        }
+
         for (i = 1; i < n; i++) {
             const void *hi = (const char *)in[i] + at * size;
-            if (narrow) idist__type_widen(wide, hi, k, dtype), hi = wide;
+
+            if (narrow) {
+                idist__type_widen(wide, hi, k, dtype);
+                hi = wide;
+            }
+
             fn(narrow || i < n - 1 ? (void *)sum : o, lo, hi, k);
             lo = sum;
         }
-        if (divide_by) idist__reduce_divide(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype, divide_by);
+
+        if (divide_by)
+            idist__reduce_divide(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
+                                 divide_by);
         if (narrow) idist__type_narrow(o, sum, k, dtype);
     }
 }
 
-// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless that is 0. n >= 1. out
-// may be any one of in[]; otherwise they do not overlap. Narrow floats are rounded once, at the end.
-static void idist__reduce_many(void *out, const void *const *in, int n, size_t count, idist_dtype dtype, idist_op op,
-                               int divide_by) {
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless
+// that is 0. n >= 1. out may be any one of in[]; otherwise they do not overlap. Narrow floats are
+// rounded once, at the end.
+static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
+                               idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__type_is_narrow(dtype);
-    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
+
+    if (n == 1 &&
+        (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
@@ -714,10 +828,13 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
     float wide[256];
     size_t at, i, k;
+
     if (dtype == IDIST_F64)
         for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= factor;
     if (dtype == IDIST_F32)
-        for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
+        for (i = 0; i < count; i++)
+            ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
+
     for (at = 0; idist__type_is_narrow(dtype) && at < count; at += k) {
         char *p = (char *)buf + at * idist_dtype_size(dtype);
         k = count - at < IDIST__COUNT_OF(wide) ? count - at : IDIST__COUNT_OF(wide);
@@ -727,23 +844,30 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
     }
 }
 
-idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype, idist_op op) {
+idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                idist_op op) {
     const void *operands[2];
-    if (!idist_dtype_size(dtype)) return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
+
+    if (!idist_dtype_size(dtype))
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
     if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
-        return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here", idist_op_name(op), (int)op);
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
+                           idist_op_name(op), (int)op);
     if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])
-        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only", idist_op_name(op));
-    if (count && (!in || !inout)) return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only",
+                           idist_op_name(op));
+    if (count && (!in || !inout))
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
     operands[0] = in;
     operands[1] = inout;
     idist__reduce_many(inout, operands, 2, count, dtype, op, 0);
+
     return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
 // [base:hash]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
-// uses - . used by auth store launch
+// uses -
 //------------------------------------------------------------------------------
 
 typedef struct idist__sha {
@@ -753,34 +877,41 @@ typedef struct idist__sha {
 } idist__sha;
 
 static void idist__sha_block(idist__sha *s, const uint8_t *p) {
-    static const uint32_t k[64] = {0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
-                                   0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
-                                   0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
-                                   0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
-                                   0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
-                                   0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-                                   0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
-                                   0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-                                   0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
-                                   0xc67178f2};
+    static const uint32_t k[64] = {0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b,
+                                   0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
+                                   0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7,
+                                   0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
+                                   0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152,
+                                   0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
+                                   0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+                                   0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+                                   0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819,
+                                   0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
+                                   0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
+                                   0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
+                                   0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
     uint32_t w[64], v[8], t1, t2;
     int i;
 #define IDIST__ROR(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
     for (i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
+               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
     for (i = 16; i < 64; i++)
-        w[i] = w[i - 16] + w[i - 7] + (IDIST__ROR(w[i - 15], 7) ^ IDIST__ROR(w[i - 15], 18) ^ (w[i - 15] >> 3)) +
+        w[i] = w[i - 16] + w[i - 7] +
+               (IDIST__ROR(w[i - 15], 7) ^ IDIST__ROR(w[i - 15], 18) ^ (w[i - 15] >> 3)) +
                (IDIST__ROR(w[i - 2], 17) ^ IDIST__ROR(w[i - 2], 19) ^ (w[i - 2] >> 10));
     memcpy(v, s->h, sizeof v);
+
     for (i = 0; i < 64; i++) {
-        t1 = v[7] + (IDIST__ROR(v[4], 6) ^ IDIST__ROR(v[4], 11) ^ IDIST__ROR(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
-             k[i] + w[i];
+        t1 = v[7] + (IDIST__ROR(v[4], 6) ^ IDIST__ROR(v[4], 11) ^ IDIST__ROR(v[4], 25)) +
+             ((v[4] & v[5]) ^ (~v[4] & v[6])) + k[i] + w[i];
         t2 = (IDIST__ROR(v[0], 2) ^ IDIST__ROR(v[0], 13) ^ IDIST__ROR(v[0], 22)) +
              ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
         memmove(v + 1, v, 7 * sizeof v[0]);
         v[4] += t1;
         v[0] = t1 + t2;
     }
+
     for (i = 0; i < 8; i++) s->h[i] += v[i];
 #undef IDIST__ROR
 }
@@ -794,6 +925,7 @@ static void idist__sha_begin(idist__sha *s) {
 
 static void idist__sha_add(idist__sha *s, const void *data, size_t nbytes) {
     const uint8_t *p = (const uint8_t *)data;
+
     while (nbytes) {
         size_t at = (size_t)(s->nbytes & 63), k = 64 - at < nbytes ? 64 - at : nbytes;
         memcpy(s->block + at, p, k);
@@ -808,6 +940,7 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     uint64_t nbits = s->nbytes * 8;
     uint8_t tail[8], pad = 0x80;
     int i;
+
     idist__sha_add(s, &pad, 1);
     pad = 0;
     while ((s->nbytes & 63) != 56) idist__sha_add(s, &pad, 1);
@@ -817,11 +950,12 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
 }
 
 // out = HMAC-SHA256(key, label | a | b). Keys are 32 bytes here, so they are never hashed first.
-static void idist__hmac(const uint8_t key[32], const char *label, const void *a, size_t na, const void *b, size_t nb,
-                        uint8_t out[32]) {
+static void idist__hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
+                        const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
     uint8_t pad[64], inner[32];
     int i;
+
     for (i = 0; i < 64; i++) pad[i] = (uint8_t)((i < 32 ? key[i] : 0) ^ 0x36);
     idist__sha_begin(&s);
     idist__sha_add(&s, pad, 64);

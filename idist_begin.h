@@ -1,7 +1,8 @@
-/* idist_begin.h - v0.1.0 - what stands before the implementation of idist, in each header - MIT licence
+/* idist_begin.h - v0.1.0 - what stands before the implementation of idist, in each header - MIT
+   licence
 
-    Included more than once, each time with idist_end.h after it, which takes everything back: no macro and no compiler
-    setting reaches the program that includes idist.
+    Included more than once, each time with idist_end.h after it, which takes everything back: no
+   macro and no compiler setting reaches the program that includes idist.
 */
 
 // A header of the operating system may have made macros of these words, as windows.h does.
@@ -46,10 +47,10 @@
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out on all, converters
-// rely on the order of their steps, and norms tell whether a number is finite.
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || \
-    defined(__RECIPROCAL_MATH__)
+// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out
+// on all, converters rely on the order of their steps, and norms tell whether a number is finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
 #if defined(__clang__)
 #pragma float_control(precise, on, push)

@@ -5,8 +5,8 @@
 CONTENTS
 
       [core:world]  worlds, groups and tasks: what the call path and the backends share
-      [core:call]   every communication call passes through idist__call_run: checks, numbering, start, wait
-      [core:self]   the backend of a world of 1, and what any backend does in a group of 1
+      [core:call]   every communication call passes through idist__call_run: checks, numbering,
+start, wait [core:self]   the backend of a world of 1, and what any backend does in a group of 1
       [core:life]   open and close a world; the getters
       [core:coll]   the public collectives: each fills one call
       [core:p2p]    send, receive, requests, and calls that progress together
@@ -18,12 +18,12 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [core:world]  worlds, groups and tasks: what the call path and the backends share
-// uses os err mem log type launch . used by call self life and the backends
+// uses os err mem base:log base:type config
 //
-// One mutex per world guards everything in it. A caller that waits drives the backend itself; when several wait, one
-// drives (w->driving) and the others sleep on w->changed until it completes their task or gives the wheel up.
-// Requests that nobody waits for are driven by a progress thread, which exists from the first request on and steps
-// back whenever a caller blocks.
+// One mutex per world guards everything in it. A caller that waits drives the backend itself; when
+// several wait, one drives (w->driving) and the others sleep on w->changed until it completes their
+// task or gives the wheel up. Requests that nobody waits for are driven by a progress thread, which
+// exists from the first request on and steps back whenever a caller blocks.
 //------------------------------------------------------------------------------
 
 typedef enum idist__kind {
@@ -57,11 +57,32 @@ typedef enum idist__kind {
     IDIST__KIND_COUNT
 } idist__kind;
 
-static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
-    "nothing",  "all_reduce",     "reduce",        "broadcast", "barrier",          "all_gather",       "gather",
-    "scatter",  "reduce_scatter", "all_to_all",    "scan",      "exscan",           "all_gatherv",      "gatherv",
-    "scatterv", "all_to_allv",    "send",          "recv",      "broadcast_bytes",  "all_gather_bytes", "new_group",
-    "split",    "one_rank_first", "one_rank_only", "finalize",  "first_device_call"};
+static const char *const idist__kind_names[IDIST__KIND_COUNT] = {"nothing",
+                                                                 "all_reduce",
+                                                                 "reduce",
+                                                                 "broadcast",
+                                                                 "barrier",
+                                                                 "all_gather",
+                                                                 "gather",
+                                                                 "scatter",
+                                                                 "reduce_scatter",
+                                                                 "all_to_all",
+                                                                 "scan",
+                                                                 "exscan",
+                                                                 "all_gatherv",
+                                                                 "gatherv",
+                                                                 "scatterv",
+                                                                 "all_to_allv",
+                                                                 "send",
+                                                                 "recv",
+                                                                 "broadcast_bytes",
+                                                                 "all_gather_bytes",
+                                                                 "new_group",
+                                                                 "split",
+                                                                 "one_rank_first",
+                                                                 "one_rank_only",
+                                                                 "finalize",
+                                                                 "first_device_call"};
 
 typedef struct idist__user_op {
     idist_op_fn fn;
@@ -83,8 +104,9 @@ typedef struct idist__call {
     int root; // or the peer of send and recv; -1 where there is none
     int tag;
     idist_recv_info *info;
-    uint64_t check;             // what must be equal on all ranks besides: count, or a hash of counts
-    const idist__user_op *user; // the op of a call that is a part of another one: it may be freed meanwhile
+    uint64_t check; // what must be equal on all ranks besides: count, or a hash of counts
+    const idist__user_op
+        *user; // the op of a call that is a part of another one: it may be freed meanwhile
 } idist__call;
 
 // What two ranks compare about a call, 24 bytes of every message.
@@ -98,7 +120,11 @@ typedef struct idist__print {
 
 enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
 
-typedef enum idist__driver { IDIST__DRIVER_NONE, IDIST__DRIVER_CALLER, IDIST__DRIVER_THREAD } idist__driver;
+typedef enum idist__driver {
+    IDIST__DRIVER_NONE,
+    IDIST__DRIVER_CALLER,
+    IDIST__DRIVER_THREAD
+} idist__driver;
 
 struct idist__task {          // one operation under way
     idist__task *next, *prev; // in w->tasks while it runs
@@ -108,7 +134,8 @@ struct idist__task {          // one operation under way
     idist__call call;
     idist_status status;
     bool done, async;
-    bool patient;   // its deadline is the group's: the caller does not expect to come back without a result
+    bool patient; // its deadline is the group's: the caller does not expect to come back without a
+                  // result
     bool announced; // the others were told that we wait in this call
     bool warned;    // a log line said that it takes long
     uint32_t seq;
@@ -144,7 +171,7 @@ struct idist_group {
     idist_status status; // not IDIST_OK: unusable since ...
     char cause[400];     // ... this happened
     bool freed;
-    int64_t asked_ns;         // when the members were last asked whether they are still there; 0: never
+    int64_t asked_ns; // when the members were last asked whether they are still there; 0: never
     int64_t asked_until_ns;   // the answers are used then; nobody asks again before
     bool inner;               // of a backend's own making
     bool flushed;             // the others know of the failure, as far as we can tell
@@ -160,62 +187,73 @@ typedef struct idist__node { // what is known of a rank
     int local_rank, local_size, node_rank;
 } idist__node;
 
-// A backend. The core calls all but claim, open, close and alloc with the world's lock held; only for the group of the
-// world itself group_open and group_close come when nobody else can use the world. None but open, close, sleep, flush,
-// shrink and agree may block, and sleep and flush give the lock up meanwhile; quick and tell may take a moment. Over MPI
-// group_open blocks as well, and so does a collective that all ranks have entered: MPI has it then.
+// A backend. The core calls all but claim, open, close and alloc with the world's lock held; only
+// for the group of the world itself group_open and group_close come when nobody else can use the
+// world. None but open, close, sleep, flush, shrink and agree may block, and sleep and flush give
+// the lock up meanwhile; quick and tell may take a moment. Over MPI group_open blocks as well, and
+// so does a collective that all ranks have entered: MPI has it then.
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
     const char *name;
     size_t task_nbytes;  // room it wants behind each task, not cleared
     size_t group_nbytes; // and behind each group
-    // Whether it serves this configuration. If not: IDIST_ERR_NO_BACKEND, *why says the reason, and the next one is asked;
-    // any other failure ends the start. A backend that knows rank and size better than the launcher's variables sets them.
+    // Whether it serves this configuration. If not: IDIST_ERR_NO_BACKEND, *why says the reason, and
+    // the next one is asked; any other failure ends the start. A backend that knows rank and size
+    // better than the launcher's variables sets them.
     idist_status (*claim)(idist__config *config, const char **why);
-    // Meets the other ranks within cfg.init_timeout_ms, fills w->nodes. On failure everything it made is gone again.
+    // Meets the other ranks within cfg.init_timeout_ms, fills w->nodes. On failure everything it
+    // made is gone again.
     idist_status (*open)(idist__world *w);
-    // Frees all. clean: everybody is through the last barrier; otherwise say good-bye to whoever listens, and go.
+    // Frees all. clean: everybody is through the last barrier; otherwise say good-bye to whoever
+    // listens, and go.
     void (*close)(idist__world *w, bool clean);
     idist_status (*group_open)(idist_group *g);
     void (*group_close)(idist_group *g);
-    // May be NULL, both. After group_open the members exchange one number each: what a rank offers the others, and
-    // what all of them offered, by rank in the group.
+    // May be NULL, both. After group_open the members exchange one number each: what a rank offers
+    // the others, and what all of them offered, by rank in the group.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
-    // May be NULL. Tries a blocking call without a task, while there are no tasks: true when it went through, and, if
-    // it is a collective, was counted in g->seq. If not, `start` follows for the same call.
+    // May be NULL. Tries a blocking call without a task, while there are no tasks: true when it
+    // went through, and, if it is a collective, was counted in g->seq. If not, `start` follows for
+    // the same call.
     bool (*quick)(idist_group *g, const idist__call *c);
     // Begins a task; ends it by idist__complete, now or later.
     void (*start)(idist__task *t);
     // Moves everything that can move.
     void (*progress)(idist__world *w);
-    // Sleeps until something has come (and looks after it), `wake` was called, or the moment is there. One thread at
-    // a time.
+    // Sleeps until something has come (and looks after it), `wake` was called, or the moment is
+    // there. One thread at a time.
     void (*sleep)(idist__world *w, int64_t until_ns);
     void (*wake)(idist__world *w);
-    // Forgets a task: after it no byte of its buffers is touched. False when others were already involved in it, so
-    // that its group cannot go on. Collectives are forgotten only when their group has failed, after `tell`.
+    // Forgets a task: after it no byte of its buffers is touched. False when others were already
+    // involved in it, so that its group cannot go on. Collectives are forgotten only when their
+    // group has failed, after `tell`.
     bool (*cancel)(idist__task *t);
     // Tells the other members that the group failed, as g->status and g->cause say.
     void (*tell)(idist_group *g);
-    // Moves on until all that was to be told is out, or the moment is there. Gives the lock up while it sleeps.
+    // Moves on until all that was to be told is out, or the moment is there. Gives the lock up
+    // while it sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
-    // Tells the other members that this rank waits in t, so that they can object, and answer that they are there. Once when
-    // t has waited for a while; for the call of a group that is about to be given up once more (g->asked_ns).
+    // Tells the other members that this rank waits in t, so that they can object, and answer that
+    // they are there. Once when t has waited for a while; for the call of a group that is about to
+    // be given up once more (g->asked_ns).
     void (*announce)(idist__task *t);
     // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)"); returns how many.
     int (*missing)(idist__task *t, char *text, size_t cap);
-    // May be NULL. Memory that other ranks can reach, for idist_alloc; NULL: there is none, take plain memory.
+    // May be NULL. Memory that other ranks can reach, for idist_alloc; NULL: there is none, take
+    // plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
-    // May be NULL, both: then a group that lost a rank is of no use any more. shrink lists the members of a group that
-    // still live, the same list on each of them (world ranks, in the group's order); *serial becomes
-    // the largest of theirs; group_open for just these follows.
-    // agree makes *flag the bitwise AND over the members that live. Both work in a group that has failed.
+    // May be NULL, both: then a group that lost a rank is of no use any more. shrink lists the
+    // members of a group that still live, the same list on each of them (world ranks, in the
+    // group's order); *serial becomes the largest of theirs; group_open for just these follows.
+    // agree makes *flag the bitwise AND over the members that live. Both work in a group that has
+    // failed.
     idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
     idist_status (*agree)(idist_group *g, int *flag);
-    // Of a device backend, which has only its name, `claim` and this: takes the place of the world's backend, hands on to it
-    // what concerns host memory, and sets w->device, w->route and the like. Collective; without a device: w->no_device only.
+    // Of a device backend, which has only its name, `claim` and this: takes the place of the
+    // world's backend, hands on to it what concerns host memory, and sets w->device, w->route and
+    // the like. Collective; without a device: w->no_device only.
     idist_status (*wrap)(idist__world *w);
 };
 
@@ -224,7 +262,7 @@ enum { IDIST__BACKEND_ABI = 6 };
 #define IDIST__YIELDS 1000               // half a millisecond of the waiting rank's own time
 #define IDIST__YIELD_NS 5000000          // and no more than this of everybody's
 #define IDIST__TIMERS_NS (5 * IDIST__MS) // who polls looks at the timers this often
-#ifndef IDIST__ANNOUNCE_NS               // a test sets it so high that an announcement never wakes anybody
+#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 #ifndef IDIST__WARN_NS // a test has less patience
@@ -246,13 +284,17 @@ struct idist__world {
     const char *device_backend;            // how it moves device memory
     // A task of the device that the backend is through with: false when it is not over yet.
     bool (*landed)(idist__task *t, idist_status status);
-    // Whether a call is for the device backend; what is wrong with its buffers or its stream. The first such call of a group
-    // waits in here for the other members. *detached: nobody is to wait for it.
-    idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device, bool *detached);
-    void (*launch)(idist__world *w);                      // hands the device what this thread's idist_group_begin held back
-    idist_status (*follow)(idist__task *t, void *stream); // makes a stream wait for a `followed` task, and detaches it
-    idist__task *detached;                                // those, running or done, newest first
-    uint32_t ngone;                                       // of those, done
+    // Whether a call is for the device backend; what is wrong with its buffers or its stream. The
+    // first such call of a group waits in here for the other members. *detached: nobody is to wait
+    // for it.
+    idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o,
+                          bool *on_device, bool *detached);
+    void (*launch)(
+        idist__world *w); // hands the device what this thread's idist_group_begin held back
+    idist_status (*follow)(
+        idist__task *t, void *stream); // makes a stream wait for a `followed` task, and detaches it
+    idist__task *detached;             // those, running or done, newest first
+    uint32_t ngone;                    // of those, done
     char hostname[64];
     char backends[128]; // names of those built in
     idist__node *nodes; // of every rank
@@ -272,18 +314,21 @@ struct idist__world {
     uint32_t nended;         // tasks that ended so far
     uint32_t nmoved;         // steps forward inside tasks
     idist__driver driver;    // who sleeps in the backend
-    int64_t spin_ns;         // how long a caller polls before it sleeps; 0: it yields the core instead, a few times
-    int64_t patience_ns;     // the same, as it has proved worth it lately
-    uint32_t nasking;        // threads that want the lock while another one has it
-    int64_t timers_ns;       // when somebody who polls looks at the timers again
-    int64_t due_ns;          // before this no task has anything that idist__world_timers would do
-    int ncores;              // that the ranks of this host may use together; 0: the backend could not tell
+    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields the core instead, a
+                     // few times
+    int64_t patience_ns; // the same, as it has proved worth it lately
+    uint32_t nasking;    // threads that want the lock while another one has it
+    int64_t timers_ns;   // when somebody who polls looks at the timers again
+    int64_t due_ns;      // before this no task has anything that idist__world_timers would do
+    int ncores; // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_runs, thread_stops;
-    int nforeign;    // threads that never call: those of another library; many, if only one thread may call at all
+    int nforeign; // threads that never call: those of another library; many, if only one thread may
+                  // call at all
     bool threadless; // the backend bears one thread only: requests move on inside calls
     int nmaking;     // groups being made
     bool leaves;     // the end is near, and not a good one: the others are not at theirs
-    bool watched;    // the device may wait for other ranks while nobody here does: the progress thread looks after them
+    bool watched; // the device may wait for other ranks while nobody here does: the progress thread
+                  // looks after them
     pthread_t thread;
 };
 
@@ -293,18 +338,24 @@ static idist__world *idist__default_world; // set by idist_initialize, the one g
 typedef struct idist__tracer {
     void (*joined)(const idist__world *w); // this thread has
     void (*left)(void);
-    idist_status (*call)(idist_group *g, const idist__call *c, const idist_opts *o); // around idist__call_locked
+    idist_status (*call)(idist_group *g, const idist__call *c,
+                         const idist_opts *o); // around idist__call_locked
     // Around what else waits in this thread, for one call, or several: then g and c are NULL.
-    void (*begin)(const char *category, const char *name, const idist_group *g, const idist__call *c);
+    void (*begin)(const char *category, const char *name, const idist_group *g,
+                  const idist__call *c);
     void (*end)(idist_status status);
-    void (*done)(const idist__task *t); // a task that has a lane is; in any thread, with the world's lock held
+    void (*done)(const idist__task
+                     *t); // a task that has a lane is; in any thread, with the world's lock held
 } idist__tracer;
 
 static const idist__tracer *idist__tracer_set;
 
-static const idist__tracer *idist__tracer_now(void) { return __atomic_load_n(&idist__tracer_set, __ATOMIC_ACQUIRE); }
+static const idist__tracer *idist__tracer_now(void) {
+    return __atomic_load_n(&idist__tracer_set, __ATOMIC_ACQUIRE);
+}
 
-static void idist__trace_begin(const char *category, const char *name, const idist_group *g, const idist__call *c) {
+static void idist__trace_begin(const char *category, const char *name, const idist_group *g,
+                               const idist__call *c) {
     if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, c);
 }
 
@@ -319,9 +370,13 @@ static bool idist__world_forked(const idist__world *w) { return w->fork_guard &&
 // Whether this thread may call into a world at all.
 static idist_status idist__world_enter(const char *name, const idist__world *w) {
     if (idist__world_forked(w))
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: this process was forked after idist_initialize; the world belongs to its parent", name);
-    if (idist__me.callbacks) return idist__fail(IDIST_ERR_STATE, "%s: a callback must not call idist", name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: this process was forked after idist_initialize; the world belongs to its parent",
+            name);
+    if (idist__me.callbacks)
+        return idist__fail(IDIST_ERR_STATE, "%s: a callback must not call idist", name);
+
     return IDIST_OK;
 }
 
@@ -337,7 +392,9 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
     return NULL;
 }
 
-IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) { return g->ranks[rank]; }
+IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) {
+    return g->ranks[rank];
+}
 
 // The op of a call that names a user's.
 static const idist__user_op *idist__call_user_op(const idist_group *g, const idist__call *c) {
@@ -346,6 +403,7 @@ static const idist__user_op *idist__call_user_op(const idist_group *g, const idi
 
 static idist__print idist__call_print(const idist__call *c, uint32_t seq) {
     idist__print p;
+
     memset(&p, 0, sizeof p);
     p.kind = (uint8_t)c->label;
     p.dtype = (uint8_t)c->dtype;
@@ -353,34 +411,43 @@ static idist__print idist__call_print(const idist__call *c, uint32_t seq) {
     p.root = c->root;
     p.check = c->check;
     p.seq = seq;
+
     return p;
 }
 
 static idist__print idist__task_print(const idist__task *t, int algorithm) {
     idist__print p = t->whole;
+
     if (p.kind) { // of a part the ranks compare what the user called
         p.whole = p.seq;
         p.seq = t->seq;
         p.algorithm = (uint8_t)(algorithm | (p.algorithm & IDIST__ON_DEVICE));
         return p;
     }
+
     p = idist__call_print(&t->call, t->seq);
     p.algorithm = (uint8_t)algorithm;
+
     return p;
 }
 
 static bool idist__kind_reduces(idist__kind kind) {
-    return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCAN ||
-           kind == IDIST__EXSCAN;
+    return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER ||
+           kind == IDIST__SCAN || kind == IDIST__EXSCAN;
 }
 
-static bool idist__kind_is_p2p(idist__kind kind) { return kind == IDIST__SEND || kind == IDIST__RECV; }
+static bool idist__kind_is_p2p(idist__kind kind) {
+    return kind == IDIST__SEND || kind == IDIST__RECV;
+}
 
-static bool idist__kind_is_v(idist__kind kind) { return kind >= IDIST__ALL_GATHERV && kind <= IDIST__ALL_TO_ALLV; }
+static bool idist__kind_is_v(idist__kind kind) {
+    return kind >= IDIST__ALL_GATHERV && kind <= IDIST__ALL_TO_ALLV;
+}
 
 // "all_reduce #42 (F32 x 1024, SUM)"
 static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
     idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+
     snprintf(buf, cap, "%s", idist__kind_names[kind]);
     if (p->seq) idist__append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
     if (kind == IDIST__BARRIER || kind >= IDIST__SEND) return;
@@ -392,30 +459,35 @@ static void idist__print_text(const idist__print *p, char *buf, size_t cap) {
 }
 
 // What two ranks of the world have called, and where it differs.
-IDIST__UNUSED static void idist__mismatch_text(const char *field, int a, const idist__print *of_a, int b,
-                                               const idist__print *of_b, char *buf, size_t cap) {
+IDIST__UNUSED static void idist__mismatch_text(const char *field, int a, const idist__print *of_a,
+                                               int b, const idist__print *of_b, char *buf,
+                                               size_t cap) {
     char first[128], second[128];
     idist__print_text(of_a, first, sizeof first);
     idist__print_text(of_b, second, sizeof second);
-    snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s", field ? field : "sequence", a, first, b,
-             second);
+    snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s",
+             field ? field : "sequence", a, first, b, second);
 }
 
-IDIST__UNUSED static void idist__counts_text(int from, uint64_t sent, int to, uint64_t expected, const char *unit,
-                                             const idist__task *t, char *buf, size_t cap) {
-    snprintf(buf, cap, "the count differs: rank %d sends %llu %s to rank %d, which expects %llu, in %s #%u", from,
-             (unsigned long long)sent, unit, to, (unsigned long long)expected, idist__kind_names[t->call.label],
-             (unsigned)t->seq);
+IDIST__UNUSED static void idist__counts_text(int from, uint64_t sent, int to, uint64_t expected,
+                                             const char *unit, const idist__task *t, char *buf,
+                                             size_t cap) {
+    snprintf(buf, cap,
+             "the count differs: rank %d sends %llu %s to rank %d, which expects %llu, in %s #%u",
+             from, (unsigned long long)sent, unit, to, (unsigned long long)expected,
+             idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
 // Whether a receive takes a message of a rank of the world.
 IDIST__UNUSED static bool idist__recv_wants(const idist__task *t, int rank, int tag) {
     const idist__call *c = &t->call;
-    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) && (c->tag == IDIST_ANY_TAG || c->tag == tag);
+    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
+           (c->tag == IDIST_ANY_TAG || c->tag == tag);
 }
 
 // The field in which two calls differ, or NULL.
-IDIST__UNUSED static const char *idist__print_difference(const idist__print *a, const idist__print *b) {
+IDIST__UNUSED static const char *idist__print_difference(const idist__print *a,
+                                                         const idist__print *b) {
     if (a->kind != b->kind) return "operation";
     if (a->dtype != b->dtype) return "dtype";
     if (a->op != b->op) return "op";
@@ -423,14 +495,16 @@ IDIST__UNUSED static const char *idist__print_difference(const idist__print *a, 
     if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
     if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
     if (a->algorithm != b->algorithm) return "algorithm";
+
     return NULL;
 }
 
 static void idist__task_text(const idist__task *t, char *buf, size_t cap) {
     const idist__call *c = &t->call;
+
     if (c->kind == IDIST__SEND || c->kind == IDIST__RECV) {
-        snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label], idist_dtype_name(c->dtype), c->count,
-                 c->kind == IDIST__SEND ? "to" : "from");
+        snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label],
+                 idist_dtype_name(c->dtype), c->count, c->kind == IDIST__SEND ? "to" : "from");
         if (c->root == IDIST_ANY_SOURCE) idist__append(buf, cap, "any rank");
         else idist__append(buf, cap, "rank %d", c->root);
         if (c->tag == IDIST_ANY_TAG) idist__append(buf, cap, ", any tag)");
@@ -441,26 +515,32 @@ static void idist__task_text(const idist__task *t, char *buf, size_t cap) {
     }
 }
 
-// Two ranks wait for each other for ever: `peer` in the call of this print, of the same group or another one.
-IDIST__UNUSED static void idist__deadlock_text(const idist__task *ours, int peer, const idist__print *print, bool same_group,
+// Two ranks wait for each other for ever: `peer` in the call of this print, of the same group or
+// another one.
+IDIST__UNUSED static void idist__deadlock_text(const idist__task *ours, int peer,
+                                               const idist__print *print, bool same_group,
                                                char *text, size_t cap) {
     char a[128], b[128];
     int me = ours->group->w->group.rank;
     bool p2p = idist__kind_is_p2p(ours->call.kind) && idist__kind_is_p2p((idist__kind)print->kind);
+
     idist__task_text(ours, a, sizeof a);
     idist__print_text(print, b, sizeof b);
-    snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me, peer, a, peer, me, b,
-             same_group ? "" : " of another group");
+    snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me,
+             peer, a, peer, me, b, same_group ? "" : " of another group");
     if (p2p) idist__append(text, cap, "a deadlock; use idist_sendrecv, or requests");
     else idist__append(text, cap, "the %s differs", same_group ? "operation" : "group");
 }
 
 // For `missing`: a member that has not come, and where it was seen last; the first eight of them.
-IDIST__UNUSED static void idist__missing_rank(const idist_group *g, int rank, const idist__print *seen, int nth, char *text,
+IDIST__UNUSED static void idist__missing_rank(const idist_group *g, int rank,
+                                              const idist__print *seen, int nth, char *text,
                                               size_t cap) {
     char last[128];
+
     if (nth >= 8) return;
-    idist__append(text, cap, "%srank %d on %s", nth ? ", " : "", g->ranks[rank], g->w->nodes[g->ranks[rank]].hostname);
+    idist__append(text, cap, "%srank %d on %s", nth ? ", " : "", g->ranks[rank],
+                  g->w->nodes[g->ranks[rank]].hostname);
     if (!seen->seq) return;
     idist__print_text(seen, last, sizeof last);
     idist__append(text, cap, " (last seen in %s)", last);
@@ -469,23 +549,29 @@ IDIST__UNUSED static void idist__missing_rank(const idist_group *g, int rank, co
 // And the other side of a send or receive.
 IDIST__UNUSED static int idist__missing_peer(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
+
     if (t->call.root == IDIST_ANY_SOURCE) idist__append(text, cap, "a message from any rank");
     else
         idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
                       g->w->nodes[g->ranks[t->call.root]].hostname,
-                      t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits");
+                      t->call.kind == IDIST__SEND ? "does not receive it"
+                                                  : "sent nothing that fits");
+
     return 1;
 }
 
 // Ends a task. text says why when it failed, without the name of the operation.
 static void idist__complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
+
     if (t->done || (t->on_device && !w->landed(t, status))) return;
     t->status = status;
+
     if (status != IDIST_OK) {
         idist__task_text(t, t->text, sizeof t->text);
         idist__append(t->text, sizeof t->text, ": %s", text);
     }
+
     if (t->prev) t->prev->next = t->next;
     else w->tasks = t->next;
     if (t->next) t->next->prev = t->prev;
@@ -493,32 +579,40 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     t->done = true;
     w->nended++;
     t->group->ntasks--;
-    if (t->detached) t->group->ndetached--, w->ngone++;
+
+    if (t->detached) {
+        t->group->ndetached--;
+        w->ngone++;
+    }
+
     if (t->async) w->nasync--;
     if (t->lane) idist__tracer_now()->done(t);
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
 }
 
-// For a thread that has moved the backend or ended tasks while another one drives. It may have consumed the event that the
-// driver is sleeping on, so the driver must be woken explicitly.
+// For a thread that has moved the backend or ended tasks while another one drives. It may have
+// consumed the event that the driver is sleeping on, so the driver must be woken explicitly.
 static void idist__world_rouse(idist__world *w) {
     if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
 
-// The group fails, for this reason, once: its tasks end, later calls are refused, and the others are told, also when
-// we were told ourselves: whoever sees our connection end after this must have heard the reason from us, or takes us
-// for the cause.
+// The group fails, for this reason, once: its tasks end, later calls are refused, and the others
+// are told, also when we were told ourselves: whoever sees our connection end after this must have
+// heard the reason from us, or takes us for the cause.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist_group *child;
     idist__task *t, *next;
+
     if (g->status != IDIST_OK) return;
     g->status = status;
     idist__copy_text(g->cause, sizeof g->cause, cause);
-    if (!g->inner) idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
+    if (!g->inner)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
     if (w->cfg.lost && (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_ABORTED))
         __atomic_store_n(w->cfg.lost, 1, __ATOMIC_RELEASE);
     w->backend->tell(g);
+
     for (t = w->tasks; t; t = next) {
         next = t->next;
         if (t->group != g) continue;
@@ -526,6 +620,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
         idist__complete(t, status, g->cause);
         next = w->tasks; // the backend may have ended others
     }
+
     for (child = w->group.next; child; child = child->next)
         if (child->maker == g) idist__group_fail(child, status, cause);
     idist__world_rouse(w); // the call that another thread sleeps for may be one of those that ended
@@ -536,6 +631,7 @@ IDIST__UNUSED static void idist__world_lost(idist__world *w, int rank, const cha
     idist_group *g;
     char cause[400];
     int i;
+
     snprintf(cause, sizeof cause, "rank %d on %s was lost: %s", rank, w->nodes[rank].hostname, how);
     for (g = &w->group; g; g = g->next)
         for (i = 0; i < g->size && g->rank >= 0; i++)
@@ -545,16 +641,19 @@ IDIST__UNUSED static void idist__world_lost(idist__world *w, int rank, const cha
 // The call this rank is blocked in, if that is all it does. Its parts do not count.
 IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
+
     for (t = w->tasks; t; t = t->next) {
         if (t->group->inner) continue;
         if (only || t->async || !t->patient) return NULL;
         only = t;
     }
+
     return only && idist__os_nthreads() - w->nforeign <= (w->thread_runs ? 2 : 1) ? only : NULL;
 }
 
-// Before a call is given up, or a warning says that it waits, its members are asked once more: a rank that has entered it
-// may have been stopped since. They have a second to answer, or half of the time-out.
+// Before a call is given up, or a warning says that it waits, its members are asked once more: a
+// rank that has entered it may have been stopped since. They have a second to answer, or half of
+// the time-out.
 static int64_t idist__task_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
     int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
@@ -581,25 +680,35 @@ static int64_t idist__world_timers(idist__world *w) {
         char cause[400];
         following = t->next;
         ended = w->nended;
-        if (t->away && at < now + IDIST__MS) at = now + IDIST__MS; // the others hear of it when the backend has it
+        if (t->away && at < now + IDIST__MS)
+            at = now + IDIST__MS; // the others hear of it when the backend has it
         else if (at > now && at < now + IDIST__TIMERS_NS) at = now + IDIST__TIMERS_NS;
+
         if (now >= t->deadline_ns) {
             int missing;
-            snprintf(cause, sizeof cause, "not done after %lld ms", (long long)((now - t->started_ns) / IDIST__MS));
+            snprintf(cause, sizeof cause, "not done after %lld ms",
+                     (long long)((now - t->started_ns) / IDIST__MS));
             idist__append(cause, sizeof cause, "; missing: ");
             missing = w->backend->missing(t, cause, sizeof cause);
-            if (t->call.kind == IDIST__RECV && !missing && !t->patient) { // its message is coming in: that goes to its end
+            if (t->call.kind == IDIST__RECV && !missing &&
+                !t->patient) { // its message is coming in: that goes to its end
                 t->patient = true;
-                t->deadline_ns = w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+                t->deadline_ns =
+                    w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
                 next = now;
                 continue;
             }
-            if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
-            if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t)) idist__complete(t, IDIST_ERR_TIMEOUT, cause);
+
+            if (!missing)
+                idist__append(cause, sizeof cause, "nobody, but the data did not come through");
+            if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
+                idist__complete(t, IDIST_ERR_TIMEOUT, cause);
             else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
-            if (!t->done || w->nended != ended + 1) following = w->tasks; // others may have ended, too
+            if (!t->done || w->nended != ended + 1)
+                following = w->tasks; // others may have ended, too
             continue;
         }
+
         if (!t->announced && now >= at) {
             t->announced = true;
             w->backend->announce(t);
@@ -607,8 +716,10 @@ static int64_t idist__world_timers(idist__world *w) {
             next = now;
             continue;
         }
+
         ask_at = idist__task_ask_at(t, &until);
-        if (t->announced && now >= ask_at && t->group->asked_ns < ask_at && now >= t->group->asked_until_ns) {
+        if (t->announced && now >= ask_at && t->group->asked_ns < ask_at &&
+            now >= t->group->asked_until_ns) {
             t->group->asked_ns = now;
             t->group->asked_until_ns = until;
             w->backend->announce(t);
@@ -616,7 +727,9 @@ static int64_t idist__world_timers(idist__world *w) {
             next = now;
             continue;
         }
+
         if (t->announced) at = t->started_ns + IDIST__WARN_NS;
+
         if (t->announced && !t->warned && now >= at) {
             char what[128];
             t->warned = true;
@@ -627,6 +740,7 @@ static int64_t idist__world_timers(idist__world *w) {
             idist__log_print(&w->log, IDIST_LOG_WARN, "%s has waited for 60 s; missing: %s", what,
                              cause[0] ? cause : "nobody");
         }
+
         if (t->announced && t->warned) at = IDIST__FOREVER;
         if (t->announced && now < ask_at && ask_at < at) at = ask_at;
         if (t->deadline_ns < at) at = t->deadline_ns;
@@ -634,14 +748,16 @@ static int64_t idist__world_timers(idist__world *w) {
     }
 
     if (next < w->due_ns) w->due_ns = next;
+
     return w->due_ns;
 }
 
-// One turn at the wheel: sleep until something happens, then move what moves. Not when the timers have just ended a
-// task: it may be what the caller waits for.
+// One turn at the wheel: sleep until something happens, then move what moves. Not when the timers
+// have just ended a task: it may be what the caller waits for.
 static void idist__world_turn(idist__world *w, idist__driver driver) {
     uint32_t ended = w->nended;
     int64_t until = idist__world_timers(w);
+
     if (!w->tasks || w->nended != ended) return;
     w->driver = driver;
     w->backend->sleep(w, until);
@@ -668,37 +784,48 @@ static void idist__world_lock(idist__world *w) {
 static void idist__world_give_way(idist__world *w) {
     uint32_t asking = __atomic_load_n(&w->nasking, __ATOMIC_RELAXED);
     int turns;
+
     pthread_mutex_unlock(&w->lock);
     sched_yield();
-    for (turns = 0; asking && turns < IDIST__YIELDS; turns++) { // the other one has to wake up first
+
+    for (turns = 0; asking && turns < IDIST__YIELDS;
+         turns++) { // the other one has to wake up first
         if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED) < asking) break;
         sched_yield();
     }
+
     pthread_mutex_lock(&w->lock);
 }
 
-// Whether to poll once more, after a short break, or to sleep. With a core for each rank we poll as long as that has
-// proved worth it: a wait that ended in sleep halves our patience, one that did not restores it. With fewer cores
-// we hand the core to the others, a bounded number of times; to be woken up costs as much as dozens of these.
+// Whether to poll once more, after a short break, or to sleep. With a core for each rank we poll as
+// long as that has proved worth it: a wait that ended in sleep halves our patience, one that did
+// not restores it. With fewer cores we hand the core to the others, a bounded number of times; to
+// be woken up costs as much as dozens of these.
 static bool idist__waiter_polls(idist__waiter *p, idist__world *w) {
     int64_t now;
+
     p->turns++;
     p->all++;
     if (w->spin_ns) idist__os_relax();
     if (w->spin_ns && p->all % 16) return true;
     now = idist__os_now_ns();
     if (!p->begun_ns) p->begun_ns = now;
+
     if (now >= w->timers_ns) { // also of tasks that do not move while others do
         int64_t next = idist__world_timers(w);
         w->timers_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
     }
+
     if (w->spin_ns) {
         if (now - p->begun_ns >= w->patience_ns) return false;
         if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) idist__world_give_way(w);
         return true;
     }
-    if (p->turns > IDIST__YIELDS || now - p->begun_ns > IDIST__YIELD_NS) return false; // others may compute for long
+
+    if (p->turns > IDIST__YIELDS || now - p->begun_ns > IDIST__YIELD_NS)
+        return false; // others may compute for long
     idist__world_give_way(w);
+
     return true;
 }
 
@@ -709,14 +836,16 @@ static void idist__waiter_learns(const idist__waiter *p, idist__world *w) {
     if (w->patience_ns < w->spin_ns / 32) w->patience_ns = w->spin_ns / 32;
 }
 
-// Waits until ready(arg): polls for a short while, then drives or follows. The lock is held, and given up while
-// sleeping.
+// Waits until ready(arg): polls for a short while, then drives or follows. The lock is held, and
+// given up while sleeping.
 static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter p;
     uint32_t moved = w->nmoved;
+
     if (ready(arg)) return;
     memset(&p, 0, sizeof p);
     w->nblocked++;
+
     while (!ready(arg)) {
         if (w->nmoved != moved) { // one wait is over, the next one begins
             idist__waiter_learns(&p, w);
@@ -725,9 +854,11 @@ static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *a
             p.begun_ns = 0;
             p.slept = false;
         }
+
         if (w->driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
-            if (ready(arg) || idist__waiter_polls(&p, w) || ready(arg)) continue; // polling looks at the timers too
+            if (ready(arg) || idist__waiter_polls(&p, w) || ready(arg))
+                continue; // polling looks at the timers too
             idist__world_turn(w, IDIST__DRIVER_CALLER);
             p.slept = true;
         } else {
@@ -735,6 +866,7 @@ static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *a
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
+
     idist__waiter_learns(&p, w);
     w->nblocked--;
     if (w->nblocked) pthread_cond_broadcast(&w->changed);
@@ -743,17 +875,24 @@ static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *a
 
 static bool idist__task_ready(void *arg) { return ((const idist__task *)arg)->done; }
 
-static void idist__task_wait(idist__task *t) { idist__world_wait(t->group->w, idist__task_ready, t); }
+static void idist__task_wait(idist__task *t) {
+    idist__world_wait(t->group->w, idist__task_ready, t);
+}
 
 static void *idist__world_thread(void *arg) {
     idist__world *w = (idist__world *)arg;
+
     pthread_mutex_lock(&w->lock);
+
     while (!w->thread_stops) {
         if (w->nasync && !w->nblocked && w->driver == IDIST__DRIVER_NONE) {
             idist__world_turn(w, IDIST__DRIVER_THREAD);
         } else {
-            idist__os_cond_wait(&w->work, &w->lock, w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
-            if (!w->watched || w->nasync || w->nblocked || w->driver != IDIST__DRIVER_NONE || w->thread_stops) continue;
+            idist__os_cond_wait(&w->work, &w->lock,
+                                w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
+            if (!w->watched || w->nasync || w->nblocked || w->driver != IDIST__DRIVER_NONE ||
+                w->thread_stops)
+                continue;
             w->driver = IDIST__DRIVER_THREAD;
             w->backend->sleep(w, idist__os_now_ns()); // not at all; there it looks for who is lost
             w->driver = IDIST__DRIVER_NONE;
@@ -762,7 +901,9 @@ static void *idist__world_thread(void *arg) {
             idist__world_timers(w);
         }
     }
+
     pthread_mutex_unlock(&w->lock);
+
     return NULL;
 }
 
@@ -784,11 +925,13 @@ static void idist__task_free(idist__task *t) {
 // Frees those that nobody waits for, once they are done.
 static void idist__task_sweep(idist__world *w) {
     idist__task **at = &w->detached, *t;
+
     for (w->ngone = 0; (t = *at) != NULL;) {
         if (!t->done) {
             at = &t->chain;
             continue;
         }
+
         *at = t->chain;
         idist__task_free(t);
     }
@@ -798,7 +941,9 @@ static idist__task *idist__task_new(idist_group *g) {
     idist__world *w = g->w;
     size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
     idist__task *t;
+
     if (w->ngone >= 64) idist__task_sweep(w);
+
     if ((t = w->idle_tasks) != NULL) {
         idist__task *older = t->older;
         w->idle_tasks = t->next;
@@ -810,18 +955,22 @@ static idist__task *idist__task_new(idist_group *g) {
         t->older = w->all_tasks;
         w->all_tasks = t;
     }
+
     t->impl = t + 1;
     t->group = g;
+
     return t;
 }
 
 // Nobody waits for it any more.
 static void idist__task_detach(idist__task *t) {
     idist__world *w = t->group->w;
+
     t->detached = true;
     t->chain = w->detached;
     w->detached = t;
     t->group->ndetached++;
+
     if (t->async) {
         w->nasync--;
         t->group->nrequests--;
@@ -833,19 +982,23 @@ static void idist__task_detach(idist__task *t) {
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
+
     t->started_ns = idist__os_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (t->call.kind != IDIST__SEND && t->call.kind != IDIST__RECV) t->seq = ++g->seq;
-    if (t->started_ns + IDIST__ANNOUNCE_NS < w->due_ns) w->due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->due_ns)
+        w->due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
     if (t->deadline_ns < w->due_ns) w->due_ns = t->deadline_ns;
     t->next = w->tasks;
     if (w->tasks) w->tasks->prev = t;
     w->tasks = t;
     g->ntasks++;
+
     if (t->async) {
         w->nasync++;
         g->nrequests++;
     }
+
     w->backend->start(t);
     idist__world_rouse(w); // also when t is done: starting it may have read from the links
     if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_runs && !w->nblocked)
@@ -854,9 +1007,11 @@ static void idist__task_start(idist__task *t) {
 
 static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int n) {
     int i;
+
     g->ctx = ctx;
     g->size = n;
     g->rank = -1;
+
     for (i = 0; i < n; i++) {
         g->ranks[i] = ranks[i];
         if (ranks[i] == g->w->group.rank) g->rank = i;
@@ -896,29 +1051,34 @@ static idist_group *idist__ended_reuse(idist__ended *list, int most, size_t nbyt
     idist_group *g = NULL;
 
     pthread_mutex_lock(&idist__ended_lock);
+
     if (list->n >= most) {
         g = list->first;
         list->first = g->next;
         if (!list->first) list->last = NULL;
         list->n--;
     }
+
     pthread_mutex_unlock(&idist__ended_lock);
 
     if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
     memset(g, 0, nbytes);
+
     return g;
 }
 
-// Room for n ranks; in no list yet. Freed groups stay behind, marked, until a new one takes their place: a call on a stale
-// pointer gets an error.
+// Room for n ranks; in no list yet. Freed groups stay behind, marked, until a new one takes their
+// place: a call on a stale pointer gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
     idist_group *g = w->freed_groups;
+
     if (g) {
         w->freed_groups = g->next;
         memset(g, 0, sizeof *g);
     } else {
         g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
     }
+
     if (!g) return NULL;
     g->w = w;
     g->rank = -1;
@@ -929,17 +1089,21 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     idist__mem_free(&w->cfg.mem, g->impl);
     memset(g, 0, sizeof *g);
     idist__ended_keep(&idist__ended_groups, g);
+
     return NULL;
 }
 
 static void idist__group_free(idist_group *g) {
     idist_group **at;
     idist__world *w = g->w;
+
     for (at = &w->group.next; *at && *at != g; at = &(*at)->next) continue;
+
     if (*at) {
         *at = g->next;
         if (g->rank >= 0) w->backend->group_close(g);
     }
+
     idist__mem_free(&w->cfg.mem, g->ranks);
     idist__mem_free(&w->cfg.mem, g->impl);
     memset(g, 0, sizeof *g);
@@ -954,7 +1118,8 @@ static void idist__group_free(idist_group *g) {
 
 static int idist__wrap(int rank, int n) { return ((rank % n) + n) % n; }
 
-// Elements of block b when `count` are cut into n nearly equal blocks; the first ones are larger by one.
+// Elements of block b when `count` are cut into n nearly equal blocks; the first ones are larger by
+// one.
 static size_t idist__block_at(size_t count, int n, int b) {
     size_t q = count / (size_t)n, rest = count % (size_t)n;
     return (size_t)b * q + ((size_t)b < rest ? (size_t)b : rest);
@@ -966,10 +1131,11 @@ static size_t idist__block_count(size_t count, int n, int b) {
 
 //------------------------------------------------------------------------------
 // [core:call]  every communication call passes through idist__call_run: checks, numbering, start, wait
-// uses world . used by coll p2p group help
+// uses os err base:type reduce hash world
 //------------------------------------------------------------------------------
 
-// Where the elements of a call lie: how many at send and at recv, and where in-place has one start inside the other.
+// Where the elements of a call lie: how many at send and at recv, and where in-place has one start
+// inside the other.
 typedef struct idist__extent {
     size_t send, recv; // elements
     bool may_alias;    // in place is allowed ...
@@ -981,6 +1147,7 @@ typedef struct idist__extent {
 static size_t idist__extent_v(const size_t *counts, const size_t *displs, int n) {
     size_t total = 0, end;
     int i;
+
     for (i = 0; i < n; i++) {
         size_t at = displs ? displs[i] : total;
         if (counts[i] > SIZE_MAX / 16 || at > SIZE_MAX / 16) return SIZE_MAX;
@@ -988,6 +1155,7 @@ static size_t idist__extent_v(const size_t *counts, const size_t *displs, int n)
         if (!displs || (counts[i] && end > total)) total = end;
         if (total > SIZE_MAX / 16) return SIZE_MAX;
     }
+
     return total;
 }
 
@@ -1002,10 +1170,12 @@ static size_t idist__displ(const size_t *counts, const size_t *displs, int k) {
 static idist_status idist__extent_of(const idist_group *g, const idist__call *c, idist__extent *e) {
     size_t n = (size_t)g->size, r = (size_t)g->rank, count = c->count, all;
     bool root = c->root == g->rank;
+
     memset(e, 0, sizeof *e);
     if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
     all = n * count;
     e->may_alias = true;
+
     switch (c->kind) {
     case IDIST__ALL_REDUCE:
     case IDIST__SCAN:
@@ -1050,6 +1220,7 @@ static idist_status idist__extent_of(const idist_group *g, const idist__call *c,
     case IDIST__RECV: e->recv = count; break;
     default: break;
     }
+
     return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
 }
 
@@ -1058,7 +1229,8 @@ static bool idist__extent_in_place(const idist__extent *e, const idist__call *c)
     const char *send = (const char *)c->send, *recv = (const char *)c->recv;
     size_t size = idist_dtype_size(c->dtype);
     if (!e->may_alias || !e->send || !e->recv) return false;
-    return (recv == send + e->send_at * size && !e->recv_at) || (send == recv + e->recv_at * size && !e->send_at);
+    return (recv == send + e->send_at * size && !e->recv_at) ||
+           (send == recv + e->recv_at * size && !e->send_at);
 }
 
 IDIST__UNUSED static bool idist__call_in_place(const idist_group *g, const idist__call *c) {
@@ -1066,109 +1238,147 @@ IDIST__UNUSED static bool idist__call_in_place(const idist_group *g, const idist
     return idist__extent_of(g, c, &e) == IDIST_OK && idist__extent_in_place(&e, c);
 }
 
-// Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's or the receiver's.
-static char *idist__call_part(const idist__call *c, char *base, int from, int to, bool at_sender, size_t *count) {
-    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts, *displs = at_sender ? c->senddispls : c->recvdispls;
+// Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
+// or the receiver's.
+static char *idist__call_part(const idist__call *c, char *base, int from, int to, bool at_sender,
+                              size_t *count) {
+    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts,
+                 *displs = at_sender ? c->senddispls : c->recvdispls;
     size_t size = idist_dtype_size(c->dtype);
-    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV, spread = counts && c->sendcounts && c->recvcounts;
+    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV,
+         spread = counts && c->sendcounts && c->recvcounts;
     bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
     int k = at_sender ? to : from; // which part of a buffer of many
+
     *count = 0;
     if ((gather && to != c->root) || (scatter && from != c->root)) return base;
     *count = c->count;
-    if (c->kind != IDIST__ALL_TO_ALL && !spread && at_sender != scatter) return base; // a buffer of one part
+    if (c->kind != IDIST__ALL_TO_ALL && !spread && at_sender != scatter)
+        return base; // a buffer of one part
     if (!idist__kind_is_v(c->kind) || !counts) return base + (size_t)k * c->count * size;
     *count = counts[k];
+
     return base + idist__displ(counts, displs, k) * size;
 }
 
-// In three of the v-forms only two ranks know how much goes from one to the other: what this rank says about it.
-IDIST__UNUSED static size_t idist__call_count(const idist_group *g, const idist__call *c, int peer, bool sends) {
+// In three of the v-forms only two ranks know how much goes from one to the other: what this rank
+// says about it.
+IDIST__UNUSED static size_t idist__call_count(const idist_group *g, const idist__call *c, int peer,
+                                              bool sends) {
     int root = c->root, me = g->rank;
     if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
-    if (c->kind == IDIST__GATHERV) return sends ? (peer == root ? c->count : 0) : me == root ? c->recvcounts[peer] : 0;
+    if (c->kind == IDIST__GATHERV)
+        return sends ? (peer == root ? c->count : 0) : me == root ? c->recvcounts[peer] : 0;
     return sends ? (me == root ? c->sendcounts[peer] : 0) : peer == root ? c->count : 0;
 }
 
-// A number for each count, added for what is sent and subtracted for what is expected: over all ranks the sum is 0 when all
-// pairs agree, and else, as good as always, not.
+// A number for each count, added for what is sent and subtracted for what is expected: over all
+// ranks the sum is 0 when all pairs agree, and else, as good as always, not.
 IDIST__UNUSED static uint64_t idist__call_balance(const idist_group *g, const idist__call *c) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
+
     if (c->kind == IDIST__ALL_GATHERV) return 0; // those are in the print
+
     for (i = 0; i < g->size; i++) {
         sum += idist__mix(me * n + (uint64_t)i, idist__call_count(g, c, i, true));
         sum -= idist__mix((uint64_t)i * n + me, idist__call_count(g, c, i, false));
     }
+
     return sum;
 }
 
 static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label], *send = (const char *)c->send, *recv = (const char *)c->recv;
+    const char *name = idist__kind_names[c->label], *send = (const char *)c->send,
+               *recv = (const char *)c->recv;
     size_t size = idist_dtype_size(c->dtype), nsend, nrecv;
     idist__extent e;
-    if (c->kind == IDIST__ALL_REDUCE && send == recv && send && c->count <= SIZE_MAX / 16) return IDIST_OK; // most common
+
+    if (c->kind == IDIST__ALL_REDUCE && send == recv && send && c->count <= SIZE_MAX / 16)
+        return IDIST_OK; // most common
     if (idist__extent_of(g, c, &e) != IDIST_OK)
         return idist__fail(IDIST_ERR_ARG, "%s: the counts are too large for memory", name);
-    if (e.send && !send) return idist__fail(IDIST_ERR_ARG, "%s: the send buffer is NULL and count is not 0", name);
-    if (e.recv && !recv) return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0", name);
+    if (e.send && !send)
+        return idist__fail(IDIST_ERR_ARG, "%s: the send buffer is NULL and count is not 0", name);
+    if (e.recv && !recv)
+        return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0",
+                           name);
     nsend = e.send * size;
     nrecv = e.recv * size;
-    if (!nsend || !nrecv || send + nsend <= recv || recv + nrecv <= send) return IDIST_OK; // disjoint
+    if (!nsend || !nrecv || send + nsend <= recv || recv + nrecv <= send)
+        return IDIST_OK; // disjoint
     if (idist__extent_in_place(&e, c)) return IDIST_OK;
-    return idist__fail(IDIST_ERR_ARG, "%s: send and receive buffers overlap, and not in the way that in-place allows", name);
+
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "%s: send and receive buffers overlap, and not in the way that in-place allows", name);
 }
 
 static idist_status idist__check_op(const idist__world *w, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
+
     if ((unsigned)c->op < IDIST_OP_COUNT) {
         if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
-            return idist__fail(IDIST_ERR_ARG, "%s: %s takes integers, not %s", name, idist_op_name(c->op),
-                               idist_dtype_name(c->dtype));
+            return idist__fail(IDIST_ERR_ARG, "%s: %s takes integers, not %s", name,
+                               idist_op_name(c->op), idist_dtype_name(c->dtype));
         if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
-            return idist__fail(IDIST_ERR_ARG, "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1", name);
+            return idist__fail(
+                IDIST_ERR_ARG,
+                "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1", name);
         return IDIST_OK;
     }
-    if ((int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST && w->ops[c->op - IDIST_OP_USER].used) {
+
+    if ((int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST &&
+        w->ops[c->op - IDIST_OP_USER].used) {
         if (!w->ops[c->op - IDIST_OP_USER].fn && !idist__type_is_float(c->dtype))
-            return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s", name,
+            return idist__fail(IDIST_ERR_ARG,
+                               "%s: a premultiplied sum takes floating dtypes, not %s", name,
                                idist_dtype_name(c->dtype));
         return IDIST_OK;
     }
+
     return idist__fail(IDIST_ERR_ARG, "%s: %d is no op of this world", name, (int)c->op);
 }
 
 static idist_status idist__check_peer(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     bool any = c->kind == IDIST__RECV;
+
     if (!(c->root >= 0 && c->root < g->size) && !(any && c->root == IDIST_ANY_SOURCE))
-        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root, g->size);
+        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root,
+                           g->size);
     if (c->tag < 0 && !(any && c->tag == IDIST_ANY_TAG))
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
+
     return IDIST_OK;
 }
 
 static bool idist__has_root(idist__kind kind) {
-    return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER || kind == IDIST__SCATTER ||
-           kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
+    return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER ||
+           kind == IDIST__SCATTER || kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
 }
 
 static idist_status idist__check_counts(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     bool root = c->root == g->rank;
-    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root) || c->kind == IDIST__ALL_TO_ALLV) &&
+
+    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root) ||
+         c->kind == IDIST__ALL_TO_ALLV) &&
         !c->recvcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
     if (((c->kind == IDIST__SCATTERV && root) || c->kind == IDIST__ALL_TO_ALLV) && !c->sendcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
-    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root)) && c->recvcounts[g->rank] != c->count)
-        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name, c->count, g->rank,
-                           c->recvcounts[g->rank]);
+    if ((c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root)) &&
+        c->recvcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name,
+                           c->count, g->rank, c->recvcounts[g->rank]);
     if (c->kind == IDIST__SCATTERV && root && c->sendcounts[g->rank] != c->count)
-        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name, c->count, g->rank,
-                           c->sendcounts[g->rank]);
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name,
+                           c->count, g->rank, c->sendcounts[g->rank]);
     if (c->kind == IDIST__ALL_TO_ALLV && c->sendcounts[g->rank] != c->recvcounts[g->rank])
-        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts and recvcounts of the own rank differ", name);
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts and recvcounts of the own rank differ",
+                           name);
+
     return IDIST_OK;
 }
 
@@ -1176,36 +1386,49 @@ static idist_status idist__check_counts(const idist_group *g, const idist__call 
 static idist_status idist__call_check(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     idist_status s;
-    if (g->rank < 0) return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
+
+    if (g->rank < 0)
+        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
     if (c->kind == IDIST__BARRIER) return IDIST_OK;
-    if (!idist_dtype_size(c->dtype)) return idist__fail(IDIST_ERR_ARG, "%s: %d is no dtype", name, (int)c->dtype);
+    if (!idist_dtype_size(c->dtype))
+        return idist__fail(IDIST_ERR_ARG, "%s: %d is no dtype", name, (int)c->dtype);
+
     if (c->kind == IDIST__SEND || c->kind == IDIST__RECV) {
         if ((s = idist__check_peer(g, c)) != IDIST_OK) return s;
     } else if (idist__has_root(c->kind) && (c->root < 0 || c->root >= g->size)) {
-        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, c->root, g->size);
+        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, c->root,
+                           g->size);
     }
+
     if (idist__kind_reduces(c->kind) && (s = idist__check_op(g->w, c)) != IDIST_OK) return s;
     if ((s = idist__check_counts(g, c)) != IDIST_OK) return s;
+
     return idist__check_buffers(g, c);
 }
 
 // Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
+
     *out = NULL;
-    if (group && !w) return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
-    if (!w) return idist__fail(IDIST_ERR_STATE, "%s: no world yet, or no more: call idist_initialize first", name);
+    if (group && !w)
+        return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
+    if (!w)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: no world yet, or no more: call idist_initialize first", name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     idist__world_lock(w);
     *out = group ? group : &w->group;
+
     return IDIST_OK;
 }
 
-// A caller that hears of a failure may well end its process at once, and with it the connections. The others must
-// have heard the reason by then, so it waits a moment for that.
+// A caller that hears of a failure may well end its process at once, and with it the connections.
+// The others must have heard the reason by then, so it waits a moment for that.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
+
     if (g->status == IDIST_OK || g->flushed || w->driver != IDIST__DRIVER_NONE) return;
     g->flushed = true;
     w->driver = IDIST__DRIVER_CALLER;
@@ -1230,19 +1453,24 @@ static idist_status idist__task_result(idist__task *t) {
 
 // A blocking call without a task, if the backend can do that now.
 static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
-    return !g->w->tasks && g->w->backend->quick && g->status == IDIST_OK && !o->request && !idist__me.group_depth &&
-           g->w->backend->quick(g, c);
+    return !g->w->tasks && g->w->backend->quick && g->status == IDIST_OK && !o->request &&
+           !idist__me.group_depth && g->w->backend->quick(g, c);
 }
 
 // Whether the device backend takes part in a call. A stream needs one.
-static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
-                                      bool *detached) {
+static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o,
+                                      bool *on_device, bool *detached) {
     const char *name = idist__kind_names[c->label];
+
     *on_device = *detached = false;
     if (g->w->route) return g->w->route(g, c, o, on_device, detached);
     if (o->stream && !g->w->wrap)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: a stream is for device memory, which takes idist_nccl.h", name);
-    if (o->stream) return idist__fail(IDIST_ERR_NO_DEVICE, "%s: a stream is for device memory: %s", name, g->w->no_device);
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: a stream is for device memory, which takes idist_nccl.h", name);
+    if (o->stream)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "%s: a stream is for device memory: %s", name,
+                           g->w->no_device);
+
     return IDIST_OK;
 }
 
@@ -1253,15 +1481,20 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     idist__task *t;
     bool on_device = false, detached = false;
     int timeout_ms = o->timeout_ms ? o->timeout_ms : g->w->cfg.timeout_ms;
+
     if (s != IDIST_OK) return s;
     if ((s = idist__call_route(g, c, o, &on_device, &detached)) != IDIST_OK) return s;
-    if (g->status != IDIST_OK) return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (g->status != IDIST_OK)
+        return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
     if (o->request && (s = idist__world_need_thread(g->w)) != IDIST_OK) return s;
+
     if ((t = idist__task_new(g)) == NULL) {
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory"); // the others may count on it already
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
+                          "a rank is out of memory"); // the others may count on it already
         return IDIST_ERR_NO_MEMORY;
     }
+
     t->call = *c;
     t->async = o->request != NULL;
     t->on_device = on_device;
@@ -1270,18 +1503,23 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     t->timeout_ms = timeout_ms;
     if (detached) idist__task_detach(t);
     idist__task_start(t);
-    if (detached) return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
+    if (detached)
+        return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
+
     if (o->request) {
         o->request->impl = t;
         return IDIST_OK;
     }
+
     if (self->group_depth) { // idist_group_end waits for it
         if (self->group_tasks) self->group_last->chain = t;
         else self->group_tasks = t;
         self->group_last = t;
         return IDIST_OK;
     }
+
     idist__task_wait(t);
+
     return idist__task_result(t);
 }
 
@@ -1293,22 +1531,26 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     idist_opts o;
     idist_group *g = NULL;
     idist_status s;
+
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     s = idist__call_enter(idist__kind_names[c->label], o.group, &g);
+
     if (g) {
         s = idist__call_traced(g, c, &o);
         pthread_mutex_unlock(&g->w->lock);
     }
+
     if (s != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
         idist__me.group_status = s;
         memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
     }
+
     return s;
 }
 
-static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv, size_t count,
-                             idist_dtype dtype) {
+static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+                             size_t count, idist_dtype dtype) {
     memset(c, 0, sizeof *c);
     c->kind = kind;
     c->send = send;
@@ -1322,7 +1564,7 @@ static void idist__call_init(idist__call *c, idist__kind kind, const void *send,
 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1, and what any backend does in a group of 1
-// uses world reduce call . used by life and the ring
+// uses os err mem base:type reduce sock config world call
 //------------------------------------------------------------------------------
 
 static void idist__copy(void *dst, const void *src, size_t nbytes) {
@@ -1332,30 +1574,42 @@ static void idist__copy(void *dst, const void *src, size_t nbytes) {
 // Any collective among one rank: its own contribution is the result.
 static void idist__self_collective(idist__task *t) {
     const idist__call *c = &t->call;
-    const idist__user_op *op = (int)c->op >= IDIST_OP_USER ? idist__call_user_op(t->group, c) : NULL;
+    const idist__user_op *op =
+        (int)c->op >= IDIST_OP_USER ? idist__call_user_op(t->group, c) : NULL;
+
     if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
         size_t count;
         const char *from = idist__call_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
-        idist__copy(idist__call_part(c, (char *)c->recv, 0, 0, false, &count), from, count * idist_dtype_size(c->dtype));
-        if (idist__kind_reduces(c->kind) && op && !op->fn) idist__reduce_scale(c->recv, count, c->dtype, op->factor);
-        if (idist__kind_reduces(c->kind) && !op) idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
+        idist__copy(idist__call_part(c, (char *)c->recv, 0, 0, false, &count), from,
+                    count * idist_dtype_size(c->dtype));
+        if (idist__kind_reduces(c->kind) && op && !op->fn)
+            idist__reduce_scale(c->recv, count, c->dtype, op->factor);
+        if (idist__kind_reduces(c->kind) && !op)
+            idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
     }
+
     idist__complete(t, IDIST_OK, "");
 }
 
-// Checks a message against the receive that takes it; true when it may be taken. The text goes to the receive.
-static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count, int source, int tag,
-                                idist_status *status, char *text, size_t cap) {
+// Checks a message against the receive that takes it; true when it may be taken. The text goes to
+// the receive.
+static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count,
+                                int source, int tag, idist_status *status, char *text, size_t cap) {
     *status = IDIST_OK;
+
     if (dtype != recv->dtype) {
         *status = IDIST_ERR_MISMATCH;
-        snprintf(text, cap, "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for another receive",
+        snprintf(text, cap,
+                 "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for "
+                 "another receive",
                  source, idist_dtype_name(dtype), count, tag);
     } else if (count > recv->count) {
         *status = IDIST_ERR_TRUNCATED;
-        snprintf(text, cap, "rank %d sent %zu elements with tag %d. The message is kept for a larger receive", source, count,
-                 tag);
+        snprintf(text, cap,
+                 "rank %d sent %zu elements with tag %d. The message is kept for a larger receive",
+                 source, count, tag);
     }
+
     return *status == IDIST_OK;
 }
 
@@ -1371,7 +1625,8 @@ static void idist__recv_done(idist__task *t, int source, int tag, size_t count) 
     idist__complete(t, IDIST_OK, "");
 }
 
-// A message from this rank to itself. Small ones are copied so that a blocking send returns; large ones wait.
+// A message from this rank to itself. Small ones are copied so that a blocking send returns; large
+// ones wait.
 typedef struct idist__parcel {
     struct idist__parcel *next;
     int tag;
@@ -1398,11 +1653,14 @@ static void idist__self_drop(idist_group *g, idist__parcel **at) {
 static void idist__self_match(idist_group *g) {
     idist__self_group *sg = (idist__self_group *)g->impl;
     idist__task *t, *oldest;
+
     do {
         idist__parcel **at = NULL, **p;
         oldest = NULL;
+
         for (t = g->w->tasks; t; t = t->next) { // the youngest comes first
             if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
+
             for (p = &sg->parcels; *p; p = &(*p)->next)
                 if (t->call.tag == IDIST_ANY_TAG || t->call.tag == (*p)->tag) {
                     oldest = t;
@@ -1410,10 +1668,13 @@ static void idist__self_match(idist_group *g) {
                     break;
                 }
         }
+
         if (oldest) {
             idist_status s;
             char text[256];
-            if (!idist__message_fits(&oldest->call, (*at)->dtype, (*at)->count, 0, (*at)->tag, &s, text, sizeof text)) {
+
+            if (!idist__message_fits(&oldest->call, (*at)->dtype, (*at)->count, 0, (*at)->tag, &s,
+                                     text, sizeof text)) {
                 idist__complete(oldest, s, text);
             } else {
                 idist__task *sender = (*at)->sender;
@@ -1433,20 +1694,25 @@ static void idist__self_send(idist__task *t) {
     idist__self_group *sg = (idist__self_group *)g->impl;
     size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     bool copy = nbytes <= IDIST__EAGER_BYTES;
-    idist__parcel **last, *p = (idist__parcel *)idist__mem_alloc(&g->w->cfg.mem, sizeof *p + (copy ? nbytes : 0));
+    idist__parcel **last,
+        *p = (idist__parcel *)idist__mem_alloc(&g->w->cfg.mem, sizeof *p + (copy ? nbytes : 0));
+
     if (!p) {
         idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
+
     p->tag = t->call.tag;
     p->dtype = t->call.dtype;
     p->count = t->call.count;
     p->data = t->call.send;
     p->sender = copy ? NULL : t;
+
     if (copy) {
         p->data = p + 1;
         idist__copy(p + 1, t->call.send, nbytes);
     }
+
     for (last = &sg->parcels; *last; last = &(*last)->next) continue;
     *last = p;
     if (copy) idist__complete(t, IDIST_OK, "");
@@ -1462,11 +1728,13 @@ static void idist__self_start(idist__task *t) {
 static bool idist__self_cancel(idist__task *t) {
     idist__self_group *sg = (idist__self_group *)t->group->impl;
     idist__parcel **p;
+
     for (p = &sg->parcels; *p; p = &(*p)->next)
         if ((*p)->sender == t) {
             idist__self_drop(t->group, p);
             break;
         }
+
     return true;
 }
 
@@ -1475,6 +1743,7 @@ static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     int fd = *(int *)w->impl;
     uint64_t n;
     bool woken;
+
     pthread_mutex_unlock(&w->lock);
     woken = idist__sock_wait(fd, POLLIN, until_ns);
     pthread_mutex_lock(&w->lock);
@@ -1489,14 +1758,18 @@ static void idist__self_wake(idist__world *w) {
 
 static idist_status idist__self_open(idist__world *w) {
     int *fd = (int *)idist__mem_alloc(&w->cfg.mem, sizeof *fd);
+
     if (!fd) return IDIST_ERR_NO_MEMORY;
     *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
     if (*fd < 0) {
         idist__mem_free(&w->cfg.mem, fd);
         return idist__fail_errno("eventfd", errno);
     }
+
     w->impl = fd;
     idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+
     return IDIST_OK;
 }
 
@@ -1527,7 +1800,8 @@ static void idist__self_flush(idist__world *w, int64_t until_ns) {
 static void idist__self_announce(idist__task *t) { (void)t; }
 
 static int idist__self_missing(idist__task *t, char *text, size_t cap) {
-    idist__append(text, cap, t->call.kind == IDIST__SEND ? "a receive in this rank" : "a send in this rank");
+    idist__append(text, cap,
+                  t->call.kind == IDIST__SEND ? "a receive in this rank" : "a send in this rank");
     return 1;
 }
 
@@ -1563,17 +1837,19 @@ const idist_backend_api *idist_self_backend(void) {
                                           NULL,
                                           NULL,
                                           NULL};
+
     return &api;
 }
 
 //------------------------------------------------------------------------------
 // [core:life]  open and close a world; the getters
-// uses launch world call self . used by spawn
+// uses os err mem base:log config world call self
 //------------------------------------------------------------------------------
 
 idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b,
                                          const idist_backend_api *c) {
     idist_backend_list list;
+
     memset(&list, 0, sizeof list);
     list.items[0] = a;
     list.items[1] = b;
@@ -1584,25 +1860,32 @@ idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist
 // The list with `self` behind it, checked; names for texts.
 static idist_status idist__backends_check(idist_backend_list *list, char *names, size_t cap) {
     size_t i, last = 0;
+
     names[0] = 0;
     for (i = 0; i + 1 < IDIST__COUNT_OF(list->items); i++)
         if (list->items[i]) last = i + 1;
     list->items[last] = idist_self_backend();
+
     for (i = 0; i <= last; i++) {
         const idist_backend_api *b = list->items[i];
         if (!b) continue;
         if (b->abi != IDIST__BACKEND_ABI || b->size != sizeof *b)
-            return idist__fail(IDIST_ERR_NO_BACKEND,
-                               "a backend was compiled against another version of idist.h: rebuild all files");
+            return idist__fail(
+                IDIST_ERR_NO_BACKEND,
+                "a backend was compiled against another version of idist.h: rebuild all files");
         idist__append(names, cap, "%s%s", names[0] ? "," : "", b->name);
     }
+
     return IDIST_OK;
 }
 
-static const idist_backend_api *idist__backend_named(const idist_backend_list *list, const char *name, size_t n) {
+static const idist_backend_api *idist__backend_named(const idist_backend_list *list,
+                                                     const char *name, size_t n) {
     size_t i;
+
     for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && strlen(list->items[i]->name) == n && memcmp(list->items[i]->name, name, n) == 0)
+        if (list->items[i] && strlen(list->items[i]->name) == n &&
+            memcmp(list->items[i]->name, name, n) == 0)
             return list->items[i];
     return NULL;
 }
@@ -1614,31 +1897,38 @@ static bool idist__text_is(const char *text, size_t n, const char *word) {
 // The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here:
 // ring plays the part of gloo, and nccl is ring for what lies on the host, with NCCL beside it for
 // what lies on devices.
-static const idist_backend_api *idist__backend_asked(const idist_backend_list *list, const char *name, size_t n) {
+static const idist_backend_api *idist__backend_asked(const idist_backend_list *list,
+                                                     const char *name, size_t n) {
     const idist_backend_api *named = idist__backend_named(list, name, n);
-    if (idist__text_is(name, n, "gloo") || (named && named->wrap)) return idist__backend_named(list, "ring", 4);
+    if (idist__text_is(name, n, "gloo") || (named && named->wrap))
+        return idist__backend_named(list, "ring", 4);
     return named;
 }
 
 static idist_status idist__backend_unknown(const char *backends, const char *name, size_t n) {
     bool device = idist__text_is(name, n, "nccl"), gloo = idist__text_is(name, n, "gloo");
+
     if (device && !strstr(backends, "nccl"))
         return idist__fail(IDIST_ERR_NO_BACKEND,
-                           "backend \"nccl\" (ring for host memory, NCCL for that of devices) needs idist_nccl.h: include "
+                           "backend \"nccl\" (ring for host memory, NCCL for that of devices) "
+                           "needs idist_nccl.h: include "
                            "it where idist_initialize is called. There are: %s",
                            backends);
     if (device || gloo || idist__text_is(name, n, "ring"))
-        return idist__fail(IDIST_ERR_NO_BACKEND,
-                           "backend \"%.*s\" needs idist_ring.h, which IDIST_NO_RING leaves out. There are: %s", (int)n,
-                           name, backends);
-    if (idist__text_is(name, n, "mpi"))
         return idist__fail(
             IDIST_ERR_NO_BACKEND,
-            "backend \"mpi\" is not built in: include idist_mpi.h where idist_initialize is called. There are: "
-            "%s",
-            backends);
+            "backend \"%.*s\" needs idist_ring.h, which IDIST_NO_RING leaves out. There are: %s",
+            (int)n, name, backends);
+    if (idist__text_is(name, n, "mpi"))
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"mpi\" is not built in: include idist_mpi.h where "
+                           "idist_initialize is called. There are: "
+                           "%s",
+                           backends);
+
     return idist__fail(IDIST_ERR_NO_BACKEND,
-                       "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and nccl; there are: %s",
+                       "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and "
+                       "nccl; there are: %s",
                        (int)n, name, backends);
 }
 
@@ -1647,65 +1937,84 @@ static idist_status idist__backend_choose(idist__world *w, const idist_backend_l
     const char *at = w->cfg.backends, *why = "none was built in";
     idist_status s = IDIST_ERR_NO_BACKEND;
     size_t i;
+
     while (*at && s == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
         w->backend = idist__backend_asked(list, at, n);
         if (!w->backend) return idist__backend_unknown(w->backends, at, n);
         s = w->backend->claim(&w->cfg, &why);
         if (s == IDIST_OK && idist__text_is(at, n, "gloo"))
-            idist__log_print(&w->log, IDIST_LOG_INFO, "the backend asked for is \"gloo\", whose part ring plays");
+            idist__log_print(&w->log, IDIST_LOG_INFO,
+                             "the backend asked for is \"gloo\", whose part ring plays");
+
         if (s == IDIST_OK && idist__text_is(at, n, "nccl")) {
             if (!w->cfg.device_backend) w->cfg.device_backend = IDIST__DEVICE_BACKEND_NCCL;
             idist__log_print(&w->log, IDIST_LOG_INFO,
                              "the backend asked for is \"nccl\": ring for host memory, NCCL for "
                              "that of devices (device_backend)");
         }
+
         at += n + (at[n] == ',');
     }
-    for (i = 0; !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
+
+    for (i = 0;
+         !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
         if ((w->backend = list->items[i]) != NULL) s = w->backend->claim(&w->cfg, &why);
     if (s != IDIST_ERR_NO_BACKEND) return s;
-    return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s", w->cfg.world_size, w->backends,
-                       why);
+
+    return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
+                       w->cfg.world_size, w->backends, why);
 }
 
-// Local and node ranks from the table of hosts, so that uneven and cyclic placements come out right.
+// Local and node ranks from the table of hosts, so that uneven and cyclic placements come out
+// right.
 static void idist__world_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
+
     w->nnodes = 0;
+
     for (i = 0; i < n; i++) {
         idist__node *a = &w->nodes[i];
         a->local_rank = 0;
         a->local_size = 0;
         a->node_rank = -1;
+
         for (k = 0; k < n; k++) {
             if (w->nodes[k].host != a->host) continue;
+
             if (k < i) {
                 a->local_rank++;
                 a->node_rank = w->nodes[k].node_rank;
             }
+
             a->local_size++;
         }
+
         if (a->node_rank < 0) a->node_rank = w->nnodes++;
     }
 }
 
-static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER;    // initialize and finalize
-static pthread_mutex_t idist__default_lock = PTHREAD_MUTEX_INITIALIZER; // the default world stays while it is held
+static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER; // initialize and finalize
+static pthread_mutex_t idist__default_lock =
+    PTHREAD_MUTEX_INITIALIZER; // the default world stays while it is held
 
 static void idist__world_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
+
     while (w->group.next) idist__group_free(w->group.next);
+
     while (w->freed_groups) {
         idist_group *g = w->freed_groups;
         w->freed_groups = g->next;
         idist__ended_keep(&idist__ended_groups, g);
     }
+
     while (w->all_tasks) {
         idist__task *t = w->all_tasks;
         w->all_tasks = t->older;
         idist__mem_free(&mem, t);
     }
+
     idist__mem_free(&mem, w->group.ranks);
     idist__mem_free(&mem, w->group.impl);
     idist__mem_free(&mem, w->nodes);
@@ -1717,11 +2026,14 @@ static void idist__world_free(idist__world *w) {
     idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
-static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list, idist__world **out) {
+static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list,
+                                     idist__world **out) {
     // A world is its group, which comes first in it.
-    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds, IDIST__ENDED_WORLDS, sizeof *w);
+    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
+                                                                 IDIST__ENDED_WORLDS, sizeof *w);
     idist_status s;
     int i, n;
+
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
     w->cfg = *cfg;
@@ -1747,29 +2059,35 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     w->fork_guard = idist__os_fork_guard();
     if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
     for (i = 0; i < n; i++) w->group.ranks[i] = i;
+
     return IDIST_OK;
 }
 
-// Where this rank runs, and how it waits. Polling costs the power of a core, so it is bounded; with more ranks than cores
-// it would take the core from the rank that everybody waits for. Such ranks begin evenly spread: the kernel would take a
-// good part of a second to see that one core has three of them and the other one has one.
+// Where this rank runs, and how it waits. Polling costs the power of a core, so it is bounded; with
+// more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
+// begin evenly spread: the kernel would take a good part of a second to see that one core has three
+// of them and the other one has one.
 static void idist__world_settle_in(idist__world *w) {
     const idist__node *me = &w->nodes[w->group.rank];
     int own = idist__os_ncores(), ncores = w->ncores ? w->ncores : own;
     bool crowded = me->local_size > ncores;
+
     w->spin_ns = w->patience_ns = crowded ? 0 : IDIST__SPIN_NS;
     if (own > 1 && (w->cfg.bind || crowded) && !idist__os_bind(me->local_rank % own, w->cfg.bind))
-        idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO, "could not choose a processor: %s",
-                         strerror(errno));
+        idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "could not choose a processor: %s", strerror(errno));
 }
 
 static idist_status idist__world_close(idist__world *w, bool force);
 
-static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list, idist__world **out) {
+static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list,
+                                      idist__world **out) {
     idist__world *w = NULL;
     idist_status s = idist__world_new(cfg, &list, &w);
+
     *out = NULL;
     if (s == IDIST_OK) s = w->backend->open(w);
+
     if (s == IDIST_OK) {
         idist__world_count_nodes(w);
         idist__world_settle_in(w);
@@ -1777,29 +2095,37 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
         while (s != IDIST_OK && w->group.next) idist__group_free(w->group.next);
         if (s != IDIST_OK) w->backend->close(w, false);
     }
+
     if (s != IDIST_OK) {
         if (w) idist__world_free(w);
         return s;
     }
+
     if (w->wrap && (s = w->wrap(w)) != IDIST_OK) {
         char text[sizeof idist__me.text];
         memcpy(text, idist__me.text, sizeof text);
-        idist__world_close(w, w->group.status != IDIST_OK); // together, where all have the same error
+        idist__world_close(w,
+                           w->group.status != IDIST_OK); // together, where all have the same error
         memcpy(idist__me.text, text, sizeof text);
         return s;
     }
+
     if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
-    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s", w->group.size,
-                     w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "");
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
+                     w->group.size, w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "",
+                     cfg->rank_var ? cfg->rank_var : "");
     if (idist__tracer_now()) idist__tracer_now()->joined(w);
     *out = w;
+
     return IDIST_OK;
 }
 
-// From here on nobody finds the default world any more; idist_abort, which any thread may be in, is waited for.
+// From here on nobody finds the default world any more; idist_abort, which any thread may be in, is
+// waited for.
 static void idist__world_retire(idist__world *w) {
     pthread_mutex_lock(&idist__default_lock);
-    if (w == idist__world_default()) __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    if (w == idist__world_default())
+        __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&idist__default_lock);
 }
 
@@ -1810,28 +2136,35 @@ static bool idist__world_has_requests(idist__world *w) {
     return false;
 }
 
-// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both learn of it.
+// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
+// learn of it.
 static idist_status idist__world_last_barrier(idist__world *w) {
     idist__call c;
     idist_opts o;
+
     memset(&o, 0, sizeof o);
     idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
     c.label = IDIST__FINALIZE;
     return idist__call_traced(&w->group, &c, &o);
 }
 
-// force: without the last barrier and with requests open: a worker that failed. The others learn of it as of a lost
-// rank.
+// force: without the last barrier and with requests open: a worker that failed. The others learn of
+// it as of a lost rank.
 static idist_status idist__world_close(idist__world *w, bool force) {
     idist_status s;
+
     if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
     if (idist__me.group_depth && !force)
-        return idist__fail(IDIST_ERR_STATE, "finalize: inside idist_group_begin; call idist_group_end first");
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: inside idist_group_begin; call idist_group_end first");
     idist__world_lock(w);
+
     if (!force && idist__world_has_requests(w)) {
         pthread_mutex_unlock(&w->lock);
-        return idist__fail(IDIST_ERR_STATE, "finalize: requests are still open; wait for them first");
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: requests are still open; wait for them first");
     }
+
     idist__me.group_depth = 0;
     idist__me.group_tasks = NULL;
     s = force ? IDIST_OK : idist__world_last_barrier(w);
@@ -1842,17 +2175,23 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     idist__world_retire(w);
     if (w->thread_runs) pthread_join(w->thread, NULL);
     idist__world_lock(w);
+
     while (w->tasks) { // forced: from here on nothing touches the caller's buffers
         idist__task *t = w->tasks;
         w->backend->cancel(t);
         idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
     }
+
     w->leaves = s != IDIST_OK || force;
-    if (w->group.status != IDIST_OK) { // members of other groups hear why we leave, and do not take us for the cause
+
+    if (w->group.status !=
+        IDIST_OK) { // members of other groups hear why we leave, and do not take us for the cause
         idist_group *g;
         for (g = w->group.next; g; g = g->next)
-            if (g->rank >= 0 && g->size > 1 && !g->inner) idist__group_fail(g, w->group.status, w->group.cause);
+            if (g->rank >= 0 && g->size > 1 && !g->inner)
+                idist__group_fail(g, w->group.status, w->group.cause);
     }
+
     pthread_mutex_unlock(&w->lock);
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
@@ -1860,50 +2199,63 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     if (idist__tracer_now()) idist__tracer_now()->left();
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
     idist__world_free(w);
+
     return s;
 }
 
-idist_status idist_open_with(const idist_desc *desc, idist_group **world, idist_backend_list backends) {
+idist_status idist_open_with(const idist_desc *desc, idist_group **world,
+                             idist_backend_list backends) {
     idist__config cfg;
     idist__world *w = NULL;
     idist_status s;
+
     if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
     *world = NULL;
     if ((s = idist__launch_config(&cfg, desc)) != IDIST_OK) return s;
     s = idist__world_open(&cfg, backends, &w);
     if (s == IDIST_OK) *world = &w->group;
+
     return s;
 }
 
 idist_status idist_close(idist_group **world) {
     idist_status s;
-    if (world && *world && !(*world)->w) return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
+
+    if (world && *world && !(*world)->w)
+        return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
     s = idist__world_close((*world)->w, false);
     if (s != IDIST_ERR_STATE) *world = NULL;
+
     return s;
 }
 
 idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends) {
     idist_group *world = NULL;
     idist_status s;
+
     pthread_mutex_lock(&idist__life_lock);
-    if (idist__world_default()) s = idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+    if (idist__world_default())
+        s = idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
     else s = idist_open_with(desc, &world, backends);
     if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&idist__life_lock);
+
     return s;
 }
 
 idist_status idist_finalize(void) {
     idist_status s;
     idist__world *w;
+
     pthread_mutex_lock(&idist__life_lock);
     w = idist__world_default();
     s = w ? idist__world_close(w, false)
-          : idist__fail(IDIST_ERR_STATE, "finalize: there is no world; call idist_initialize first");
+          : idist__fail(IDIST_ERR_STATE,
+                        "finalize: there is no world; call idist_initialize first");
     pthread_mutex_unlock(&idist__life_lock);
+
     return s;
 }
 
@@ -1913,14 +2265,19 @@ idist_status idist_abort(idist_group *group) {
     idist_group *g = NULL;
     char cause[200];
     idist_status s;
+
     pthread_mutex_lock(&idist__default_lock);
     s = idist__call_enter("abort", group, &g);
+
     if (g) {
-        snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank, g->w->hostname);
+        snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
+                 g->w->hostname);
         idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         pthread_mutex_unlock(&g->w->lock);
     }
+
     pthread_mutex_unlock(&idist__default_lock);
+
     return s;
 }
 
@@ -1945,7 +2302,9 @@ int idist_get_local_rank(void) { return idist__own_node() ? idist__own_node()->l
 int idist_get_nproc_per_node(void) { return idist__own_node() ? idist__own_node()->local_size : 1; }
 int idist_get_nnodes(void) { return idist__world_default() ? idist__world_default()->nnodes : 1; }
 int idist_get_node_rank(void) { return idist__own_node() ? idist__own_node()->node_rank : 0; }
-const char *idist_backend(void) { return idist__world_default() ? idist__world_default()->backend->name : "self"; }
+const char *idist_backend(void) {
+    return idist__world_default() ? idist__world_default()->backend->name : "self";
+}
 const char *idist_device(void) {
     idist__world *w = idist__world_default();
     return w && w->device ? w->device_name : "cpu";
@@ -1958,12 +2317,14 @@ const char *idist_device_backend(void) {
 const char *idist_launcher(void) {
     idist__config c;
     char text[sizeof idist__me.text];
+
     if (idist__world_default()) return idist__world_default()->cfg.launcher;
     memcpy(text, idist__me.text, sizeof text);
     memset(&c, 0, sizeof c);
     c.launcher = "none";
     idist__launch_detect(&c); // what is wrong with it idist_initialize will say
     memcpy(idist__me.text, text, sizeof text);
+
     return c.launcher;
 }
 
@@ -1976,7 +2337,8 @@ const char *idist_hostname(void) {
 }
 
 const char *idist_available_backends_of(idist_backend_list backends) {
-    if (idist__backends_check(&backends, idist__me.names, sizeof idist__me.names) != IDIST_OK) return "self";
+    if (idist__backends_check(&backends, idist__me.names, sizeof idist__me.names) != IDIST_OK)
+        return "self";
     return idist__me.names;
 }
 
@@ -1984,30 +2346,37 @@ const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
     char *buf = idist__me.config;
     size_t cap = sizeof idist__me.config;
-    snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n", idist_backend(), idist_device(),
-             idist_device_backend(), w ? w->hostname : "-");
+
+    snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
+             idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
     idist__append(buf, cap,
-                  "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum nodes: %d\nnode rank: %d\n",
-                  idist_get_world_size(), idist_get_rank(), idist_get_local_rank(), idist_get_nproc_per_node(),
-                  idist_get_nnodes(), idist_get_node_rank());
+                  "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
+                  "nodes: %d\nnode rank: %d\n",
+                  idist_get_world_size(), idist_get_rank(), idist_get_local_rank(),
+                  idist_get_nproc_per_node(), idist_get_nnodes(), idist_get_node_rank());
     idist__append(buf, cap, "launcher: %s", idist_launcher());
-    if (w && w->cfg.rank_var) idist__append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
+    if (w && w->cfg.rank_var)
+        idist__append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
     idist__append(buf, cap, "\n");
     if (w)
-        idist__append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n", w->cfg.where[0] ? w->cfg.where : "none",
-                      w->cfg.timeout_ms);
+        idist__append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
+                      w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+
     return buf;
 }
 
 //------------------------------------------------------------------------------
 // [core:coll]  the public collectives: each fills one call
-// uses call . used by group help spawn
+// uses err hash world call life
 //------------------------------------------------------------------------------
 
-// All but the v-forms. SUM where nothing is reduced, -1 where there is no root; label: what it is a part of, or its kind.
-static idist_status idist__collective(idist__kind kind, idist__kind label, const void *send, void *recv, size_t count,
-                                      idist_dtype dtype, idist_op op, int root, const idist_opts *opts) {
+// All but the v-forms. SUM where nothing is reduced, -1 where there is no root; label: what it is a
+// part of, or its kind.
+static idist_status idist__collective(idist__kind kind, idist__kind label, const void *send,
+                                      void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                      int root, const idist_opts *opts) {
     idist__call c;
+
     idist__call_init(&c, kind, send, recv, count, dtype);
     c.label = label;
     c.op = op;
@@ -2015,60 +2384,77 @@ static idist_status idist__collective(idist__kind kind, idist__kind label, const
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                              const idist_opts *opts) {
-    return idist__collective(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
+idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, const idist_opts *opts) {
+    return idist__collective(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1,
+                             opts);
 }
 
-idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
-                          const idist_opts *opts) {
-    return idist__collective(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
+idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                          idist_op op, int root, const idist_opts *opts) {
+    return idist__collective(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root,
+                             opts);
 }
 
-idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                  const idist_opts *opts) {
-    return idist__collective(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
+idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  idist_op op, const idist_opts *opts) {
+    return idist__collective(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count, dtype,
+                             op, -1, opts);
 }
 
-idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, const idist_opts *opts) {
+idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                        const idist_opts *opts) {
     return idist__collective(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                          const idist_opts *opts) {
+idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                          idist_op op, const idist_opts *opts) {
     return idist__collective(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
-    return idist__collective(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype, IDIST_SUM, root, opts);
+idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
+                             const idist_opts *opts) {
+    return idist__collective(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype, IDIST_SUM,
+                             root, opts);
 }
 
 idist_status idist_barrier(const idist_opts *opts) {
-    return idist__collective(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM, -1, opts);
+    return idist__collective(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM, -1,
+                             opts);
 }
 
-idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
-    return idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype, IDIST_SUM, -1, opts);
+idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              const idist_opts *opts) {
+    return idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
+                             IDIST_SUM, -1, opts);
 }
 
-idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
-    return idist__collective(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM, root, opts);
+idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                          const idist_opts *opts) {
+    return idist__collective(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM,
+                             root, opts);
 }
 
-idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
-    return idist__collective(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype, IDIST_SUM, root, opts);
+idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                           const idist_opts *opts) {
+    return idist__collective(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype, IDIST_SUM,
+                             root, opts);
 }
 
-idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
-    return idist__collective(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype, IDIST_SUM, -1, opts);
+idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              const idist_opts *opts) {
+    return idist__collective(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
+                             IDIST_SUM, -1, opts);
 }
 
-// The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two ranks are checked
-// against the length of the message between them.
-idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                               const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts) {
+// The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two
+// ranks are checked against the length of the message between them.
+idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
+                               const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
     idist__call c;
     int n = idist_group_size(opts ? opts->group : NULL);
+
     idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
     c.recvcounts = recvcounts;
     c.recvdispls = recvdispls;
@@ -2077,8 +2463,10 @@ idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv, c
 }
 
 idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                           const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts) {
+                           const size_t *recvdispls, idist_dtype dtype, int root,
+                           const idist_opts *opts) {
     idist__call c;
+
     idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
     c.recvcounts = recvcounts;
     c.recvdispls = recvdispls;
@@ -2087,9 +2475,11 @@ idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                            size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts) {
+idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls,
+                            void *recv, size_t recvcount, idist_dtype dtype, int root,
+                            const idist_opts *opts) {
     idist__call c;
+
     idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
     c.sendcounts = sendcounts;
     c.senddispls = senddispls;
@@ -2098,10 +2488,11 @@ idist_status idist_scatterv(const void *send, const size_t *sendcounts, const si
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                               const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
-                               const idist_opts *opts) {
+idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls,
+                               void *recv, const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
     idist__call c;
+
     idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
     c.sendcounts = sendcounts;
     c.senddispls = senddispls;
@@ -2111,62 +2502,78 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
 }
 
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
-    if (opts && opts->request) return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
+    if (opts && opts->request)
+        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
     if (idist__me.group_depth)
-        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end", name);
+        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
+                           name);
     return IDIST_OK;
 }
 
-idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root, const idist_opts *opts) {
+idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
+                                   const idist_opts *opts) {
     const idist_group *group = opts ? opts->group : NULL;
     bool is_root = idist_group_rank(group) == root;
     uint64_t n = 0;
     void *waste = NULL;
     idist_status s = idist__check_blocking("broadcast_bytes", opts);
+
     if (s != IDIST_OK) return s;
-    if (!nbytes || (capacity && !buf)) return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: buf or nbytes is NULL");
+    if (!nbytes || (capacity && !buf))
+        return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: buf or nbytes is NULL");
     if (is_root && *nbytes > capacity)
-        return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: root says %zu bytes in a buffer of %zu", *nbytes, capacity);
+        return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: root says %zu bytes in a buffer of %zu",
+                           *nbytes, capacity);
     if (is_root) n = *nbytes;
-    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64, IDIST_SUM, root, opts);
+    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
+                          IDIST_SUM, root, opts);
     if (s != IDIST_OK) return s;
+
     // A rank whose buffer is too small takes part all the same, so that the others are not held up.
     if (n > capacity && (waste = malloc((size_t)n)) == NULL) {
         idist_abort(opts ? opts->group : NULL);
-        return idist__fail(IDIST_ERR_NO_MEMORY, "broadcast_bytes: no memory for %llu bytes", (unsigned long long)n);
+        return idist__fail(IDIST_ERR_NO_MEMORY, "broadcast_bytes: no memory for %llu bytes",
+                           (unsigned long long)n);
     }
-    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, waste ? waste : buf, (size_t)n, IDIST_U8,
-                          IDIST_SUM, root, opts);
+
+    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, waste ? waste : buf,
+                          (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
     free(waste);
     if (s != IDIST_OK) return s;
     *nbytes = (size_t)n;
     if (n > capacity)
-        return idist__fail(IDIST_ERR_TRUNCATED, "broadcast_bytes: %llu bytes came, the buffer has %zu",
+        return idist__fail(IDIST_ERR_TRUNCATED,
+                           "broadcast_bytes: %llu bytes came, the buffer has %zu",
                            (unsigned long long)n, capacity);
+
     return IDIST_OK;
 }
 
-idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity, size_t *sizes,
-                                    const idist_opts *opts) {
+idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity,
+                                    size_t *sizes, const idist_opts *opts) {
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = nbytes;
     void *waste = NULL;
     idist__call c;
     idist_status s = idist__check_blocking("all_gather_bytes", opts);
+
     if (s != IDIST_OK) return s;
     if (!sizes || (capacity && !buf) || (nbytes && !send))
         return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send, buf or sizes is NULL");
     if (nbytes && capacity && (const char *)send < (const char *)buf + capacity &&
         (const char *)buf < (const char *)send + nbytes)
-        return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send and buf overlap; there is no in-place form");
-    s = idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own, IDIST_U8, IDIST_SUM, -1,
-                          opts);
+        return idist__fail(IDIST_ERR_ARG,
+                           "all_gather_bytes: send and buf overlap; there is no in-place form");
+    s = idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own,
+                          IDIST_U8, IDIST_SUM, -1, opts);
     if (s != IDIST_OK) return s;
     for (i = 0; i < n; i++) total += sizes[i];
+
     if (total > capacity && (waste = malloc(total)) == NULL) {
         idist_abort(opts ? opts->group : NULL);
         return idist__fail(IDIST_ERR_NO_MEMORY, "all_gather_bytes: no memory for %zu bytes", total);
     }
+
     idist__call_init(&c, IDIST__ALL_GATHERV, send, waste ? waste : buf, nbytes, IDIST_U8);
     c.label = IDIST__ALL_GATHER_BYTES;
     c.recvcounts = sizes;
@@ -2174,18 +2581,22 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     s = idist__call_run(&c, opts);
     free(waste);
     if (s == IDIST_OK && total > capacity)
-        return idist__fail(IDIST_ERR_TRUNCATED, "all_gather_bytes: %zu bytes came, the buffer has %zu", total, capacity);
+        return idist__fail(IDIST_ERR_TRUNCATED,
+                           "all_gather_bytes: %zu bytes came, the buffer has %zu", total, capacity);
+
     return s;
 }
 
 //------------------------------------------------------------------------------
 // [core:p2p]  send, receive, requests, and calls that progress together
-// uses call . used by -
+// uses err base:type world call coll
 //------------------------------------------------------------------------------
 
-static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, int peer,
-                               int tag, idist_recv_info *info, const idist_opts *opts) {
+static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, size_t count,
+                               idist_dtype dtype, int peer, int tag, idist_recv_info *info,
+                               const idist_opts *opts) {
     idist__call c;
+
     idist__call_init(&c, kind, send, recv, count, dtype);
     c.root = peer;
     c.tag = tag;
@@ -2193,31 +2604,39 @@ static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, s
     return idist__call_run(&c, opts);
 }
 
-idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts) {
+idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
+                        const idist_opts *opts) {
     return idist__p2p(IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL, opts);
 }
 
-idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
-                        const idist_opts *opts) {
+idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
+                        idist_recv_info *info, const idist_opts *opts) {
     return idist__p2p(IDIST__RECV, NULL, buf, count, dtype, src, tag, info, opts);
 }
 
 // The task of a request, with its world locked; NULL: there is none, or an error.
-static idist__task *idist__request_enter(const char *name, const idist_request *request, idist_status *s) {
+static idist__task *idist__request_enter(const char *name, const idist_request *request,
+                                         idist_status *s) {
     idist__task *t = request ? (idist__task *)request->impl : NULL;
+
     *s = request ? IDIST_OK : idist__fail(IDIST_ERR_ARG, "%s: request is NULL", name);
     if (t && (*s = idist__world_enter(name, t->group->w)) != IDIST_OK) return NULL;
     if (t) idist__world_lock(t->group->w);
-    if (t && idist__me.held_world == t->group->w) t->group->w->launch(t->group->w); // it may be one of those
+    if (t && idist__me.held_world == t->group->w)
+        t->group->w->launch(t->group->w); // it may be one of those
     return t;
 }
 
-static bool idist__task_followed(void *t) { return ((idist__task *)t)->done || ((idist__task *)t)->followed; }
+static bool idist__task_followed(void *t) {
+    return ((idist__task *)t)->done || ((idist__task *)t)->followed;
+}
 
-static idist_status idist__request_wait(const char *name, idist_request *request, bool follow, void *stream) {
+static idist_status idist__request_wait(const char *name, idist_request *request, bool follow,
+                                        void *stream) {
     idist_status s;
     idist__task *t = idist__request_enter(name, request, &s);
     idist__world *w;
+
     if (!t) return s;
     w = t->group->w;
     idist__trace_begin("wait", name, t->group, &t->call);
@@ -2226,10 +2645,13 @@ static idist_status idist__request_wait(const char *name, idist_request *request
     request->impl = NULL;
     s = idist__trace_end(t->done ? idist__task_result(t) : w->follow(t, stream));
     pthread_mutex_unlock(&w->lock);
+
     return s;
 }
 
-idist_status idist_wait(idist_request *request) { return idist__request_wait("wait", request, false, NULL); }
+idist_status idist_wait(idist_request *request) {
+    return idist__request_wait("wait", request, false, NULL);
+}
 
 idist_status idist_wait_stream(idist_request *request, void *stream) {
     return idist__request_wait("wait_stream", request, true, stream);
@@ -2239,6 +2661,7 @@ idist_status idist_test(idist_request *request, bool *done) {
     idist_status s;
     idist__task *t = done ? idist__request_enter("test", request, &s) : NULL;
     idist__world *w;
+
     if (!done) return idist__fail(IDIST_ERR_ARG, "test: done is NULL");
     *done = true;
     if (!t) return s;
@@ -2247,12 +2670,16 @@ idist_status idist_test(idist_request *request, bool *done) {
         w->backend->progress(w);
         if (!t->done) idist__world_timers(w);
     }
+
     *done = t->done;
+
     if (t->done) {
         request->impl = NULL;
         s = idist__task_result(t);
     }
+
     pthread_mutex_unlock(&w->lock);
+
     return s;
 }
 
@@ -2260,14 +2687,18 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
     idist_status first = IDIST_OK;
     char text[sizeof idist__me.text];
     size_t i;
+
     if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
+
     for (i = 0; i < n; i++) {
         idist_status s = idist_wait(&requests[i]);
         if (s == IDIST_OK || first != IDIST_OK) continue;
         first = s;
         memcpy(text, idist__me.text, sizeof text);
     }
+
     if (first != IDIST_OK) memcpy(idist__me.text, text, sizeof text);
+
     return first;
 }
 
@@ -2280,12 +2711,16 @@ typedef struct idist__several { // several requests, and the first of them that 
 
 static bool idist__several_ready(void *arg) {
     idist__several *any = (idist__several *)arg;
+
     if (any->w->nended == any->ended) return false; // there may be thousands
+
     for (any->at = 0; any->at < any->n; any->at++) {
         const idist__task *t = (const idist__task *)any->requests[any->at].impl;
         if (t && t->done) return true;
     }
+
     any->ended = any->w->nended;
+
     return false;
 }
 
@@ -2294,14 +2729,18 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     idist__several any;
     idist_status s;
     size_t i;
-    if ((n && !requests) || !index) return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
+
+    if ((n && !requests) || !index)
+        return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
     *index = n;
+
     for (i = 0; i < n; i++) {
         const idist__task *t = (const idist__task *)requests[i].impl;
         if (t && w && t->group->w != w)
             return idist__fail(IDIST_ERR_ARG, "wait_any: the requests belong to different worlds");
         if (t) w = t->group->w;
     }
+
     if (!w) return IDIST_OK;
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
     any.w = w;
@@ -2315,11 +2754,13 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     s = idist__trace_end(idist__task_result((idist__task *)requests[any.at].impl));
     requests[any.at].impl = NULL;
     pthread_mutex_unlock(&w->lock);
+
     return s;
 }
 
-idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv, size_t recvcount, int src,
-                            int recvtag, idist_dtype dtype, idist_recv_info *info, const idist_opts *opts) {
+idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv,
+                            size_t recvcount, int src, int recvtag, idist_dtype dtype,
+                            idist_recv_info *info, const idist_opts *opts) {
     idist__thread *self = &idist__me;
     struct {
         idist__call send, recv;
@@ -2331,8 +2772,10 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     bool quick, detached, on_device[2] = {false, false};
     idist_status s = idist__check_blocking("sendrecv", opts);
     idist__task *first, *t, *next;
+
     if (s != IDIST_OK) return s;
-    if (size && sendcount && recvcount && a && b && a < b + recvcount * size && b < a + sendcount * size)
+    if (size && sendcount && recvcount && a && b && a < b + recvcount * size &&
+        b < a + sendcount * size)
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
@@ -2344,8 +2787,10 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist__call_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype);
     pair.send.root = dst;
     pair.send.tag = sendtag;
-    if ((s = idist__call_check(g, &pair.send)) == IDIST_OK && (s = idist__call_check(g, &pair.recv)) == IDIST_OK &&
-        (s = idist__call_route(g, &pair.send, &o, &on_device[0], &detached)) == IDIST_OK) // both, before either begins
+    if ((s = idist__call_check(g, &pair.send)) == IDIST_OK &&
+        (s = idist__call_check(g, &pair.recv)) == IDIST_OK &&
+        (s = idist__call_route(g, &pair.send, &o, &on_device[0], &detached)) ==
+            IDIST_OK) // both, before either begins
         s = idist__call_route(g, &pair.recv, &o, &on_device[1], &detached);
     idist__trace_begin("call", "sendrecv", g, s == IDIST_OK ? &pair.send : NULL);
     quick = s == IDIST_OK && !on_device[0] && !on_device[1] && idist__call_quick(g, &pair.send, &o);
@@ -2358,12 +2803,15 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     first = self->group_tasks; // the receive, then the send; none or one when something went wrong
     self->group_tasks = NULL;
     for (t = first; t; t = t->chain) idist__task_wait(t);
+
     for (t = first; t; t = next) {
         next = t->chain;
         if (s == IDIST_OK) s = idist__task_result(t);
         else idist__task_drop(t);
     }
+
     pthread_mutex_unlock(&g->w->lock);
+
     return idist__trace_end(s);
 }
 
@@ -2376,17 +2824,22 @@ idist_status idist_group_end(void) {
     idist__thread *self = &idist__me;
     char text[sizeof self->text];
     idist_status first;
-    if (!self->group_depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+
+    if (!self->group_depth)
+        return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
     if (--self->group_depth) return IDIST_OK;
     idist__trace_begin("wait", "group_end", NULL, NULL);
+
     if (self->held_world) {
         idist__world *w = self->held_world;
         idist__world_lock(w);
         w->launch(w);
         pthread_mutex_unlock(&w->lock);
     }
+
     first = self->group_status;
     memcpy(text, self->group_text, sizeof text);
+
     while (self->group_tasks) {
         idist__task *t = self->group_tasks;
         idist__world *w = t->group->w;
@@ -2400,17 +2853,20 @@ idist_status idist_group_end(void) {
         first = s;
         memcpy(text, self->text, sizeof text);
     }
+
     if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
+
     return idist__trace_end(first);
 }
 
 //------------------------------------------------------------------------------
 // [core:group]  groups and user ops
-// uses coll . used by help
+// uses err mem hash world call life coll
 //------------------------------------------------------------------------------
 
 int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
     int i, world_rank;
+
     if (!from && idist__world_default()) from = &idist__world_default()->group;
     if (!to && idist__world_default()) to = &idist__world_default()->group;
     if (!from || !to) return rank == 0 ? 0 : -1;
@@ -2418,52 +2874,63 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
     world_rank = from->ranks[rank];
     for (i = 0; i < to->size; i++)
         if (to->ranks[i] == world_rank) return i;
+
     return -1;
 }
 
-// Members agree on ctx without talking: it follows from the parent's, the number of groups made from it, and the color.
+// Members agree on ctx without talking: it follows from the parent's, the number of groups made
+// from it, and the color.
 static uint64_t idist__group_ctx(const idist_group *parent, uint32_t nchildren, uint64_t color) {
     uint64_t ctx = idist__mix(idist__mix(parent->ctx, nchildren), color);
     return ctx ? ctx : 1;
 }
 
 // g has been made before the members agreed on it: from here on the others count on this rank.
-static idist_status idist__group_make(idist_group *parent, idist_group *g, uint64_t color, const int *ranks, int n,
-                                      idist_group **out) {
+static idist_status idist__group_make(idist_group *parent, idist_group *g, uint64_t color,
+                                      const int *ranks, int n, idist_group **out) {
     idist__world *w = parent->w;
     idist_status s = IDIST_OK;
+
     idist__group_set(g, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
     g->next = w->group.next;
     w->group.next = g;
     g->maker = parent;
     if (g->rank >= 0) s = w->backend->group_open(g);
+
     if (s != IDIST_OK) {
         g->rank = -1; // was never opened
         idist__group_free(g);
         idist__group_fail(parent, s, "a rank could not make its part of a new group");
         return s;
     }
+
     *out = g;
+
     return IDIST_OK;
 }
 
-// The members of a new group exchange what its backend wants to know. If the group fails meanwhile, because a member has
-// aborted it or died, it exists all the same, as it does for those who had come further.
+// The members of a new group exchange what its backend wants to know. If the group fails meanwhile,
+// because a member has aborted it or died, it exists all the same, as it does for those who had
+// come further.
 static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
     idist_opts o;
     idist_status s;
     uint64_t *offers;
+
     if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) {
         g->maker = NULL;
         return IDIST_OK;
     }
-    if (g->maker->status != IDIST_OK) { // failed meanwhile, perhaps because a member could not make its part
+
+    if (g->maker->status !=
+        IDIST_OK) { // failed meanwhile, perhaps because a member could not make its part
         idist__world_lock(w);
         idist__group_fail(g, g->maker->status, g->maker->cause);
         pthread_mutex_unlock(&w->lock);
     }
+
     offers = (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
     if (!offers) {
         idist_abort(g);
@@ -2474,41 +2941,52 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
         idist__world_lock(w);
         offers[g->size] = w->backend->group_offer(g);
         pthread_mutex_unlock(&w->lock);
-        s = idist__collective(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64, IDIST_SUM, -1, &o);
+        s = idist__collective(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
+                              IDIST_SUM, -1, &o);
         idist__world_lock(w);
         if (s == IDIST_OK && (s = w->backend->group_meet(g, offers)) != IDIST_OK)
             idist__group_fail(g, s, "a rank is out of memory");
         pthread_mutex_unlock(&w->lock);
     }
+
     g->maker = NULL;
     idist__mem_free(&w->cfg.mem, offers);
     if (s != IDIST_OK && g->status != IDIST_OK) s = IDIST_OK;
+
     if (s != IDIST_OK) {
         idist__world_lock(w);
         idist__group_free(g);
         pthread_mutex_unlock(&w->lock);
         *group = NULL;
     }
+
     return s;
 }
 
-// Lets go of the lock. The group is allocated before anybody counts on this rank. A backend without group_meet blocks while
-// it opens a group: two at a time, in two orders on two ranks, would wait for each other.
-static idist_status idist__group_making(const char *name, idist__world *w, int room, idist_group **g) {
+// Lets go of the lock. The group is allocated before anybody counts on this rank. A backend without
+// group_meet blocks while it opens a group: two at a time, in two orders on two ranks, would wait
+// for each other.
+static idist_status idist__group_making(const char *name, idist__world *w, int room,
+                                        idist_group **g) {
     bool one = w->nmaking && w->group.size > 1 && !w->backend->group_meet;
+
     *g = one ? NULL : idist__group_new(w, room);
     if (*g) w->nmaking++;
     pthread_mutex_unlock(&w->lock);
     if (one)
-        return idist__fail(IDIST_ERR_STATE, "%s: another thread makes a group; with the backend %s one at a time", name,
-                           w->backend->name);
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: another thread makes a group; with the backend %s one at a time",
+                           name, w->backend->name);
+
     return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
 // The ranks agree, or not (s): opens the group, or frees it.
-static idist_status idist__group_agreed(idist_group *parent, idist_group *g, idist_status s, uint64_t color,
-                                        const int *ranks, int n, idist__kind label, idist_group **out) {
+static idist_status idist__group_agreed(idist_group *parent, idist_group *g, idist_status s,
+                                        uint64_t color, const int *ranks, int n, idist__kind label,
+                                        idist_group **out) {
     idist__world *w = parent->w;
+
     idist__world_lock(w);
     if (s == IDIST_OK) parent->nchildren++;
     if (s == IDIST_OK) s = idist__group_make(parent, g, color, ranks, n, out);
@@ -2518,6 +2996,7 @@ static idist_status idist__group_agreed(idist_group *parent, idist_group *g, idi
     idist__world_lock(w);
     w->nmaking--;
     pthread_mutex_unlock(&w->lock);
+
     return s;
 }
 
@@ -2530,46 +3009,58 @@ static int idist__compare_ints(const void *a, const void *b) {
 static idist_status idist__group_barrier(int world_size, const int *ranks, int n) {
     idist__call c;
     int i;
+
     for (i = 0; i < n; i++)
         if (ranks[i] < 0 || ranks[i] >= world_size || (i && ranks[i] == ranks[i - 1]))
-            return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d", ranks[i],
-                               world_size - 1);
+            return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d",
+                               ranks[i], world_size - 1);
     idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
     c.label = IDIST__NEW_GROUP;
     c.check = idist__hash(ranks, sizeof(int) * (size_t)n);
+
     return idist__call_run(&c, NULL);
 }
 
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     idist_group *world = NULL, *g;
     idist_status s;
+
     if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
     *group = NULL;
     if ((s = idist__check_blocking("new_group", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("new_group", NULL, &world)) != IDIST_OK) return s;
+
     if (!ranks || n < 1 || n > world->size) {
         pthread_mutex_unlock(&world->w->lock);
         return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
     }
+
     s = idist__group_making("new_group", world->w, n, &g);
     if (!g) return s;
     memcpy(g->ranks, ranks, sizeof(int) * (size_t)n);
     qsort(g->ranks, (size_t)n, sizeof(int), idist__compare_ints);
     s = idist__group_barrier(world->size, g->ranks, n);
+
     return idist__group_agreed(world, g, s, 0, g->ranks, n, IDIST__NEW_GROUP, group);
 }
 
-// The members of one color, ordered by key, then by rank in the parent. all: color and key of each rank.
+// The members of one color, ordered by key, then by rank in the parent. all: color and key of each
+// rank.
 static int idist__split_members(const idist_group *parent, const int *all, int color, int *ranks) {
     int i, k, n = 0;
     int *order = ranks + parent->size;
+
     if (color < 0) return 0;
+
     for (i = 0; i < parent->size; i++) {
         if (all[2 * i] != color) continue;
-        for (k = n++; k > 0 && all[2 * order[k - 1] + 1] > all[2 * i + 1]; k--) order[k] = order[k - 1];
+        for (k = n++; k > 0 && all[2 * order[k - 1] + 1] > all[2 * i + 1]; k--)
+            order[k] = order[k - 1];
         order[k] = i;
     }
+
     for (i = 0; i < n; i++) ranks[i] = parent->ranks[order[i]];
+
     return n;
 }
 
@@ -2578,6 +3069,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     idist_opts o;
     idist_status s;
     int mine[2], *all, n = 0;
+
     if (!group) return idist__fail(IDIST_ERR_ARG, "split: group is NULL");
     *group = NULL;
     if ((s = idist__check_blocking("split", NULL)) != IDIST_OK) return s;
@@ -2589,11 +3081,14 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     o.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
-    s = all ? idist__collective(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32, IDIST_SUM, -1, &o)
+    s = all ? idist__collective(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32, IDIST_SUM,
+                                -1, &o)
             : IDIST_ERR_NO_MEMORY;
     if (s == IDIST_OK) n = idist__split_members(p, all, mine[0], all + 2 * p->size);
-    s = idist__group_agreed(p, g, s, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n, IDIST__SPLIT, group);
+    s = idist__group_agreed(p, g, s, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n,
+                            IDIST__SPLIT, group);
     idist__mem_free(&p->w->cfg.mem, all);
+
     return s;
 }
 
@@ -2603,34 +3098,46 @@ idist_status idist_free_group(idist_group **group) {
     idist_group *g;
     idist__world *w;
     idist_status s = IDIST_OK;
-    if (!group || !*group) return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
+
+    if (!group || !*group)
+        return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
     if (!g->w) { // the world has taken it along
         *group = NULL;
         return IDIST_OK;
     }
+
     if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
-    if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL)) return IDIST_ERR_STATE;
-    if (g == &g->w->group) return idist__fail(IDIST_ERR_ARG, "free_group: a world ends by idist_finalize or idist_close");
+    if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL))
+        return IDIST_ERR_STATE;
+    if (g == &g->w->group)
+        return idist__fail(IDIST_ERR_ARG,
+                           "free_group: a world ends by idist_finalize or idist_close");
     w = g->w;
     idist__world_lock(w);
     idist__world_wait(w, idist__group_settled, g);
+
     if (g->ntasks || g->nrequests) {
-        s = idist__fail(IDIST_ERR_STATE, "free_group: requests are still open on it; wait for them first");
+        s = idist__fail(IDIST_ERR_STATE,
+                        "free_group: requests are still open on it; wait for them first");
     } else {
-        w->backend->progress(w); // messages for it that lie there: once it is gone nobody knows where they belong
+        w->backend->progress(
+            w); // messages for it that lie there: once it is gone nobody knows where they belong
         if (g->node) idist__group_free(g->node);
         idist__group_free(g);
         idist__world_rouse(w);
         *group = NULL;
     }
+
     pthread_mutex_unlock(&w->lock);
+
     return s;
 }
 
 static idist_status idist__needs_ulfm(const char *name) {
-    return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "%s: by no backend but mpi, and that with Open MPI 5 under mpirun --with-ft ulfm", name);
+    return idist__fail(
+        IDIST_ERR_UNSUPPORTED,
+        "%s: by no backend but mpi, and that with Open MPI 5 under mpirun --with-ft ulfm", name);
 }
 
 idist_status idist_shrink(idist_group *group, idist_group **survivors) {
@@ -2638,6 +3145,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     idist_status s;
     uint32_t serial;
     int *ranks, n = 0;
+
     if (!survivors) return idist__fail(IDIST_ERR_ARG, "shrink: survivors is NULL");
     *survivors = NULL;
     if ((s = idist__check_blocking("shrink", NULL)) != IDIST_OK) return s;
@@ -2645,9 +3153,11 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     made = idist__group_new(g->w, g->size);
     ranks = made ? (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
     serial = g->nchildren + 1;
-    if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
+    if (g->rank < 0)
+        s = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
     else if (!g->w->backend->shrink) s = idist__needs_ulfm("shrink");
     else s = ranks ? g->w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
+
     if (s == IDIST_OK) {
         g->nchildren = serial; // members may have come to different numbers when they lost a rank
         s = idist__group_make(g, made, 0, ranks, n, survivors);
@@ -2655,33 +3165,40 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     } else if (made) {
         idist__group_free(made);
     }
+
     pthread_mutex_unlock(&g->w->lock);
     idist__mem_free(&g->w->cfg.mem, ranks);
+
     return s;
 }
 
 idist_status idist_agree(idist_group *group, int *flag) {
     idist_group *g;
     idist_status s;
+
     if (!flag) return idist__fail(IDIST_ERR_ARG, "agree: flag is NULL");
     if ((s = idist__check_blocking("agree", NULL)) != IDIST_OK) return s;
     if ((s = idist__call_enter("agree", group, &g)) != IDIST_OK) return s;
-    if (g->rank < 0) s = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
+    if (g->rank < 0)
+        s = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
     else if (g->size > 1 && !g->w->backend->agree) s = idist__needs_ulfm("agree");
     else if (g->size > 1) s = g->w->backend->agree(g, flag);
     pthread_mutex_unlock(&g->w->lock);
+
     return s;
 }
 
-static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, double factor, bool commutative,
-                                  idist_group *group, idist_op *op) {
+static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, double factor,
+                                  bool commutative, idist_group *group, idist_op *op) {
     idist_group *g;
     idist_status s;
     size_t i;
+
     if (!op) return idist__fail(IDIST_ERR_ARG, "%s: op is NULL", name);
     *op = IDIST_OP_COUNT;
     if ((s = idist__call_enter(name, group, &g)) != IDIST_OK) return s;
     for (i = 0; i < IDIST__COUNT_OF(g->w->ops) && g->w->ops[i].used; i++) continue;
+
     if (i == IDIST__COUNT_OF(g->w->ops)) {
         s = idist__fail(IDIST_ERR_NO_SPACE, "%s: a world has room for %zu ops", name, i);
     } else {
@@ -2693,11 +3210,14 @@ static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, d
         u->used = true;
         *op = (idist_op)(IDIST_OP_USER + (int)i);
     }
+
     pthread_mutex_unlock(&g->w->lock);
+
     return s;
 }
 
-idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group, idist_op *op) {
+idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group,
+                             idist_op *op) {
     if (!fn) return idist__fail(IDIST_ERR_ARG, "op_create: fn is NULL");
     return idist__op_add("op_create", fn, arg, 1, commutative, group, op);
 }
@@ -2709,27 +3229,37 @@ idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist
 idist_status idist_op_free(idist_op op, idist_group *group) {
     idist_group *g;
     idist_status s = idist__call_enter("op_free", group, &g);
+
     if (s != IDIST_OK) return s;
     if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
         s = idist__fail(IDIST_ERR_ARG, "op_free: %d is no user op of this world", (int)op);
     else g->w->ops[op - IDIST_OP_USER].used = false;
     pthread_mutex_unlock(&g->w->lock);
+
     return s;
 }
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
     void *p = NULL;
+
     if (opts && opts->group && !w) {
         idist__fail(IDIST_ERR_STATE, "alloc: the world of this group was closed");
         return NULL;
     }
-    if (w && !idist__world_forked(w) && w->backend->alloc && (p = w->backend->alloc(w, nbytes)) != NULL) return p;
-    if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
+
+    if (w && !idist__world_forked(w) && w->backend->alloc &&
+        (p = w->backend->alloc(w, nbytes)) != NULL)
+        return p;
+
+    if (nbytes > SIZE_MAX / 2 ||
+        posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
         return NULL;
     }
+
     memset(p, 0, nbytes ? nbytes : 1);
+
     return p;
 }
 
@@ -2739,66 +3269,87 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [core:help]  one rank first, one rank only
-// uses coll group . used by -
+// uses err world call life coll group
 //------------------------------------------------------------------------------
 
-// fn's result goes to everybody by a broadcast, so that a failure ends the wait instead of prolonging it.
-static idist_status idist__tell_result(idist__kind label, int rank, bool mine, int result, const idist_opts *o) {
+// fn's result goes to everybody by a broadcast, so that a failure ends the wait instead of
+// prolonging it.
+static idist_status idist__tell_result(idist__kind label, int rank, bool mine, int result,
+                                       const idist_opts *o) {
     int32_t r = mine ? (int32_t)result : 0;
-    idist_status s = idist__collective(IDIST__BROADCAST, label, NULL, &r, 1, IDIST_I32, IDIST_SUM, rank, o);
+    idist_status s =
+        idist__collective(IDIST__BROADCAST, label, NULL, &r, 1, IDIST_I32, IDIST_SUM, rank, o);
+
     if (s != IDIST_OK || !r) return s;
-    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d", idist__kind_names[label], rank,
-                       (int)r);
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d",
+                       idist__kind_names[label], rank, (int)r);
 }
 
-idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local, const idist_opts *opts) {
+idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
+                                  const idist_opts *opts) {
     idist_opts o;
     idist_status s;
     idist_group *g;
     bool first;
     int result = 0;
+
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
     if ((s = idist__check_blocking("one_rank_first", opts)) != IDIST_OK) return s;
     if ((s = idist__call_enter("one_rank_first", o.group, &g)) != IDIST_OK) return s;
-    if (g->status != IDIST_OK) s = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
+    if (g->status != IDIST_OK)
+        s = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
     pthread_mutex_unlock(&g->w->lock);
     if (s != IDIST_OK) return s;
+
     if (local && !g->node && g->rank >= 0) {
         idist_group *node = NULL;
         s = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &node);
         if (s != IDIST_OK) return s;
         g->node = node;
     }
+
     if (local) o.group = g->node;
     if (rank < 0 || rank >= idist_group_size(local ? g->node : g))
-        return idist__fail(IDIST_ERR_ARG, "one_rank_first: rank should be between 0 and %d, but is %d",
+        return idist__fail(IDIST_ERR_ARG,
+                           "one_rank_first: rank should be between 0 and %d, but is %d",
                            idist_group_size(local ? g->node : g) - 1, rank);
     first = idist_group_rank(local ? g->node : g) == rank;
     if (first) result = fn(arg);
-    if ((s = idist__tell_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o)) != IDIST_OK || first) return s;
+    if ((s = idist__tell_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o)) != IDIST_OK ||
+        first)
+        return s;
     result = fn(arg);
-    return result ? idist__fail(IDIST_ERR_CALLBACK, "one_rank_first: the function failed here with %d", result) : IDIST_OK;
+
+    return result ? idist__fail(IDIST_ERR_CALLBACK,
+                                "one_rank_first: the function failed here with %d", result)
+                  : IDIST_OK;
 }
 
-idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier, const idist_opts *opts) {
+idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
+                                 const idist_opts *opts) {
     const idist_group *group = opts ? opts->group : NULL;
     idist_group *g = NULL;
     idist_status s;
     bool mine = idist_group_rank(group) == rank;
     int result = 0;
+
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
     if ((s = idist__check_blocking("one_rank_only", opts)) != IDIST_OK) return s;
     if (rank < 0 || rank >= idist_group_size(group))
-        return idist__fail(IDIST_ERR_ARG, "one_rank_only: rank should be between 0 and %d, but is %d",
+        return idist__fail(IDIST_ERR_ARG,
+                           "one_rank_only: rank should be between 0 and %d, but is %d",
                            idist_group_size(group) - 1, rank);
     s = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
     if (!g) return s;
     pthread_mutex_unlock(&g->w->lock);
     if (mine) result = fn(arg);
     if (barrier) return idist__tell_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
-    return result ? idist__fail(IDIST_ERR_CALLBACK, "one_rank_only: the function failed here with %d", result) : IDIST_OK;
+
+    return result ? idist__fail(IDIST_ERR_CALLBACK,
+                                "one_rank_only: the function failed here with %d", result)
+                  : IDIST_OK;
 }
 
 #endif // IDIST_CORE_H

@@ -1,4 +1,5 @@
-/* idist_end.h - v0.1.0 - takes back what idist_begin.h and the rooms of idist have set - MIT licence */
+/* idist_end.h - v0.1.0 - takes back what idist_begin.h and the rooms of idist have set - MIT
+ * licence */
 
 #undef IDIST__AHEAD
 #undef IDIST__ALL_HAVE

@@ -16,24 +16,27 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [msg:types]  links, verbs, messages: what the sections below share
+// uses os world shm:transport
 // used by transport link verb engine algo join
 //------------------------------------------------------------------------------
 
-// A frame is 64 bytes, in the byte order that the handshake found equal on both sides; nbytes of payload may follow.
+// A frame is 64 bytes, in the byte order that the handshake found equal on both sides; nbytes of
+// payload may follow.
 //
 //   type   what follows                  fields used besides ctx
-//   EAGER  a whole message               print, tag, nbytes; past, and in id and aux what the call before was
-//   RTS    nothing: a message is ready   print, tag, past, id (the sender's name for it), nbytes (its size), aux (its
-//                                        address), flags (low bits of how many sends that rank has withdrawn)
+//   EAGER  a whole message               print, tag, nbytes; past, and in id and aux what the call
+//   before was RTS    nothing: a message is ready   print, tag, past, id (the sender's name for
+//   it), nbytes (its size), aux (its
+//                                        address), flags (low bits of how many sends that rank has
+//                                        withdrawn)
 //   CTS    nothing: send it              id (as in RTS), aux (the receiver's name for it)
 //   DATA   a piece of it                 id (the receiver's name), nbytes (of the piece)
 //   PULLED nothing: I read it myself     id (as in RTS)
 //   CREDIT nothing                       nbytes of eager messages were consumed
-//   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id (of an RTS)
-//   HERE   nothing: I entered it too     print, of that call or of the last one that I entered
-//   ABORT  text: the group failed        aux (the status), nbytes
-//   LEFT   nothing: I freed the group    -
-//   BYE    nothing: I finalized
+//   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id
+//   (of an RTS) HERE   nothing: I entered it too     print, of that call or of the last one that I
+//   entered ABORT  text: the group failed        aux (the status), nbytes LEFT   nothing: I freed
+//   the group    - BYE    nothing: I finalized
 typedef struct idist__frame {
     uint8_t type, flags;
     uint16_t past; // of EAGER and RTS in a collective: a digest of the calls before it
@@ -62,15 +65,20 @@ enum {
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
-#define IDIST__PIECE_BYTES ((size_t)1 << 20)  // of a DATA frame: what can be interleaved with it waits this long
-#define IDIST__WINDOW_BYTES ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
-#define IDIST__TEXT_BYTES ((size_t)400)       // of an ABORT
-enum { IDIST__CLOSED = 64 };                  // groups whose end a ring remembers
-enum { IDIST__UNKNOWN_MOST = 1024 };          // messages that a rank may send for groups that do not exist here yet
+#define IDIST__PIECE_BYTES \
+    ((size_t)1 << 20) // of a DATA frame: what can be interleaved with it waits this long
+#define IDIST__WINDOW_BYTES \
+    ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
+#define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
+enum { IDIST__CLOSED = 64 };            // groups whose end a ring remembers
+enum {
+    IDIST__UNKNOWN_MOST = 1024
+}; // messages that a rank may send for groups that do not exist here yet
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16                 // of the quick way, with more ranks than cores
-#define IDIST__TURN_NS 64                      // of the quick way, about: a look and a short break
-#define IDIST__EAGER_NEAR_BYTES ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
+#define IDIST__QUICK_YIELDS 16 // of the quick way, with more ranks than cores
+#define IDIST__TURN_NS 64      // of the quick way, about: a look and a short break
+#define IDIST__EAGER_NEAR_BYTES \
+    ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
 
 // Thousands of sends and receives may be under way at once, and every frame asks for one of them.
 // So those that frames ask for, and messages that came early, can be found by a hash of what
@@ -86,17 +94,18 @@ typedef struct idist__bucket {
 
 enum { IDIST__BUCKETS = 1024 };
 
-// One send or receive under way: what algorithms are made of. It is in one list at a time (a link's out, waiting, posted
-// or receiving, a group's recvs or wild, the ring's idle ones), or in none while it is a link's
-// in_verb or the claim on a message.
+// One send or receive under way: what algorithms are made of. It is in one list at a time (a link's
+// out, waiting, posted or receiving, a group's recvs or wild, the ring's idle ones), or in none
+// while it is a link's in_verb or the claim on a message.
 typedef struct idist__verb {
     struct idist__verb *next;  // in the one list that holds it
     struct idist__verb **at;   // what points to it there
     struct idist__verbs *list; // an idist__verbs that holds it, ...
     idist__hook hook;          // ... and its bucket, or none
-    idist__task *task;         // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
-    int slot;                  // of a receive in a collective, -1: none
-    bool send, started;        // started: the other side was told about it
+    idist__task
+        *task; // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
+    int slot;  // of a receive in a collective, -1: none
+    bool send, started; // started: the other side was told about it
     char *data;
     size_t nbytes, moved;
     idist__frame frame;        // what goes out, or what the receive wants
@@ -139,7 +148,8 @@ typedef struct idist__link { // the connection to one rank
     idist__verbs posted;                // receives of collectives, not matched yet
     idist__verbs receiving;             // matched, DATA is coming
     idist__message *early, **early_end; // unexpected, in order of arrival
-    // window + what is on its way, lies early over there, or is owed to us there = IDIST__WINDOW_BYTES, always.
+    // window + what is on its way, lies early over there, or is owed to us there =
+    // IDIST__WINDOW_BYTES, always.
     size_t window, owed; // eager bytes we may still send; consumed but not yet told
     size_t their_window; // eager bytes the other rank may still send
     int nunknown;        // messages in `early` that came for a group which does not exist here
@@ -166,11 +176,12 @@ typedef struct idist__ring { // the backend's part of a world
     struct idist__shm *shm; // shared with the other ranks of this host, or NULL
     int nstreams;           // links whose bytes go through a descriptor
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
-    int64_t drowsy_ns;      // how much longer than IDIST__LOOK_NS we sleep there, as nobody wakes us
-    bool judging;           // inside idist__link_ended
+    int64_t drowsy_ns; // how much longer than IDIST__LOOK_NS we sleep there, as nobody wakes us
+    bool judging;      // inside idist__link_ended
     idist__verb *idle;
     uint64_t stamp, next_id;
-    uint64_t closed[IDIST__CLOSED]; // ctx of the groups closed last: what still comes for them is dropped
+    uint64_t closed[IDIST__CLOSED]; // ctx of the groups closed last: what still comes for them is
+                                    // dropped
     uint32_t nclosed;
     int64_t looked_ns; // when the last call began that read the links
     // A failure noticed in the middle of something is carried out when that is through.
@@ -181,7 +192,8 @@ typedef struct idist__ring { // the backend's part of a world
 } idist__ring;
 
 #define IDIST__HISTORY 64
-#define IDIST__LOOK_NS (10 * IDIST__MS) // a rank that sleeps on shared memory looks at its sockets this often
+#define IDIST__LOOK_NS \
+    (10 * IDIST__MS) // a rank that sleeps on shared memory looks at its sockets this often
 
 typedef struct idist__seen { // what is known of a member's progress in a group
     uint32_t seq;            // it entered this call
@@ -200,18 +212,20 @@ typedef struct idist__ring_group {
     bool met;                             // all members have heard of all places
     int nhosts;                           // of a group over several hosts, 0: see ring:host
     bool in_order;                        // the members on a host follow each other
-    idist_group *near, *leads;            // NULL: no other member on this host; this rank leads no host
-    idist_group *whole;                   // this group is near or leads of that one
-    idist__task *head, *last;             // calls by host under way; only the first one runs
+    idist_group *near, *leads; // NULL: no other member on this host; this rank leads no host
+    idist_group *whole;        // this group is near or leads of that one
+    idist__task *head, *last;  // calls by host under way; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
 
-static idist__ring_group *idist__ring_group_of(const idist_group *g) { return (idist__ring_group *)g->impl; }
+static idist__ring_group *idist__ring_group_of(const idist_group *g) {
+    return (idist__ring_group *)g->impl;
+}
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets
-// uses types . used by link join
+// uses os sock shm:transport
 //------------------------------------------------------------------------------
 
 static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
@@ -227,18 +241,20 @@ static int idist__stream_fd(void *port) { return *(int *)port; }
 static void idist__stream_close(void *port) { idist__os_close((int *)port); }
 
 static const idist__transport idist__transport_tcp = {
-    "tcp", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL, true};
+    "tcp", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL,
+    true};
 static const idist__transport idist__transport_unix = {
-    "unix", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL, false};
+    "unix", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL,
+    false};
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses types . used by verb algo engine
+// uses err mem reduce world types
 //
-// An algorithm is a function that is called again whenever one of its sends or receives is through. It either keeps
-// its place by itself (streams), or is written as straight code between CO_BEGIN and CO_END, where CO_AWAIT leaves
-// the function until its condition holds. Nothing in it may live in local variables across an AWAIT; the state is in
-// idist__op.
+// An algorithm is a function that is called again whenever one of its sends or receives is through.
+// It either keeps its place by itself (streams), or is written as straight code between CO_BEGIN
+// and CO_END, where CO_AWAIT leaves the function until its condition holds. Nothing in it may live
+// in local variables across an AWAIT; the state is in idist__op.
 //------------------------------------------------------------------------------
 
 #define IDIST__SLOTS 8                          // receives of a stream that are posted ahead
@@ -246,7 +262,8 @@ static const idist__transport idist__transport_unix = {
 
 typedef struct idist__op idist__op;
 
-// A stream: items come in one after the other, are taken (reduced, say), and items go out. See idist__stream_run.
+// A stream: items come in one after the other, are taken (reduced, say), and items go out. See
+// idist__stream_run.
 typedef struct idist__item {
     int peer; // rank in the group
     char *data;
@@ -256,13 +273,13 @@ typedef struct idist__item {
 struct idist__op {
     void (*run)(idist__task *t);
     void (*finish)(idist__task *t); // after the last step, e.g. a copy to where the result belongs
-    int algorithm;                  // 1 latency, 2 bandwidth, 3 flat, 4 chunked, 5 by host: part of the fingerprint
-    int line;                       // where run goes on
+    int algorithm; // 1 latency, 2 bandwidth, 3 flat, 4 chunked, 5 by host: part of the fingerprint
+    int line;      // where run goes on
     bool running;
     uint16_t past;      // digest of the calls before
     uint32_t rx;        // bit k: the receive in slot k is not through
     int nsends, nrecvs; // not through
-    idist__verb *verb;  // of a send or receive of the program; NULL: there is none, or none any more
+    idist__verb *verb; // of a send or receive of the program; NULL: there is none, or none any more
     int n, r, root;
     size_t size; // of an element as reduced: F16 is carried as F32
     size_t count;
@@ -312,18 +329,20 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C allows for no null pointer.
+// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C allows
+// for no null pointer.
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
 }
 
-// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on its second
-// operand, so where that must survive it is copied, a piece at a time.
-static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi, size_t count,
-                             idist_dtype dtype) {
+// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
+// its second operand, so where that must survive it is copied, a piece at a time.
+static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi,
+                             size_t count, idist_dtype dtype) {
     uint64_t piece[512];
     size_t at, k, most = sizeof piece / o->size;
+
     if (!o->user || !o->user->fn) {
         o->reduce(acc, lo, hi, count);
     } else if (acc == hi) {
@@ -332,18 +351,21 @@ static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, cons
         idist__me.callbacks--;
     } else {
         idist__me.callbacks++;
+
         for (at = 0; at < count; at += k) {
             k = count - at < most ? count - at : most;
             memcpy(piece, hi + at * o->size, k * o->size);
             o->user->fn(lo + at * o->size, piece, k, dtype, o->user->arg);
             memcpy(acc + at * o->size, piece, k * o->size);
         }
+
         idist__me.callbacks--;
     }
 }
 
 static void idist__op_done(idist__task *t) {
     idist__op *o = idist__op_of(t);
+
     if (t->done) return;
     if (o->finish) o->finish(t);
     idist__mem_free(&t->group->w->cfg.mem, o->memory);
@@ -361,21 +383,24 @@ static void idist__op_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames in and out of one connection
-// uses types transport op . used by verb engine join
+// uses err mem hash world types op
 //------------------------------------------------------------------------------
 
 static idist__verb *idist__verb_new(idist__ring *ring) {
     idist__verb *v = ring->idle;
+
     if (v) {
         ring->idle = v->next;
         memset(v, 0, sizeof *v);
     } else {
         v = (idist__verb *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
     }
+
     if (v) {
         v->slot = -1;
         v->stamp = ++ring->stamp;
     }
+
     return v;
 }
 
@@ -383,6 +408,7 @@ static idist__verb *idist__verb_new(idist__ring *ring) {
 
 static void idist__hook_on(idist__hook *hook, idist__bucket *table, uint64_t key) {
     idist__bucket *bucket = &table[key % IDIST__BUCKETS];
+
     hook->next = NULL;
     hook->at = bucket->first ? bucket->end : &bucket->first;
     hook->bucket = bucket;
@@ -440,7 +466,8 @@ static void idist__verb_take(idist__verb *v) {
 // The verb with this name, among those that wait for CTS or DATA.
 static idist__verb *idist__verb_named(idist__ring *ring, const idist__verbs *list, uint64_t id) {
     idist__hook *hook = ring->verbs[idist__mix(id, 0) % IDIST__BUCKETS].first;
-    while (hook && (idist__hook_verb(hook)->list != list || idist__hook_verb(hook)->id != id)) hook = hook->next;
+    while (hook && (idist__hook_verb(hook)->list != list || idist__hook_verb(hook)->id != id))
+        hook = hook->next;
     return hook ? idist__hook_verb(hook) : NULL;
 }
 
@@ -452,7 +479,8 @@ static void idist__verb_free(idist__ring *ring, idist__verb *v) {
 }
 
 // Remembers a failure; idist__ring_settle carries it out.
-static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status, const char *cause) {
+static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status,
+                             const char *cause) {
     if (ring->failed || g->status != IDIST_OK) return;
     ring->failed = g;
     ring->failed_status = status;
@@ -472,9 +500,11 @@ static void idist__verb_done(idist__ring *ring, idist__verb *v) {
     idist__task *t = v->task;
     bool send = v->send;
     int slot = v->slot;
+
     idist__verb_free(ring, v);
     if (!t || t->done) return;
     ring->w->nmoved++;
+
     if (t->call.kind == IDIST__SEND) {
         idist__complete(t, IDIST_OK, "");
     } else {
@@ -501,20 +531,24 @@ static void idist__link_pop(idist__link *l) {
 // Drops what was to go out: the other side does not read any more.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->write_dead = true;
+
     while (l->out) {
         idist__verb *v = l->out;
         idist__link_pop(l);
-        idist__verb_free(ring, v); // the task, if any, ends with its group when reading finds the loss
+        idist__verb_free(ring,
+                         v); // the task, if any, ends with its group when reading finds the loss
     }
 }
 
 // A frame and its payload are out: what comes of the verb.
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) {
     idist__link_pop(l);
+
     if (v->frame.type == IDIST__RTS) {
         idist__verb_put(ring, &l->waiting, v, idist__mix(v->id, 0));
     } else if (v->frame.type == IDIST__DATA && (v->moved += v->piece) < v->nbytes) {
-        v->piece = v->nbytes - v->moved < IDIST__PIECE_BYTES ? v->nbytes - v->moved : IDIST__PIECE_BYTES;
+        v->piece =
+            v->nbytes - v->moved < IDIST__PIECE_BYTES ? v->nbytes - v->moved : IDIST__PIECE_BYTES;
         v->frame.nbytes = v->piece;
         idist__link_push(l, v); // behind the others: a large message does not hold up small ones
     } else {
@@ -530,49 +564,63 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
         int nparts = 0;
         ptrdiff_t n;
         size_t k;
+
         if (v->frame_moved < IDIST__FRAME_BYTES) {
             parts[nparts].iov_base = (char *)&v->frame + v->frame_moved;
             parts[nparts++].iov_len = IDIST__FRAME_BYTES - v->frame_moved;
         }
+
         if (v->piece_moved < v->piece) {
             parts[nparts].iov_base = v->data + v->moved + v->piece_moved;
             parts[nparts++].iov_len = v->piece - v->piece_moved;
         }
+
         n = l->transport->write(l->port, parts, nparts);
         if (n < 0) {
             idist__link_write_failed(ring, l);
             return;
         }
+
         if (n == 0) return;
         v->started = true;
-        k = IDIST__FRAME_BYTES - v->frame_moved < (size_t)n ? IDIST__FRAME_BYTES - v->frame_moved : (size_t)n;
+        k = IDIST__FRAME_BYTES - v->frame_moved < (size_t)n ? IDIST__FRAME_BYTES - v->frame_moved
+                                                            : (size_t)n;
         v->frame_moved += k;
         v->piece_moved += (size_t)n - k;
-        if (v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece) idist__link_sent(ring, l, v);
+        if (v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece)
+            idist__link_sent(ring, l, v);
     }
 }
 
 // Queues a frame that no task waits for; text may follow it.
-static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f, const char *text) {
+static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
+                                const char *text) {
     idist__verb *v = l->open && !l->write_dead ? idist__verb_new(ring) : NULL;
     idist_group *g = v ? NULL : idist__world_find_group(ring->w, f->ctx);
+
     if (!v) { // if it is for want of memory, the other side waits for what the frame says
         if (l->open && !l->write_dead)
-            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY,
+                             "a rank is out of memory");
         return;
     }
+
     v->send = true;
     v->frame = *f;
+
     if (text) {
         size_t n = strlen(text);
         v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, n + 1);
+
         if (v->owned) {
             memcpy(v->owned, text, n);
             v->data = v->owned;
             v->nbytes = v->piece = n;
         }
+
         v->frame.nbytes = v->nbytes;
     }
+
     idist__link_push(l, v);
     idist__link_flush(ring, l);
 }
@@ -580,6 +628,7 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
 // Eager bytes were taken out of our memory; the sender learns of it when enough has come together.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame f;
+
     l->owed += nbytes + IDIST__FRAME_BYTES;
     if (l->owed < IDIST__WINDOW_BYTES / 2) return;
     memset(&f, 0, sizeof f);
@@ -595,16 +644,18 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
     if (m->next) m->next->at = m->at;
     else l->early_end = m->at;
     idist__hook_off(&m->hook);
+
     if (l->in_message == m) {
         l->in_message = NULL;
         l->target = NULL;
     }
+
     if (m->unknown) l->nunknown--;
     idist__mem_free(&ring->w->cfg.mem, m);
 }
 
-// The oldest message that a rank sent for a group which does not exist here. Honest ranks leave a few behind, for groups
-// that were freed before all had come; so nobody is refused for it.
+// The oldest message that a rank sent for a group which does not exist here. Honest ranks leave a
+// few behind, for groups that were freed before all had come; so nobody is refused for it.
 static void idist__link_forget_unknown(idist__ring *ring, idist__link *l) {
     idist__message *m = l->early;
     bool whole;
@@ -625,8 +676,10 @@ static bool idist__ring_has_closed(const idist__ring *ring, uint64_t ctx) {
     return false;
 }
 
-static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f, size_t payload) {
+static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
+                                          size_t payload) {
     idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
+
     if (!m) return NULL;
     memset(m, 0, sizeof *m);
     m->frame = *f;
@@ -639,17 +692,19 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     *l->early_end = m;
     l->early_end = &m->next;
     idist__hook_on(&m->hook, ring->messages, idist__frame_key(m->peer, f));
+
     return m;
 }
 
 //------------------------------------------------------------------------------
 // [msg:match]  which receive gets which message, and whether two calls are the same
-// uses link op . used by verb engine
+// uses hash world self segment types op link
 //------------------------------------------------------------------------------
 
 // Two ranks are in different calls: the group fails on all of them.
-static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, const idist__print *theirs,
-                                 const idist__print *ours, const char *field) {
+static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer,
+                                 const idist__print *theirs, const idist__print *ours,
+                                 const char *field) {
     char cause[400];
     int me = ring->w->group.rank;
     if (me < peer) idist__mismatch_text(field, me, ours, peer, theirs, cause, sizeof cause);
@@ -657,13 +712,15 @@ static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer, co
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-// The digest of the calls before a new one. A part of a call on a larger group also vouches for the calls on that group.
+// The digest of the calls before a new one. A part of a call on a larger group also vouches for the
+// calls on that group.
 static uint16_t idist__ring_past(const idist__task *t) {
     return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->whole_past);
 }
 
-// A call begins. A rank may be through with a one-way call, and with the next one, before it has read the frame that
-// differs. So every frame and every notice says what its sender called before: any rank that gets a later one can tell.
+// A call begins. A rank may be through with a one-way call, and with the next one, before it has
+// read the frame that differs. So every frame and every notice says what its sender called before:
+// any rank that gets a later one can tell.
 static void idist__ring_note(idist__task *t, idist__op *o, int algorithm) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__print p = idist__task_print(t, algorithm);
@@ -677,7 +734,8 @@ static void idist__ring_note(idist__task *t, idist__op *o, int algorithm) {
     rg->digest = (uint16_t)(((what ^ what >> 32) + p.check) * 0xd6e8feb86659fd93u >> 48);
 }
 
-// What this rank called before the call of this print, on the group that the user knows; NULL when that is forgotten.
+// What this rank called before the call of this print, on the group that the user knows; NULL when
+// that is forgotten.
 static const idist__print *idist__ring_before(const idist_group *g, const idist__print *print) {
     uint32_t seq = (print->whole ? print->whole : print->seq) - 1;
     const idist__print *before;
@@ -688,7 +746,8 @@ static const idist__print *idist__ring_before(const idist_group *g, const idist_
     return before->seq == seq ? before : NULL;
 }
 
-// id and aux are free in EAGER: there it says what the very call before was, if that is still known, for the error text.
+// id and aux are free in EAGER: there it says what the very call before was, if that is still
+// known, for the error text.
 static void idist__frame_tell_past(const idist__task *t, idist__frame *f) {
     const idist__print *before;
 
@@ -700,9 +759,10 @@ static void idist__frame_tell_past(const idist__task *t, idist__frame *f) {
     f->aux = before->check;
 }
 
-// Two ranks are in the same call, and called something else before; `theirs` says what, if its kind is not 0.
-static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer, const idist__print *print,
-                                     const idist__print *theirs) {
+// Two ranks are in the same call, and called something else before; `theirs` says what, if its kind
+// is not 0.
+static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer,
+                                     const idist__print *print, const idist__print *theirs) {
     const idist__print *before = idist__ring_before(g, print);
     const char *field = before && theirs->kind ? idist__print_difference(theirs, before) : NULL;
 
@@ -711,39 +771,46 @@ static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer
 }
 
 // The same, from a frame, which says the most when it is EAGER.
-static void idist__frame_past_differs(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+static void idist__frame_past_differs(idist__ring *ring, idist_group *g, int peer,
+                                      const idist__frame *f) {
     const idist__print *before = idist__ring_before(g, &f->print);
     idist__print theirs;
 
     memset(&theirs, 0, sizeof theirs);
+
     if (before && f->type == IDIST__EAGER) {
         theirs = *before; // with its number
         memcpy(&theirs, &f->id, sizeof f->id);
         theirs.check = f->aux;
     }
+
     idist__ring_past_differs(ring, g, peer, &f->print, &theirs);
 }
 
-// Compares a frame of a collective with our call of the same number, running or finished. False on a mismatch. A
-// frame for a call that we have not begun says nothing yet.
+// Compares a frame of a collective with our call of the same number, running or finished. False on
+// a mismatch. A frame for a call that we have not begun says nothing yet.
 static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
     const idist__print *ours = &rg->history[f->print.seq % IDIST__HISTORY];
     const idist__task *t = ring->w->tasks;
     const char *field;
+
     if ((int32_t)(f->print.seq - seen->seq) >= 0) {
         seen->seq = f->print.seq;
         seen->print = f->print;
     }
+
     if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
     field = idist__print_difference(&f->print, ours);
-    // What is left over of a finished call that looked the same: the calls were not the same after all.
+    // What is left over of a finished call that looked the same: the calls were not the same after
+    // all.
     while (t && (t->group != g || t->seq != f->print.seq)) t = t->next;
     if (!field && f->type <= IDIST__RTS && !t) field = "sequence";
     if (field) idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
     else if (f->type > IDIST__RTS || f->past == rg->past[ours->seq % IDIST__HISTORY]) return true;
     else idist__frame_past_differs(ring, g, peer, f);
+
     return false;
 }
 
@@ -761,76 +828,97 @@ static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
 }
 
 // The oldest receive of the group that wants this p2p message, or NULL.
-static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer,
+                                        const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
-    idist__hook *hook = rg->recvs.first ? ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first : NULL;
+    idist__hook *hook =
+        rg->recvs.first ? ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first : NULL;
     idist__verb *wild = rg->wild.first, *v = NULL;
 
     for (; hook && !v; hook = hook->next)
-        if (idist__hook_verb(hook)->list == &rg->recvs && idist__recv_wants(idist__hook_verb(hook)->task, peer, (int)f->tag))
+        if (idist__hook_verb(hook)->list == &rg->recvs &&
+            idist__recv_wants(idist__hook_verb(hook)->task, peer, (int)f->tag))
             v = idist__hook_verb(hook);
 
     while (wild && !idist__recv_wants(wild->task, peer, (int)f->tag)) wild = wild->next;
+
     return !v || (wild && wild->stamp < v->stamp) ? wild : v;
 }
 
 // Takes it out. Receives that it does not fit fail, and the message stays.
-static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
+                                      const idist__frame *f) {
     idist__verb *v;
+
     while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
         idist_status s;
         char text[256];
         idist__verb_take(v);
         if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
-                                idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &s, text, sizeof text))
+                                idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &s, text,
+                                sizeof text))
             return v;
         idist__complete(v->task, s, text);
         idist__verb_free(ring, v);
     }
+
     return NULL;
 }
 
-static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer, const idist__frame *f) {
+static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
+                                        const idist__frame *f) {
     idist__hook *hook;
-    for (hook = ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first; hook; hook = hook->next) {
+
+    for (hook = ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first; hook;
+         hook = hook->next) {
         idist__verb *v = idist__hook_verb(hook);
         if (v->list != &l->posted) continue;
-        if (v->frame.ctx != f->ctx || v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
+        if (v->frame.ctx != f->ctx || v->frame.print.seq != f->print.seq || v->frame.tag != f->tag)
+            continue;
         idist__verb_take(v);
         return v;
     }
+
     return NULL;
 }
 
 // The receive for a frame that begins a message, or NULL: it came early, or its group has failed.
-static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer, const idist__frame *f) {
+static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
+                                       const idist__frame *f) {
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
     idist__verb *v;
+
     if (!g || g->status != IDIST_OK) return NULL;
     if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
     if (!idist__ring_agree(ring, g, peer, f)) return NULL;
     v = idist__match_posted(ring, l, peer, f);
     if (v && v->nbytes != f->nbytes) {
         char cause[400];
-        idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause, sizeof cause);
+        idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
+                           sizeof cause);
         idist__verb_put(ring, &l->posted, v, idist__frame_key(peer, f));
         idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
         return NULL;
     }
+
     return v;
 }
 
-// Reads an announced message in the memory of its sender. False when that cannot be, or the sender may have given up
-// meanwhile and used the memory for something else.
-static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__verb *v, const idist__frame *f) {
+// Reads an announced message in the memory of its sender. False when that cannot be, or the sender
+// may have given up meanwhile and used the memory for something else.
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__verb *v,
+                             const idist__frame *f) {
     const idist__shm *m = ring->shm;
     idist__frame pulled;
     int rank;
+
     if (!f->aux || !l->transport->polled || !m->far) return false;
     rank = m->local[peer];
     if (idist__shm_pull(m, rank, f->aux, v->data, (size_t)f->nbytes) != 0) return false;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if ((uint8_t)__atomic_load_n(&idist__shm_bell(m, rank)->withdrawn, __ATOMIC_ACQUIRE) != f->flags) return false;
+    if ((uint8_t)__atomic_load_n(&idist__shm_bell(m, rank)->withdrawn, __ATOMIC_ACQUIRE) !=
+        f->flags)
+        return false;
     memset(&pulled, 0, sizeof pulled);
     pulled.type = IDIST__PULLED;
     pulled.ctx = f->ctx;
@@ -838,12 +926,15 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     v->frame = *f;
     idist__link_control(ring, l, &pulled, NULL);
     idist__verb_received(ring, v, peer);
+
     return true;
 }
 
 // A large message was announced and somebody wants it.
-static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer, idist__verb *v, const idist__frame *f) {
+static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer, idist__verb *v,
+                                      const idist__frame *f) {
     idist__frame cts;
+
     if (idist__link_pull(ring, l, peer, v, f)) return;
     memset(&cts, 0, sizeof cts);
     v->id = ++ring->next_id;
@@ -860,8 +951,10 @@ static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int pee
 }
 
 // Gives an early message to a receive. The payload of an eager one may still be coming in.
-static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m, idist__verb *v) {
+static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
+                                idist__verb *v) {
     v->frame = m->frame;
+
     if (m->self_send) {
         idist__verb *sender = m->self_send;
         idist__copy(v->data, sender->data, sender->nbytes);
@@ -885,23 +978,26 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 
 //------------------------------------------------------------------------------
 // [msg:verb]  the non-blocking verbs: send and receive
-// uses match . used by algo engine
+// uses os base:type world self segment types op link match
 //------------------------------------------------------------------------------
 
 // The largest message that goes out without being asked for.
 static size_t idist__eager_nbytes(const idist__ring *ring, const idist__link *l) {
-    return l->transport->polled && ring->shm && ring->shm->far ? IDIST__EAGER_NEAR_BYTES : IDIST__EAGER_BYTES;
+    return l->transport->polled && ring->shm && ring->shm->far ? IDIST__EAGER_NEAR_BYTES
+                                                               : IDIST__EAGER_BYTES;
 }
 
-static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data, size_t nbytes,
-                             const idist__print *print) {
+static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data,
+                             size_t nbytes, const idist__print *print) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
     idist__verb *v = idist__verb_new(ring);
+
     if (!v) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
+
     v->task = t;
     v->send = true;
     v->data = (char *)(uintptr_t)data;
@@ -910,10 +1006,12 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->frame.tag = tag;
     v->frame.print = *print;
     v->frame.nbytes = nbytes;
+
     if (print->kind == IDIST__SEND) {
         l->p2p_sent++;
         idist__op_of(t)->verb = v;
     }
+
     if (nbytes <= idist__eager_nbytes(ring, l) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
@@ -921,22 +1019,27 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     } else {
         v->frame.type = IDIST__RTS;
         v->id = v->frame.id = ++ring->next_id;
+
         if (l->transport->polled && ring->shm && ring->shm->far) {
             v->frame.aux = (uint64_t)(uintptr_t)data;
             v->frame.flags = (uint8_t)idist__shm_bell(ring->shm, ring->shm->me)->withdrawn;
         }
     }
+
     if (print->kind != IDIST__SEND) idist__frame_tell_past(t, &v->frame);
+
     if (!l->open || l->write_dead) {
         idist__verb_free(ring, v); // its task ends when the loss of that rank is carried out
         return;
     }
+
     idist__link_push(l, v);
     idist__link_flush(ring, l);
 }
 
 // A step of a collective: nbytes go to a rank of the group.
-static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data, size_t nbytes) {
+static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
+                             size_t nbytes) {
     idist__op *o = idist__op_of(t);
     idist__print p = idist__task_print(t, o->algorithm);
     o->nsends++;
@@ -944,7 +1047,8 @@ static void idist__send_step(idist__task *t, int to, uint32_t step, const void *
 }
 
 // And nbytes come from one, into slot 0 .. 31 (or -1: only counted).
-static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data, size_t nbytes) {
+static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
+                             size_t nbytes) {
     idist__op *o = idist__op_of(t);
     idist__ring *ring = idist__ring_of(t->group->w);
     int peer = idist__world_rank(t->group, from);
@@ -952,12 +1056,15 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     idist__verb *v = idist__verb_new(ring);
     idist__hook *hook;
     uint64_t key;
+
     o->nrecvs++;
     if (slot >= 0) o->rx |= 1u << slot;
+
     if (!v) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
+
     v->task = t;
     v->slot = slot;
     v->data = (char *)data;
@@ -967,10 +1074,14 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->frame.print = idist__task_print(t, o->algorithm);
     key = idist__ring_key(v->frame.ctx, peer, false, t->seq);
     idist__verb_put(ring, &l->posted, v, key);
+
     for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
         idist__message *m = idist__hook_message(hook);
-        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx || m->frame.print.kind == IDIST__SEND) continue;
-        if (m->frame.print.seq != t->seq || m->frame.tag != step || m->frame.type > IDIST__RTS) continue;
+        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx ||
+            m->frame.print.kind == IDIST__SEND)
+            continue;
+        if (m->frame.print.seq != t->seq || m->frame.tag != step || m->frame.type > IDIST__RTS)
+            continue;
         v = idist__match_frame(ring, l, peer, &m->frame);
         if (v) idist__message_give(ring, l, peer, m, v);
         return;
@@ -987,6 +1098,7 @@ static void idist__send_to_self(idist__task *t, const idist__print *print) {
     idist__verb *sender = eager ? NULL : idist__verb_new(ring), *v;
     idist__message *m;
     idist__frame f;
+
     memset(&f, 0, sizeof f);
     f.type = IDIST__EAGER;
     f.ctx = t->group->ctx;
@@ -998,7 +1110,9 @@ static void idist__send_to_self(idist__task *t, const idist__print *print) {
         idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
+
     m->moved = nbytes;
+
     if (eager) {
         idist__copy(m->data, t->call.send, nbytes);
         idist__complete(t, IDIST_OK, "");
@@ -1009,12 +1123,14 @@ static void idist__send_to_self(idist__task *t, const idist__print *print) {
         sender->nbytes = nbytes;
         m->self_send = sender;
     }
+
     v = idist__match_frame(ring, l, me, &f);
     if (v) idist__message_give(ring, l, me, m, v);
 }
 
 static idist__print idist__send_print(const idist_group *g, const idist__call *c) {
     idist__print p;
+
     memset(&p, 0, sizeof p);
     p.kind = IDIST__SEND;
     p.dtype = (uint8_t)c->dtype;
@@ -1027,26 +1143,33 @@ static void idist__send_start(idist__task *t) {
     idist__print p = idist__send_print(t->group, &t->call);
     if (t->call.root == t->group->rank) idist__send_to_self(t, &p);
     else
-        idist__verb_send(t, idist__world_rank(t->group, t->call.root), (uint32_t)t->call.tag, t->call.send,
-                         t->call.count * idist_dtype_size(t->call.dtype), &p);
+        idist__verb_send(t, idist__world_rank(t->group, t->call.root), (uint32_t)t->call.tag,
+                         t->call.send, t->call.count * idist_dtype_size(t->call.dtype), &p);
 }
 
-// Waits a moment for another rank, without looking at anything else. False when that was tried often enough.
+// Waits a moment for another rank, without looking at anything else. False when that was tried
+// often enough.
 static bool idist__quick_waits(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
-    if (ring->failed || __atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) return false; // the long way gives others the lock
-    if (turns >= (w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS)) return false;
+
+    if (ring->failed || __atomic_load_n(&w->nasking, __ATOMIC_RELAXED))
+        return false; // the long way gives others the lock
+    if (turns >= (w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS))
+        return false;
     if (w->spin_ns) idist__os_relax();
     else sched_yield();
+
     return true;
 }
 
-// A blocking send while nothing else is under way: into the pipe at once, without task, verb and clock, if it fits.
+// A blocking send while nothing else is under way: into the pipe at once, without task, verb and
+// clock, if it fits.
 static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__world_rank(g, c->root)];
     idist__frame f;
     struct iovec parts[2];
+
     if (!l->open || !l->transport->polled || l->out || l->write_dead || ring->failed) return false;
     if (c->count > IDIST__EAGER_NEAR_BYTES) return false;
     memset(&f, 0, sizeof f);
@@ -1065,36 +1188,46 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     l->p2p_sent++;
     l->transport->write(l->port, parts, f.nbytes ? 2 : 1); // all of it: there is room
     idist__shm_claim((const idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes);
+
     return true;
 }
 
-// The same for a receive: takes the message that is next in the pipe if it is the one wanted, and small.
+// The same for a receive: takes the message that is next in the pipe if it is the one wanted, and
+// small.
 static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = c->root >= 0 ? &ring->links[idist__world_rank(g, c->root)] : NULL;
     idist__frame f;
     int turns;
-    if (!l || !l->open || !l->transport->polled || l->early || l->in_moved || l->ended) return false;
+
+    if (!l || !l->open || !l->transport->polled || l->early || l->in_moved || l->ended)
+        return false;
     for (turns = 0; !idist__shm_peek((idist__shm_port *)l->port, &f, sizeof f); turns++)
         if (!idist__quick_waits(ring, turns)) return false;
     if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.print.kind != IDIST__SEND) return false;
-    if (f.print.dtype != c->dtype || f.print.check > c->count || (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag))
+    if (f.print.dtype != c->dtype || f.print.check > c->count ||
+        (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag))
         return false;
-    if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
+    if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype))
+        return false;
     if (f.nbytes + sizeof f > l->their_window) return false;
-    if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes) return false; // the rest is still to come
-    l->transport->read(l->port, &f, sizeof f);                                            // all of it is there
+    if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes)
+        return false;                          // the rest is still to come
+    l->transport->read(l->port, &f, sizeof f); // all of it is there
     if (f.nbytes) l->transport->read(l->port, c->recv, (size_t)f.nbytes);
     l->p2p_got++;
     l->peer_waits.type = 0;
     l->their_window -= (size_t)f.nbytes + sizeof f;
     idist__link_consumed(ring, l, (size_t)f.nbytes);
     idist__recv_tell(c, c->root, (int)f.tag, (size_t)f.print.check);
+
     return true;
 }
 
 static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
-    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS || m->frame.print.kind != IDIST__SEND) return false;
+    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS ||
+        m->frame.print.kind != IDIST__SEND)
+        return false;
     return m->frame.ctx == t->group->ctx && idist__recv_wants(t, from, (int)m->frame.tag);
 }
 
@@ -1108,8 +1241,10 @@ static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t
         while (m && !idist__recv_takes(t, m, from)) m = m->next;
         return m;
     }
+
     hook = ring->messages[key % IDIST__BUCKETS].first;
     while (hook && !idist__recv_takes(t, idist__hook_message(hook), from)) hook = hook->next;
+
     return hook ? idist__hook_message(hook) : NULL;
 }
 
@@ -1120,18 +1255,23 @@ static void idist__recv_start(idist__task *t) {
     idist__verb *v = idist__verb_new(ring);
     idist__message *m, *best = NULL;
     int i, peer = -1;
+
     if (!v) {
         idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
+
     v->task = t;
     v->data = (char *)t->call.recv;
     v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     idist__op_of(t)->verb = v;
-    if (t->call.root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) idist__verb_list(&rg->wild, v);
+    if (t->call.root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG)
+        idist__verb_list(&rg->wild, v);
     else
         idist__verb_put(ring, &rg->recvs, v,
-                        idist__ring_key(t->group->ctx, t->group->ranks[t->call.root], true, (uint32_t)t->call.tag));
+                        idist__ring_key(t->group->ctx, t->group->ranks[t->call.root], true,
+                                        (uint32_t)t->call.tag));
+
     for (i = 0; i < t->group->size; i++) {
         int from = t->group->ranks[i];
         if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
@@ -1141,6 +1281,7 @@ static void idist__recv_start(idist__task *t) {
             peer = from;
         }
     }
+
     if (!best) return;
     // Older receives did not want it, so it goes to this one, or this one fails.
     v = idist__match_recv(ring, t->group, peer, &best->frame);

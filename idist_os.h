@@ -4,18 +4,21 @@
 
 CONTENTS
 
-      [os:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
+      [os:os]  the only place that knows the operating system: time, randomness, memory pages,
+descriptors
 */
 #ifndef IDIST_OS_H
 #define IDIST_OS_H
 
 //------------------------------------------------------------------------------
 // [os:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
+// uses -
 // used by everything below
 //------------------------------------------------------------------------------
 
 #if !defined(__linux__)
-#error "idist: only Linux so far. A port goes into this file and the socket section of idist_launch.h."
+#error \
+    "idist: only Linux so far. A port goes into this file and the socket section of idist_launch.h."
 #endif
 
 #include <errno.h>
@@ -48,7 +51,8 @@ CONTENTS
 #include <sys/wait.h>
 
 #if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
-#error "where IDIST_IMPLEMENTATION is defined, include idist.h before every system header (or use -D_DEFAULT_SOURCE)"
+#error \
+    "where IDIST_IMPLEMENTATION is defined, include idist.h before every system header (or use -D_DEFAULT_SOURCE)"
 #endif
 
 static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
@@ -68,6 +72,7 @@ static int64_t idist__os_deadline(int64_t timeout_ms) {
 // Milliseconds until a deadline, rounded up, as poll(2) wants them.
 static int idist__os_ms_until(int64_t deadline_ns) {
     int64_t left;
+
     if (deadline_ns == IDIST__FOREVER) return -1;
     left = deadline_ns - idist__os_now_ns();
     if (left <= 0) return 0;
@@ -97,13 +102,16 @@ static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     do n = read(fd, buf, nbytes);
     while (n < 0 && errno == EINTR);
     close(fd);
+
     return n > 0 ? n : -1;
 }
 
 static void idist__os_random(void *buf, size_t nbytes) {
     unsigned char *p = (unsigned char *)buf;
+
     while (nbytes) {
         ssize_t n = idist__os_random_some(p, nbytes);
+
         if (n > 0) {
             p += n;
             nbytes -= (size_t)n;
@@ -148,20 +156,25 @@ static int idist__os_ncores(void) {
     return idist__cpus_count(&cpus);
 }
 
-// Moves the calling thread to the k-th of the processors it may use, and, if it is to stay there, keeps it from the others.
+// Moves the calling thread to the k-th of the processors it may use, and, if it is to stay there,
+// keeps it from the others.
 static bool idist__os_bind(int k, bool stay) {
     idist__cpus cpus, one;
     int i, bit, width = 8 * (int)sizeof cpus.bits[0];
+
     idist__os_cpus(&cpus);
     memset(&one, 0, sizeof one);
+
     for (i = 0; i < IDIST__CPU_WORDS * width; i++) {
         bit = (int)(cpus.bits[i / width] >> (i % width) & 1);
         if (bit && k-- == 0) {
             one.bits[i / width] = 1ul << (i % width);
             if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
-            return stay || syscall(SYS_sched_setaffinity, 0, sizeof cpus, &cpus) == 0; // by then it is there
+            return stay || syscall(SYS_sched_setaffinity, 0, sizeof cpus, &cpus) ==
+                               0; // by then it is there
         }
     }
+
     return false;
 }
 
@@ -170,6 +183,7 @@ IDIST__UNUSED static int idist__os_nthreads(void) {
     char text[512], *at;
     ssize_t n;
     int i, fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+
     if (fd < 0) return 1000;
     do n = read(fd, text, sizeof text - 1);
     while (n < 0 && errno == EINTR);
@@ -178,6 +192,7 @@ IDIST__UNUSED static int idist__os_nthreads(void) {
     text[n] = 0;
     at = strrchr(text, ')'); // field 2 is the name, which may contain anything; 20 is the number
     for (i = 2; at && i < 20; i++) at = strchr(at + 1, ' ');
+
     return at ? atoi(at) : 1000;
 }
 
@@ -186,16 +201,21 @@ static void idist__os_close(int *fd) {
     *fd = -1;
 }
 
-// A word that reads 1 in this process and 0 in a child made by fork, without a system call per look.
+// A word that reads 1 in this process and 0 in a child made by fork, without a system call per
+// look.
 static int *idist__os_fork_guard(void) {
     long page = sysconf(_SC_PAGESIZE);
     void *p = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
     if (p == MAP_FAILED) return NULL;
+
     if (madvise(p, (size_t)page, 18 /* MADV_WIPEONFORK */) != 0) {
         munmap(p, (size_t)page);
         return NULL;
     }
+
     *(int *)p = 1;
+
     return (int *)p;
 }
 
@@ -213,10 +233,12 @@ static void idist__os_cond_init(pthread_cond_t *cond) {
 
 static void idist__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns) {
     struct timespec ts;
+
     if (deadline_ns == IDIST__FOREVER) {
         pthread_cond_wait(cond, lock);
         return;
     }
+
     ts.tv_sec = (time_t)(deadline_ns / 1000000000);
     ts.tv_nsec = (long)(deadline_ns % 1000000000);
     pthread_cond_timedwait(cond, lock, &ts);
@@ -235,8 +257,9 @@ IDIST__UNUSED static void idist__os_relax(void) {
 // which can lie in two cache lines.
 typedef uint64_t idist__counter __attribute__((aligned(8)));
 
-// Before something is said through shared memory, and after it was heard. Ranks that are threads of one process have it
-// mapped at different addresses, so the thread sanitizer cannot see what one says to the other.
+// Before something is said through shared memory, and after it was heard. Ranks that are threads of
+// one process have it mapped at different addresses, so the thread sanitizer cannot see what one
+// says to the other.
 IDIST__UNUSED static void idist__os_handover(void) {
 #if defined(__SANITIZE_THREAD__)
     static uint32_t word;
@@ -247,7 +270,9 @@ IDIST__UNUSED static void idist__os_handover(void) {
 // Asks for a cache line that will be written soon, without waiting for it.
 IDIST__UNUSED static void idist__os_claim(const void *p) {
 #if defined(__x86_64__)
-    __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p)); // the builtin only reads where the target is old
+    __asm__ __volatile__("prefetchw %0"
+                         :
+                         : "m"(*(const char *)p)); // the builtin only reads where the target is old
 #else
     __builtin_prefetch(p, 1);
 #endif
@@ -276,17 +301,20 @@ IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value, i
     if (left <= 0) return;
     ts.seconds = (idist__os_futex_part)(seconds < INT32_MAX ? seconds : INT32_MAX);
     ts.nanoseconds = (idist__os_futex_part)(left % 1000000000);
-    syscall(IDIST__OS_FUTEX, word, 0 /* FUTEX_WAIT */, value, until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
+    syscall(IDIST__OS_FUTEX, word, 0 /* FUTEX_WAIT */, value,
+            until_ns == IDIST__FOREVER ? NULL : &ts, NULL, 0);
 }
 
 IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
     syscall(IDIST__OS_FUTEX, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
-// Lets all other processes that have announced themselves here (announce) pass a full memory fence before it returns.
+// Lets all other processes that have announced themselves here (announce) pass a full memory fence
+// before it returns.
 IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
 #ifdef SYS_membarrier
-    return syscall(SYS_membarrier, announce ? 1 << 2 : 1 << 1 /* (REGISTER_)GLOBAL_EXPEDITED */, 0, 0) == 0;
+    return syscall(SYS_membarrier, announce ? 1 << 2 : 1 << 1 /* (REGISTER_)GLOBAL_EXPEDITED */, 0,
+                   0) == 0;
 #else
     (void)announce;
     return false;
@@ -297,22 +325,29 @@ IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
 IDIST__UNUSED static int idist__os_memfd(size_t nbytes) {
     struct rlimit limit;
     int err, fd;
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < nbytes) {
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < nbytes) {
         errno = EFBIG; // found out by trying, it would be a signal
         return -1;
     }
+
     fd = (int)syscall(SYS_memfd_create, "idist", 3 /* MFD_CLOEXEC | MFD_ALLOW_SEALING */);
     if (fd < 0) return -1;
-    if (ftruncate(fd, (off_t)nbytes) == 0 && fcntl(fd, 1033 /* F_ADD_SEALS */, 7 /* SEAL | SHRINK | GROW */) == 0) return fd;
+    if (ftruncate(fd, (off_t)nbytes) == 0 &&
+        fcntl(fd, 1033 /* F_ADD_SEALS */, 7 /* SEAL | SHRINK | GROW */) == 0)
+        return fd;
     err = errno;
     close(fd);
     errno = err;
+
     return -1;
 }
 
 // Copies from the memory of another process of this user. 0, or an errno: ESRCH, EPERM, EFAULT.
 IDIST__UNUSED static int idist__os_read_other(pid_t pid, uint64_t at, void *buf, size_t nbytes) {
     char *to = (char *)buf;
+
     while (nbytes) {
         struct iovec here, there;
         long n;
@@ -326,10 +361,12 @@ IDIST__UNUSED static int idist__os_read_other(pid_t pid, uint64_t at, void *buf,
         at += (uint64_t)n;
         nbytes -= (size_t)n;
     }
+
     return 0;
 }
 
-// Takes memory for a part of such a file now, so that no access to it can fail later. 0 or an errno.
+// Takes memory for a part of such a file now, so that no access to it can fail later. 0 or an
+// errno.
 static int idist__os_reserve(int fd, size_t at, size_t nbytes) {
     int rc;
     do rc = posix_fallocate(fd, (off_t)at, (off_t)nbytes);
@@ -341,6 +378,7 @@ static int idist__os_reserve(int fd, size_t at, size_t nbytes) {
 static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
     sigset_t all, before;
     int rc;
+
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     rc = pthread_create(thread, NULL, fn, arg);

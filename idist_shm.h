@@ -12,35 +12,38 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [shm:transport]  what moves bytes between two ranks
+// uses -
 //------------------------------------------------------------------------------
 
-// A transport moves bytes between two ranks. It never blocks; `port` is its own. read and write: > 0 bytes moved, 0
-// nothing can move now, -1 the stream ended (errno 0) or broke (errno).
+// A transport moves bytes between two ranks. It never blocks; `port` is its own. read and write: >
+// 0 bytes moved, 0 nothing can move now, -1 the stream ended (errno 0) or broke (errno).
 typedef struct idist__transport {
     const char *name;
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
     ptrdiff_t (*write)(void *port, const struct iovec *parts, int nparts);
     int (*poll_fd)(void *port); // readable / writable as the port is
     void (*close)(void *port);
-    void (*polled)(void *port); // poll has seen something at poll_fd. NULL: then bytes move through that descriptor
-    bool lossy_close;           // closing with unread bytes may destroy what the other side has not read yet
+    void (*polled)(void *port); // poll has seen something at poll_fd. NULL: then bytes move through
+                                // that descriptor
+    bool lossy_close; // closing with unread bytes may destroy what the other side has not read yet
 } idist__transport;
 
 //------------------------------------------------------------------------------
 // [shm:segment]  memory that the ranks of one host share
-// uses types . used by link share engine join
+// uses os mem sock transport
 //
 // One file in memory, without a name, mapped by all ranks of the host:
 //
 //   | head | share of rank 0 | share of rank 1 | ... | window of rank 0 | window of rank 1 | ...
 //
-//   share    bell | a pipe from each rank | places: what the rank shows the others in collectives ([ring:share])
-//   window   holes, until idist_alloc fills a part of one
+//   share    bell | a pipe from each rank | places: what the rank shows the others in collectives
+//   ([ring:share]) window   holes, until idist_alloc fills a part of one
 //
-// Shares are reserved when the file is mapped, so that no access can fail later. Ranks are numbered by the order of
-// their world ranks here. Whoever writes something that another rank may wait for knocks afterwards; a rank that is
-// about to sleep says so in its bell first and looks once more. Between writing and looking there is a fence on both
-// sides, or the one who falls asleep puts one into all others (idist__shm_any_asleep): one of the two always sees the other.
+// Shares are reserved when the file is mapped, so that no access can fail later. Ranks are numbered
+// by the order of their world ranks here. Whoever writes something that another rank may wait for
+// knocks afterwards; a rank that is about to sleep says so in its bell first and looks once more.
+// Between writing and looking there is a fence on both sides, or the one who falls asleep puts one
+// into all others (idist__shm_any_asleep): one of the two always sees the other.
 //------------------------------------------------------------------------------
 
 #define IDIST__LINE ((size_t)64)
@@ -53,7 +56,8 @@ typedef struct idist__bell {
     char pad[60];
     int64_t pid; // whose memory this is, and a number there by which that can be proved
     uint64_t proof, proof_at;
-    idist__counter withdrawn; // sends that ended before their time: what was read at their addresses is worth nothing
+    idist__counter withdrawn; // sends that ended before their time: what was read at their
+                              // addresses is worth nothing
     char pad2[32];
 } idist__bell;
 
@@ -114,7 +118,8 @@ static idist__bell *idist__shm_bell(const idist__shm *m, int rank) {
 
 static idist__pipe *idist__shm_pipe(const idist__shm *m, int from, int to) {
     size_t one = sizeof(idist__pipe) + m->pipe_nbytes;
-    return (idist__pipe *)(void *)(idist__shm_share(m, to) + sizeof(idist__bell) + (size_t)from * one);
+    return (idist__pipe *)(void *)(idist__shm_share(m, to) + sizeof(idist__bell) +
+                                   (size_t)from * one);
 }
 
 // Wakes a rank if it sleeps, or is about to. The caller has put a fence behind what it wrote.
@@ -126,11 +131,14 @@ static void idist__shm_wake(const idist__shm *m, int rank) {
     if (how == 2) send(m->ports[rank].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-static idist__shm_head *idist__shm_head_of(const idist__shm *m) { return (idist__shm_head *)(void *)m->base; }
+static idist__shm_head *idist__shm_head_of(const idist__shm *m) {
+    return (idist__shm_head *)(void *)m->base;
+}
 
-// Whether anybody sleeps, after something was written. A fence would wait until the line that we wrote has come over
-// from the other core, as long as a small collective takes; so where the kernel can put one into all other ranks, the
-// one who falls asleep asks for that. With more ranks than cores sleep is common, and everybody has its own.
+// Whether anybody sleeps, after something was written. A fence would wait until the line that we
+// wrote has come over from the other core, as long as a small collective takes; so where the kernel
+// can put one into all other ranks, the one who falls asleep asks for that. With more ranks than
+// cores sleep is common, and everybody has its own.
 static bool idist__shm_any_asleep(const idist__shm *m) {
     if (m->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     else __atomic_signal_fence(__ATOMIC_SEQ_CST);
@@ -159,9 +167,12 @@ static int idist__shm_pull(const idist__shm *m, int rank, uint64_t at, void *buf
     return idist__os_read_other(m->pids[rank], at, buf, nbytes);
 }
 
-static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, char *buf, size_t nbytes, bool in) {
+static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, char *buf,
+                             size_t nbytes, bool in) {
     char *data = (char *)(p + 1);
-    size_t from = (size_t)at & (m->pipe_nbytes - 1), first = m->pipe_nbytes - from < nbytes ? m->pipe_nbytes - from : nbytes;
+    size_t from = (size_t)at & (m->pipe_nbytes - 1),
+           first = m->pipe_nbytes - from < nbytes ? m->pipe_nbytes - from : nbytes;
+
     if (in) {
         memcpy(buf, data + from, first);
         memcpy(buf + first, data, nbytes - first);
@@ -175,10 +186,12 @@ static uint64_t idist__shm_there(const idist__shm_port *p) { // bytes to read
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// The socket carries nothing but knocks; its end is the end of the link, after what lies in the pipe.
+// The socket carries nothing but knocks; its end is the end of the link, after what lies in the
+// pipe.
 static ptrdiff_t idist__shm_lifeline(idist__shm_port *p) {
     char knocks[64];
     ptrdiff_t n;
+
     p->look = false;
     do n = idist__sock_read(p->fd, knocks, sizeof knocks);
     while (n > 0);
@@ -189,23 +202,29 @@ static ptrdiff_t idist__shm_lifeline(idist__shm_port *p) {
 static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
     idist__shm_port *p = (idist__shm_port *)port;
     uint64_t there = idist__shm_there(p);
+
     if (!there && p->look && idist__shm_lifeline(p) < 0) {
         int err = errno;
         there = idist__shm_there(p); // its last words
         errno = err;
         if (!there) return -1;
     }
+
     if (!there) return 0;
+
     if (there > p->shm->pipe_nbytes) {
         errno = EPROTO;
         return -1;
     }
+
     idist__os_handover();
     if (nbytes > there) nbytes = (size_t)there;
     idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
     p->head += nbytes;
     __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
-    if (there > p->shm->pipe_nbytes / 2 && idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
+    if (there > p->shm->pipe_nbytes / 2 && idist__shm_any_asleep(p->shm))
+        idist__shm_wake(p->shm, p->peer);
+
     return (ptrdiff_t)nbytes;
 }
 
@@ -214,25 +233,31 @@ static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int npa
     size_t room = p->shm->pipe_nbytes, moved = 0, wanted = 0;
     uint64_t unread;
     int i;
+
     for (i = 0; i < nparts; i++) wanted += parts[i].iov_len;
-    if (wanted > room - (size_t)(p->tail - p->out_head)) p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    if (wanted > room - (size_t)(p->tail - p->out_head))
+        p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
     unread = p->tail - p->out_head;
     if (unread > room) {
         errno = EPROTO;
         return -1;
     }
+
     room -= (size_t)unread;
+
     for (i = 0; i < nparts && room; i++) {
         size_t k = parts[i].iov_len < room ? parts[i].iov_len : room;
         idist__pipe_copy(p->shm, p->out, p->tail + moved, (char *)parts[i].iov_base, k, false);
         moved += k;
         room -= k;
     }
+
     if (!moved) return 0;
     p->tail += moved;
     idist__os_handover();
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
     if (idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
+
     return (ptrdiff_t)moved;
 }
 
@@ -240,29 +265,36 @@ static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int npa
 static bool idist__shm_peek(const idist__shm_port *p, void *buf, size_t nbytes) {
     uint64_t there = idist__shm_there(p);
     uint64_t at;
+
     if (there < nbytes || there > p->shm->pipe_nbytes) return false;
     idist__os_handover();
-    for (at = nbytes; at < there && at < 4 * IDIST__LINE; at += IDIST__LINE) // what follows will be wanted next
-        __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (p->shm->pipe_nbytes - 1)));
+    for (at = nbytes; at < there && at < 4 * IDIST__LINE;
+         at += IDIST__LINE) // what follows will be wanted next
+        __builtin_prefetch((const char *)(p->in + 1) +
+                           ((p->head + at) & (p->shm->pipe_nbytes - 1)));
     idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
+
     return true;
 }
 
 // Whether a write of so many bytes will go through as a whole.
 static bool idist__shm_has_room(idist__shm_port *p, size_t nbytes) {
     size_t room = p->shm->pipe_nbytes;
-    if (nbytes > room - (size_t)(p->tail - p->out_head)) p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    if (nbytes > room - (size_t)(p->tail - p->out_head))
+        p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
     return p->tail - p->out_head <= room && nbytes <= room - (size_t)(p->tail - p->out_head);
 }
 
-// Takes the lines that the next write will fill away from the other side, which has read them a lap ago.
+// Takes the lines that the next write will fill away from the other side, which has read them a lap
+// ago.
 static void idist__shm_claim(const idist__shm_port *p, size_t nbytes) {
     size_t at;
     for (at = 0; at < nbytes && at < IDIST__CLAIM_BYTES; at += IDIST__LINE)
         idist__os_claim((const char *)(p->out + 1) + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
-// Whether the other process is gone, also where knocks that nobody has read lie before the end of the socket.
+// Whether the other process is gone, also where knocks that nobody has read lie before the end of
+// the socket.
 static bool idist__shm_gone(const idist__shm_port *p) {
     struct pollfd end;
     end.fd = p->fd;
@@ -276,8 +308,8 @@ static void idist__shm_polled(void *port) { ((idist__shm_port *)port)->look = tr
 
 static void idist__shm_close(void *port) { idist__os_close(&((idist__shm_port *)port)->fd); }
 
-static const idist__transport idist__transport_shm = {"shm",         idist__shm_read,  idist__shm_write,
-                                                      idist__shm_fd, idist__shm_close, idist__shm_polled,
-                                                      false};
+static const idist__transport idist__transport_shm = {
+    "shm", idist__shm_read, idist__shm_write, idist__shm_fd, idist__shm_close, idist__shm_polled,
+    false};
 
 #endif // IDIST_SHM_H
