@@ -33,16 +33,20 @@ static int hello(int local_rank, void *arg) {
     int64_t sum = rank + 1;
     (void)local_rank; // the same as idist_get_local_rank()
     (void)arg;
-    for (int turn = 0; turn < size; turn++) { // one after the other, so that the lines come in order
+    for (int turn = 0; turn < size;
+         turn++) { // one after the other, so that the lines come in order
         if (turn == rank) {
-            printf("hello from rank %d of %d: local rank %d of %d, node %d of %d, host %s, backend %s, launcher %s\n", rank,
-                   size, idist_get_local_rank(), idist_get_nproc_per_node(), idist_get_node_rank(), idist_get_nnodes(),
-                   idist_hostname(), idist_backend(), idist_launcher());
+            printf("hello from rank %d of %d: local rank %d of %d, node %d of %d, host %s, backend "
+                   "%s, launcher %s\n",
+                   rank, size, idist_get_local_rank(), idist_get_nproc_per_node(),
+                   idist_get_node_rank(), idist_get_nnodes(), idist_hostname(), idist_backend(),
+                   idist_launcher());
             fflush(stdout); // before the barrier, else the order is lost in stdio's buffer
         }
         CHECK(idist_barrier(NULL));
     }
-    CHECK(idist_all_reduce(&sum, &sum, 1, IDIST_I64, IDIST_SUM, NULL)); // 1 + 2 + ... + size, if everybody is there
+    CHECK(idist_all_reduce(&sum, &sum, 1, IDIST_I64, IDIST_SUM,
+                           NULL)); // 1 + 2 + ... + size, if everybody is there
     if (sum != (int64_t)size * (size + 1) / 2) {
         fprintf(stderr, "rank %d: the ranks add up to %lld\n", rank, (long long)sum);
         return 1;
@@ -62,7 +66,8 @@ int main(int argc, char **argv) {
             fprintf(stderr, "usage: 01_hello [number of ranks, 1 to 1024]\n");
             return 2;
         }
-        CHECK(idist_spawn(hello, NULL, (int)n, &desc)); // n processes; OK only if hello returned 0 in each of them
+        CHECK(idist_spawn(hello, NULL, (int)n,
+                          &desc)); // n processes; OK only if hello returned 0 in each of them
         return 0;
     }
     CHECK(idist_initialize(&desc));

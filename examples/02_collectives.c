@@ -38,12 +38,13 @@ enum { RANKS = 3, TEXT = 256 };
             return 1;                                                      \
         }                                                                  \
     } while (0)
-#define EXPECT(condition)                                                                           \
-    do {                                                                                            \
-        if (!(condition)) {                                                                         \
-            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), #condition); \
-            return 1;                                                                               \
-        }                                                                                           \
+#define EXPECT(condition)                                                              \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), \
+                    #condition);                                                       \
+            return 1;                                                                  \
+        }                                                                              \
     } while (0)
 
 // Prints the lines of all ranks in the order of the ranks: rank k speaks between the k-th barrier and the next.
@@ -63,9 +64,10 @@ static int all_reduce_example(int rank) {
     int64_t mine[2], sum[2];
     mine[0] = 1 + 2 * rank;
     mine[1] = 2 + 2 * rank;
-    CHECK(idist_all_reduce(mine, sum, 2, IDIST_I64, IDIST_SUM, NULL)); // may also be in place: send == recv
-    snprintf(line, sizeof line, "all_reduce SUM of [%lld, %lld] -> [%lld, %lld]", (long long)mine[0], (long long)mine[1],
-             (long long)sum[0], (long long)sum[1]);
+    CHECK(idist_all_reduce(mine, sum, 2, IDIST_I64, IDIST_SUM,
+                           NULL)); // may also be in place: send == recv
+    snprintf(line, sizeof line, "all_reduce SUM of [%lld, %lld] -> [%lld, %lld]",
+             (long long)mine[0], (long long)mine[1], (long long)sum[0], (long long)sum[1]);
     if (print_in_turn(line)) return 1;
     EXPECT(sum[0] == 9 && sum[1] == 12);
     return 0;
@@ -74,8 +76,10 @@ static int all_reduce_example(int rank) {
 static int all_gather_example(int rank) {
     char line[TEXT];
     double number = 2.0 * rank, all[RANKS];
-    CHECK(idist_all_gather(&number, all, 1, IDIST_F64, NULL)); // count is what each rank sends; all has count * ranks
-    snprintf(line, sizeof line, "all_gather of %.1f -> [%.1f, %.1f, %.1f]", number, all[0], all[1], all[2]);
+    CHECK(idist_all_gather(&number, all, 1, IDIST_F64,
+                           NULL)); // count is what each rank sends; all has count * ranks
+    snprintf(line, sizeof line, "all_gather of %.1f -> [%.1f, %.1f, %.1f]", number, all[0], all[1],
+             all[2]);
     if (print_in_turn(line)) return 1;
     for (int r = 0; r < RANKS; r++) EXPECT(all[r] == 2.0 * r);
     return 0;
@@ -83,7 +87,8 @@ static int all_gather_example(int rank) {
 
 // Strings differ in length. The bytes of all ranks arrive one after the other; sizes says how many are whose.
 static int gather_strings_example(int rank) {
-    static const char *const words[RANKS] = {"i am 0", "i am 1, a bit longer", "i am 2, a bit longer, a bit longer"};
+    static const char *const words[RANKS] = {"i am 0", "i am 1, a bit longer",
+                                             "i am 2, a bit longer, a bit longer"};
     char all[TEXT];
     size_t sizes[RANKS], at = 0;
     CHECK(idist_all_gather_bytes(words[rank], strlen(words[rank]), all, sizeof all, sizes, NULL));
@@ -120,10 +125,12 @@ typedef struct data {
 static int get_data(void *arg) {
     data *d = (data *)arg;
     FILE *f = fopen(d->path, "r");
-    d->downloaded = f == NULL;                   // not there yet: "download" it, that is, make it
-    if (d->downloaded) f = fopen(d->path, "wx"); // x: fail rather than write over a file of somebody else
+    d->downloaded = f == NULL; // not there yet: "download" it, that is, make it
+    if (d->downloaded)
+        f = fopen(d->path, "wx"); // x: fail rather than write over a file of somebody else
     if (!f) return 1;
-    int ok = d->downloaded ? fprintf(f, "%d\n", d->value = 42) > 0 : fscanf(f, "%d", &d->value) == 1;
+    int ok =
+        d->downloaded ? fprintf(f, "%d\n", d->value = 42) > 0 : fscanf(f, "%d", &d->value) == 1;
     return fclose(f) == 0 && ok ? 0 : 1;
 }
 
@@ -147,8 +154,10 @@ static int worker(int local_rank, void *arg) {
     int rank = idist_get_rank();
     (void)local_rank;
     (void)arg;
-    EXPECT(idist_get_world_size() == RANKS); // the values above are those of the tutorial, for 3 ranks
-    if (all_reduce_example(rank) || all_gather_example(rank) || gather_strings_example(rank)) return 1;
+    EXPECT(idist_get_world_size() ==
+           RANKS); // the values above are those of the tutorial, for 3 ranks
+    if (all_reduce_example(rank) || all_gather_example(rank) || gather_strings_example(rank))
+        return 1;
     return broadcast_example(rank) || barrier_example();
 }
 

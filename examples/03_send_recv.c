@@ -35,12 +35,13 @@ enum { MAX_RANKS = 64, COUNT = 1 << 18, ROUNDS = 4, TAG_TOKEN = 7, TAG_RING = 8,
             return 1;                                                      \
         }                                                                  \
     } while (0)
-#define EXPECT(condition)                                                                           \
-    do {                                                                                            \
-        if (!(condition)) {                                                                         \
-            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), #condition); \
-            return 1;                                                                               \
-        }                                                                                           \
+#define EXPECT(condition)                                                              \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), \
+                    #condition);                                                       \
+            return 1;                                                                  \
+        }                                                                              \
     } while (0)
 
 // Rank 0 -> 1 -> ... -> n-1 -> 0. Everybody adds its rank, so the token grows: the receiver offers room for the largest,
@@ -80,15 +81,18 @@ static int immediate_with(int rank, int n, float *out, float *in) {
         memset(&send, 0, sizeof send);
         receive.request = &requests[0];
         send.request = &requests[1];
-        for (int i = 0; i < COUNT; i++) out[i] = (float)(i % 1000 + rank + round); // ours: the last round is complete
+        for (int i = 0; i < COUNT; i++)
+            out[i] = (float)(i % 1000 + rank + round); // ours: the last round is complete
         CHECK(idist_recv(in, COUNT, IDIST_F32, previous, TAG_RING, NULL, &receive));
         CHECK(idist_send(out, COUNT, IDIST_F32, next, TAG_RING, &send));
-        for (int i = 1; i < 100000; i++) meanwhile += 1.0 / i; // work that touches neither out nor in
-        CHECK(idist_wait_all(requests, 2));                    // from here on both buffers are ours again
+        for (int i = 1; i < 100000; i++)
+            meanwhile += 1.0 / i;           // work that touches neither out nor in
+        CHECK(idist_wait_all(requests, 2)); // from here on both buffers are ours again
         for (int i = 0; i < COUNT; i++) EXPECT(in[i] == (float)(i % 1000 + previous + round));
         EXPECT(meanwhile > 12 && meanwhile < 13);
     }
-    if (rank == 0) printf("immediate: %d rounds round the ring, %d numbers each, all right\n", ROUNDS, COUNT);
+    if (rank == 0)
+        printf("immediate: %d rounds round the ring, %d numbers each, all right\n", ROUNDS, COUNT);
     fflush(stdout);
     return 0;
 }
@@ -114,7 +118,8 @@ static int any_source(int rank, int n) {
         idist_recv_info info;
         CHECK(idist_recv(&report, 1, IDIST_I64, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, NULL));
         EXPECT(info.source > 0 && info.source < n && !heard[info.source]);
-        EXPECT(info.tag == TAG_REPORT + info.source && report == 1000 + info.source && info.count == 1);
+        EXPECT(info.tag == TAG_REPORT + info.source && report == 1000 + info.source &&
+               info.count == 1);
         heard[info.source] = true;
     }
     printf("any source: rank 0 heard from %d others, tags as promised\n", n - 1);

@@ -93,13 +93,14 @@ static int ring_all_reduce(int64_t *x, size_t count, int64_t *scratch) {
 // Fills x from (rank, index), sums it both ways, compares element by element.
 static int compare(int64_t *x, int64_t *expected, int64_t *scratch, size_t count) {
     int rank = idist_get_rank(), n = idist_get_world_size();
-    for (size_t i = 0; i < count; i++) x[i] = (int64_t)i * 1000003 + (rank + 1) * (int64_t)(i % 17 + 1);
+    for (size_t i = 0; i < count; i++)
+        x[i] = (int64_t)i * 1000003 + (rank + 1) * (int64_t)(i % 17 + 1);
     CHECK(idist_all_reduce(x, expected, count, IDIST_I64, IDIST_SUM, NULL));
     if (ring_all_reduce(x, count, scratch)) return 1;
     for (size_t i = 0; i < count; i++) {
         if (x[i] != expected[i]) {
-            fprintf(stderr, "rank %d: element %zu of %zu is %lld, idist_all_reduce says %lld\n", rank, i, count,
-                    (long long)x[i], (long long)expected[i]);
+            fprintf(stderr, "rank %d: element %zu of %zu is %lld, idist_all_reduce says %lld\n",
+                    rank, i, count, (long long)x[i], (long long)expected[i]);
             return 1;
         }
     }
@@ -116,8 +117,10 @@ static int worker(int local_rank, void *arg) {
     int failed = x == NULL;
     (void)local_rank;
     (void)arg;
-    for (size_t count = 0; count <= n + 1 && !failed; count++) failed = compare(x, x + largest, x + 2 * largest, count);
-    for (size_t k = 0; k < 2 && !failed; k++) failed = compare(x, x + largest, x + 2 * largest, extra[k]);
+    for (size_t count = 0; count <= n + 1 && !failed; count++)
+        failed = compare(x, x + largest, x + 2 * largest, count);
+    for (size_t k = 0; k < 2 && !failed; k++)
+        failed = compare(x, x + largest, x + 2 * largest, extra[k]);
     free(x);
     return failed;
 }

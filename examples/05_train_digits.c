@@ -52,13 +52,26 @@
     } while (0)
 
 enum { SIDE = 8, PIXELS = SIDE * SIDE, CLASSES = 10 };
-enum { DEFAULT_EPOCHS = 30, DEFAULT_BATCH = 64, MIN_IMAGES = 100, MAX_IMAGES = 1000000, DEADLINE_MS = 60000 };
+enum {
+    DEFAULT_EPOCHS = 30,
+    DEFAULT_BATCH = 64,
+    MIN_IMAGES = 100,
+    MAX_IMAGES = 1000000,
+    DEADLINE_MS = 60000
+};
 
 // Feature maps have CH channels and carry a border of zeros, so that a 3x3 window fits everywhere.
 enum { CH = 16, PAD = SIDE + 2, HALF = SIDE / 2, POOLED = HALF * HALF * CH };
 
 // All parameters lie in one array, and so do their gradients: one all_reduce does it. Two more sums ride along.
-enum { W1 = 0, B1 = W1 + 9 * CH, W2 = B1 + CH, B2 = W2 + 9 * CH * CH, W3 = B2 + CH, B3 = W3 + POOLED * CLASSES };
+enum {
+    W1 = 0,
+    B1 = W1 + 9 * CH,
+    W2 = B1 + CH,
+    B2 = W2 + 9 * CH * CH,
+    W3 = B2 + CH,
+    B3 = W3 + POOLED * CLASSES
+};
 enum { PARAMS = B3 + CLASSES, LOSS = PARAMS, HITS, SUMS };
 
 typedef struct image {
@@ -127,8 +140,10 @@ static const char *parse_line(const char *s, image *out) {
     for (int i = 0; i <= PIXELS; i++) {
         int value = 0, digits = 0;
         for (; *s >= '0' && *s <= '9' && digits < 3; digits++) value = 10 * value + (*s++ - '0');
-        if (digits == 0 || (i < PIXELS && *s++ != ',')) return "expected 65 numbers (64 pixels, 1 label) divided by commas";
-        if (value > (i < PIXELS ? 16 : CLASSES - 1)) return i < PIXELS ? "a pixel is above 16" : "the label is above 9";
+        if (digits == 0 || (i < PIXELS && *s++ != ','))
+            return "expected 65 numbers (64 pixels, 1 label) divided by commas";
+        if (value > (i < PIXELS ? 16 : CLASSES - 1))
+            return i < PIXELS ? "a pixel is above 16" : "the label is above 9";
         *(i < PIXELS ? &out->pixels[i] : &out->label) = (unsigned char)value;
     }
     return s[strspn(s, "\r\n")] ? "something follows the label" : NULL;
@@ -136,7 +151,8 @@ static const char *parse_line(const char *s, image *out) {
 
 static bool append(images *to, const image *one) {
     if ((to->count & (to->count - 1)) == 0) { // grow at powers of two
-        image *more = (image *)realloc(to->at, (to->count ? 2 * (size_t)to->count : 1) * sizeof *more);
+        image *more =
+            (image *)realloc(to->at, (to->count ? 2 * (size_t)to->count : 1) * sizeof *more);
         if (!more) return false;
         to->at = more;
     }
@@ -153,11 +169,13 @@ static bool read_images(job *j, FILE *f) {
     while (!error && fgets(line, (int)sizeof line, f)) {
         error = parse_line(line, &one);
         if (++lines > MAX_IMAGES) error = "too many images";
-        if (!error && !append(++seen[one.label] % 5 == 0 ? &j->test : &j->train, &one)) error = "out of memory";
+        if (!error && !append(++seen[one.label] % 5 == 0 ? &j->test : &j->train, &one))
+            error = "out of memory";
     }
     if (error) fprintf(stderr, "%s:%d: %s\n", j->path, lines, error);
     else if (ferror(f)) fprintf(stderr, "%s: %s\n", j->path, strerror(errno));
-    else if (lines < MIN_IMAGES) fprintf(stderr, "%s: %d images, expected %d or more\n", j->path, lines, MIN_IMAGES);
+    else if (lines < MIN_IMAGES)
+        fprintf(stderr, "%s: %d images, expected %d or more\n", j->path, lines, MIN_IMAGES);
     else return true;
     return false;
 }
@@ -166,8 +184,8 @@ static bool read_images(job *j, FILE *f) {
 static const char *find_data(const char *program) {
     static char path[1024];
     const char *bases[] = {"", __FILE__, program, program, program};
-    const char *tails[] = {"examples/data/digits.csv", "data/digits.csv", "data/digits.csv", "examples/data/digits.csv",
-                           "../examples/data/digits.csv"};
+    const char *tails[] = {"examples/data/digits.csv", "data/digits.csv", "data/digits.csv",
+                           "examples/data/digits.csv", "../examples/data/digits.csv"};
     for (size_t i = 0; i < sizeof bases / sizeof bases[0]; i++) {
         const char *slash = strrchr(bases[i], '/');
         int folder = slash ? (int)(slash - bases[i]) + 1 : 0;
@@ -180,8 +198,9 @@ static const char *find_data(const char *program) {
 static bool load_data(job *j, const char *program) {
     if (!j->path) j->path = find_data(program);
     if (!j->path) {
-        fprintf(stderr, "examples/data/digits.csv not found here, beside the source or beside the program; "
-                        "give it with --data PATH\n");
+        fprintf(stderr,
+                "examples/data/digits.csv not found here, beside the source or beside the program; "
+                "give it with --data PATH\n");
         return false;
     }
     FILE *f = fopen(j->path, "r");
@@ -192,7 +211,8 @@ static bool load_data(job *j, const char *program) {
     bool ok = read_images(j, f);
     fclose(f);
     if (ok && j->batch > j->train.count) {
-        fprintf(stderr, "--batch %d is more than the %d training images\n", j->batch, j->train.count);
+        fprintf(stderr, "--batch %d is more than the %d training images\n", j->batch,
+                j->train.count);
         ok = false;
     }
     return ok;
@@ -201,7 +221,8 @@ static bool load_data(job *j, const char *program) {
 // ---- the network: conv, conv, max pool, dense, softmax ---------------------------------------------------------------
 
 typedef struct layers { // what one image makes of the layers, and the gradients on the way back
-    double input[PAD * PAD], map1[PAD * PAD * CH], map2[PAD * PAD * CH], pooled[POOLED], prob[CLASSES];
+    double input[PAD * PAD], map1[PAD * PAD * CH], map2[PAD * PAD * CH], pooled[POOLED],
+        prob[CLASSES];
     double dmap1[PAD * PAD * CH], dmap2[PAD * PAD * CH];
     int winner[POOLED]; // which place of map2 was the largest of its 2x2 window
 } layers;
@@ -230,8 +251,8 @@ static void conv_forward(const double *in, int nin, const double *w, const doubl
 
 // Adds to dw and db what follows from dout, and to din where it is wanted (not for the image) and `in` is not zero: where
 // a relu gave zero, nothing flows back.
-static void conv_backward(const double *in, int nin, const double *w, const double *dout, double *dw, double *db,
-                          double *din) {
+static void conv_backward(const double *in, int nin, const double *w, const double *dout,
+                          double *dw, double *db, double *din) {
     for (int y = 0; y < SIDE; y++) {
         for (int x = 0; x < SIDE; x++) {
             const double *g = dout + place(y, x) * CH;
@@ -244,7 +265,8 @@ static void conv_backward(const double *in, int nin, const double *w, const doub
                     double *drow = dw + (tap * nin + i) * CH;
                     if (value == 0) continue;
                     for (int c = 0; c < CH; c++) drow[c] += value * g[c];
-                    for (int c = 0; din && c < CH; c += 2) even += row[c] * g[c], odd += row[c + 1] * g[c + 1];
+                    for (int c = 0; din && c < CH; c += 2)
+                        even += row[c] * g[c], odd += row[c + 1] * g[c + 1];
                     if (din) din[at + i] += even + odd;
                 }
             }
@@ -271,7 +293,8 @@ static int forward(const double *w, const image *im, int shift, layers *l, doubl
     double logit[CLASSES], sum = 0;
     int best = 0;
     memset(l->input, 0, sizeof l->input);
-    for (int i = 0; i < PIXELS; i++) l->input[place(i / SIDE, i % SIDE) + shift] = im->pixels[i] / 16.0;
+    for (int i = 0; i < PIXELS; i++)
+        l->input[place(i / SIDE, i % SIDE) + shift] = im->pixels[i] / 16.0;
     conv_forward(l->input, 1, w + W1, w + B1, l->map1);
     conv_forward(l->map1, CH, w + W2, w + B2, l->map2);
     pool_forward(l);
@@ -312,7 +335,8 @@ static void add_gradient(const double *w, const image *im, int shift, layers *l,
 
 // Uniform between -bound and bound; He's rule for relu: bound = sqrt(6 / inputs of a unit).
 static void draw(double *w, int count, double bound, uint64_t *state) {
-    for (int i = 0; i < count; i++) w[i] = bound * ((double)(random_u64(state) >> 11) * 0x1p-52 - 1);
+    for (int i = 0; i < count; i++)
+        w[i] = bound * ((double)(random_u64(state) >> 11) * 0x1p-52 - 1);
 }
 
 static void initialise(double *w, uint64_t seed) { // biases stay 0
@@ -358,14 +382,16 @@ static void draw_bar(trainer *t, int epoch, int done, double loss, double epoch_
     if (now - t->drawn_s < 0.05) return;
     t->drawn_s = now;
     printf("\r\033[Kepoch %3d/%d [%.*s%.*s] loss %.4f %8.0f samples/s", epoch, t->j->epochs, filled,
-           "##############################", 30 - filled, "..............................", loss / done, done / epoch_s);
+           "##############################", 30 - filled, "..............................",
+           loss / done, done / epoch_s);
     fflush(stdout);
 }
 
 // Half of the images are moved by up to one pixel, so that the network learns shapes, not places. Like the shuffle, this
 // depends on the seed, the epoch and the image only, not on the rank that happens to have it.
 static int choose_shift(uint64_t seed, int epoch, int n) {
-    uint64_t state = seed * 7919u + (uint64_t)epoch * 1000003u + (uint64_t)n, r = random_u64(&state);
+    uint64_t state = seed * 7919u + (uint64_t)epoch * 1000003u + (uint64_t)n,
+             r = random_u64(&state);
     return r % 2 ? 0 : (int)(r / 2 % 3 - 1) * PAD + (int)(r / 6 % 3 - 1);
 }
 
@@ -400,7 +426,8 @@ typedef struct checkpoint {
 static uint64_t identity(const job *j) {
     uint64_t numbers[3] = {j->seed, (uint64_t)j->epochs, (uint64_t)j->batch};
     uint64_t id = fnv1a(0xcbf29ce484222325u, numbers, sizeof numbers);
-    return fnv1a(id, j->train.at, (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
+    return fnv1a(id, j->train.at,
+                 (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
 }
 
 // A crash at any moment leaves the old file or the new one, never half of one.
@@ -428,11 +455,15 @@ static int64_t load(trainer *t) {
     static checkpoint c;
     FILE *f = fopen(t->j->checkpoint, "rb");
     if (!f && errno == ENOENT) return 0;
-    bool ok = f && fread(&c, sizeof c, 1, f) == 1 && fgetc(f) == EOF && !memcmp(c.magic, "DIGITS1", 8) &&
-              c.sum == fnv1a(0xcbf29ce484222325u, &c, offsetof(checkpoint, sum)) && c.training == identity(t->j);
+    bool ok = f && fread(&c, sizeof c, 1, f) == 1 && fgetc(f) == EOF &&
+              !memcmp(c.magic, "DIGITS1", 8) &&
+              c.sum == fnv1a(0xcbf29ce484222325u, &c, offsetof(checkpoint, sum)) &&
+              c.training == identity(t->j);
     if (f) fclose(f);
     if (!ok)
-        fprintf(stderr, "%s is no checkpoint of this training: other data, other options, or damaged\n", t->j->checkpoint);
+        fprintf(stderr,
+                "%s is no checkpoint of this training: other data, other options, or damaged\n",
+                t->j->checkpoint);
     if (!ok) return -1;
     memcpy(t->w, c.w, sizeof t->w);
     memcpy(t->speed, c.speed, sizeof t->speed);
@@ -449,20 +480,23 @@ static int begin(trainer *t) {
     CHECK(idist_broadcast(t->w, PARAMS, IDIST_F64, 0, NULL));
     CHECK(idist_broadcast(t->speed, PARAMS, IDIST_F64, 0, NULL));
     t->done = (int)done;
-    if (t->rank == 0 && done) printf("resumed   after epoch %d, from %s\n", t->done, t->j->checkpoint);
+    if (t->rank == 0 && done)
+        printf("resumed   after epoch %d, from %s\n", t->done, t->j->checkpoint);
     return 0;
 }
 
 static int train(trainer *t) {
     const job *j = t->j;
     int count = j->train.count;
-    double base_rate = 0.1 * (j->batch < 64 ? j->batch / 64.0 : 1); // small batches are noisy: smaller steps
+    double base_rate =
+        0.1 * (j->batch < 64 ? j->batch / 64.0 : 1); // small batches are noisy: smaller steps
     for (int epoch = t->done + 1; epoch <= j->epochs; epoch++) {
         double start_s = now_s(), loss = 0, hits = 0;
         shuffle(t->order, count, j->seed, epoch);
         for (int first = 0; first < count; first += j->batch) {
             int size = count - first < j->batch ? count - first : j->batch;
-            double progress = (epoch - 1 + (double)first / count) / j->epochs; // the rate falls to zero
+            double progress =
+                (epoch - 1 + (double)first / count) / j->epochs; // the rate falls to zero
             CHECK(train_batch(t, epoch, first, size, base_rate * (1 - progress)));
             loss += t->sums[LOSS];
             hits += t->sums[HITS];
@@ -475,8 +509,9 @@ static int train(trainer *t) {
         t->done = epoch;
         if (t->rank == 0 && j->checkpoint && save(t)) return 1;
         if (t->rank == 0) {
-            printf("%sepoch %3d/%d  loss %.6f  train %6.2f %%  %7.0f samples/s\n", t->bar ? "\r\033[K" : "", epoch,
-                   j->epochs, loss / count, 100 * hits / count, count / (now_s() - start_s));
+            printf("%sepoch %3d/%d  loss %.6f  train %6.2f %%  %7.0f samples/s\n",
+                   t->bar ? "\r\033[K" : "", epoch, j->epochs, loss / count, 100 * hits / count,
+                   count / (now_s() - start_s));
             fflush(stdout);
         }
     }
@@ -498,7 +533,8 @@ static int test(trainer *t, int *hits) {
 static int compare_ranks(uint64_t value, int *other) {
     int n = idist_get_world_size();
     uint64_t *all = (uint64_t *)malloc((size_t)n * sizeof *all);
-    idist_status status = all ? idist_all_gather(&value, all, 1, IDIST_U64, NULL) : IDIST_ERR_NO_MEMORY;
+    idist_status status =
+        all ? idist_all_gather(&value, all, 1, IDIST_U64, NULL) : IDIST_ERR_NO_MEMORY;
     *other = -1;
     for (int r = n - 1; r > 0 && !status; r--)
         if (all[r] != all[0]) *other = r;
@@ -512,17 +548,20 @@ static int agree(const job *j, int rank, int ranks) {
     int other;
     uint64_t id = j->bad_input ? 0 : fnv1a(identity(j), &j->ranks, sizeof j->ranks);
     if (compare_ranks(id, &other)) return 1;
-    if (rank == 0 && other >= 0) fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
+    if (rank == 0 && other >= 0)
+        fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
     if (rank == 0 && j->ranks && j->ranks != ranks)
-        fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n", j->ranks, ranks);
+        fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",
+                j->ranks, ranks);
     return j->bad_input || other >= 0 || (j->ranks && j->ranks != ranks) ? 2 : 0;
 }
 
 static void print_configuration(const job *j, int ranks) {
     int low = j->batch / ranks, high = (j->batch + ranks - 1) / ranks;
-    printf("data      %s: %d images, %d to train and %d to test\n", j->path, j->train.count + j->test.count, j->train.count,
-           j->test.count);
-    printf("model     conv 3x3x%d, conv 3x3x%d, max pool 2x2, dense %d: %d parameters\n", CH, CH, CLASSES, PARAMS);
+    printf("data      %s: %d images, %d to train and %d to test\n", j->path,
+           j->train.count + j->test.count, j->train.count, j->test.count);
+    printf("model     conv 3x3x%d, conv 3x3x%d, max pool 2x2, dense %d: %d parameters\n", CH, CH,
+           CLASSES, PARAMS);
     printf("ranks     %d (backend %s, launcher %s)\n", ranks, idist_backend(), idist_launcher());
     printf("training  %d epochs, batch %d in all (%d", j->epochs, j->batch, low);
     if (high != low) printf(" or %d", high);
@@ -540,12 +579,16 @@ static int finish(trainer *t) {
     CHECK(sum_over_ranks(t, seconds, 2));
     uint64_t checksum = fnv1a(0xcbf29ce484222325u, t->w, sizeof t->w);
     if (compare_ranks(checksum, &other)) return 1;
-    bool judged = j->epochs == DEFAULT_EPOCHS && j->batch == DEFAULT_BATCH; // other settings may well do worse
+    bool judged = j->epochs == DEFAULT_EPOCHS &&
+                  j->batch == DEFAULT_BATCH; // other settings may well do worse
     bool enough = !judged || 100LL * hits >= 97LL * j->test.count;
     if (t->rank == 0) {
-        printf("accuracy  %.2f %% (%d of %d test images)\n", 100.0 * hits / j->test.count, hits, j->test.count);
-        printf("time      %.1f s, %.1f %% of it communicating\n", seconds[1] / t->ranks, 100 * seconds[0] / seconds[1]);
-        if (other < 0) printf("checksum 0x%016llx on all %d ranks\n", (unsigned long long)checksum, t->ranks);
+        printf("accuracy  %.2f %% (%d of %d test images)\n", 100.0 * hits / j->test.count, hits,
+               j->test.count);
+        printf("time      %.1f s, %.1f %% of it communicating\n", seconds[1] / t->ranks,
+               100 * seconds[0] / seconds[1]);
+        if (other < 0)
+            printf("checksum 0x%016llx on all %d ranks\n", (unsigned long long)checksum, t->ranks);
         else fprintf(stderr, "rank %d ended with other weights than rank 0\n", other);
         if (!enough) fprintf(stderr, "accuracy is below 97 %%\n");
         fflush(stdout);
@@ -582,23 +625,26 @@ static int worker(int local_rank, void *arg) {
 static void usage(FILE *out) {
     fprintf(out,
             "usage: 05_train_digits [options]\n"
-            "  --ranks N    processes to start; default: one per core, at least 2. Under a launcher: leave it out\n"
+            "  --ranks N    processes to start; default: one per core, at least 2. Under a "
+            "launcher: leave it out\n"
             "  --epochs N   times to go through the training images; default %d\n"
             "  --batch N    images per step, over all ranks together; default %d\n"
             "  --seed N     of the first weights and of the shuffles; default 1\n"
             "  --data PATH  the images; default: examples/data/digits.csv\n"
-            "  --checkpoint FILE  written after each epoch; when it is there at the start, training goes on from it\n"
+            "  --checkpoint FILE  written after each epoch; when it is there at the start, "
+            "training goes on from it\n"
             "  --help       this text\n",
             DEFAULT_EPOCHS, DEFAULT_BATCH);
 }
 
-static bool parse_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *value) {
+static bool parse_number(const char *option, const char *text, uint64_t min, uint64_t max,
+                         uint64_t *value) {
     char *end = NULL;
     errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || *end || errno || v < min || v > max) {
-        fprintf(stderr, "%s %s: expected a number from %llu to %llu\n", option, text, (unsigned long long)min,
-                (unsigned long long)max);
+        fprintf(stderr, "%s %s: expected a number from %llu to %llu\n", option, text,
+                (unsigned long long)min, (unsigned long long)max);
         return false;
     }
     *value = v;
@@ -607,7 +653,8 @@ static bool parse_number(const char *option, const char *text, uint64_t min, uin
 
 // 0: go on; 1: --help was answered; 2: wrong.
 static int parse_options(job *j, int argc, char **argv) {
-    static const char *const names[] = {"--ranks", "--epochs", "--batch", "--seed", "--data", "--checkpoint"};
+    static const char *const names[] = {"--ranks", "--epochs", "--batch",
+                                        "--seed",  "--data",   "--checkpoint"};
     static const uint64_t limits[][2] = {{1, 1024}, {1, 100000}, {1, MAX_IMAGES}, {0, UINT64_MAX}};
     for (int i = 1; i < argc; i += 2) {
         int which = 0;
@@ -616,7 +663,9 @@ static int parse_options(job *j, int argc, char **argv) {
         while (which < 6 && strcmp(argv[i], names[which])) which++;
         if (which == 6) return fprintf(stderr, "unknown option %s\n", argv[i]), usage(stderr), 2;
         if (i + 1 == argc) return fprintf(stderr, "%s needs a value\n", argv[i]), 2;
-        if (which < 4 && !parse_number(names[which], argv[i + 1], limits[which][0], limits[which][1], &number)) return 2;
+        if (which < 4 &&
+            !parse_number(names[which], argv[i + 1], limits[which][0], limits[which][1], &number))
+            return 2;
         if (which == 0) j->ranks = (int)number;
         if (which == 1) j->epochs = (int)number;
         if (which == 2) j->batch = (int)number;
@@ -647,7 +696,8 @@ static int launch(job *j) {
     desc.report = &report;
     if (!is_launched()) {
         int ranks = ranks_to_start(j);
-        desc.nproc_per_node = ranks > 1 ? ranks : 0; // 0 and no launcher: a world of 1, in this process
+        desc.nproc_per_node =
+            ranks > 1 ? ranks : 0; // 0 and no launcher: a world of 1, in this process
     }
     idist_status status = idist_parallel_run(&desc, worker, j);
     if (j->exit_code) return j->exit_code; // the worker ran in this process and said why

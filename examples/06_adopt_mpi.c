@@ -29,7 +29,8 @@ static int half_sum(MPI_Comm half, int rank, int *sum) {
     desc.mpi_comm = &half;
     *sum = 10 * rank;
     if (idist_initialize(&desc) != IDIST_OK) return failed(rank, "initialize");
-    if (idist_all_reduce(sum, sum, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK) return failed(rank, "all_reduce");
+    if (idist_all_reduce(sum, sum, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK)
+        return failed(rank, "all_reduce");
     return idist_finalize() == IDIST_OK ? 0 : failed(rank, "finalize");
 }
 
@@ -41,7 +42,9 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
 
     if (idist_initialize(NULL) != IDIST_OK) return failed(rank, "initialize");
-    if (rank == 0) printf("MPI counts %d ranks, idist %d by %s\n", size, idist_get_world_size(), idist_backend());
+    if (rank == 0)
+        printf("MPI counts %d ranks, idist %d by %s\n", size, idist_get_world_size(),
+               idist_backend());
     if (idist_finalize() != IDIST_OK) return failed(rank, "finalize");
 
     MPI_Comm_split(MPI_COMM_WORLD, rank < size / 2 ? 0 : 1, rank, &half);
@@ -55,8 +58,8 @@ int main(int argc, char **argv) {
     MPI_Bcast(&sums[1], 1, MPI_INT, size - 1, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &total, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0) {
-        printf("the halves have %d and %d ranks: sums %d and %d of rank numbers times 10\n", sizes[0], sizes[1], sums[0],
-               sums[1]);
+        printf("the halves have %d and %d ranks: sums %d and %d of rank numbers times 10\n",
+               sizes[0], sizes[1], sums[0], sums[1]);
         printf("MPI goes on: %d ranks at the end\n", total);
     }
     MPI_Finalize();

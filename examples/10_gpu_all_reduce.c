@@ -60,7 +60,8 @@ static double now_s(void) {
 
 // Small whole numbers, so that every sum is exact. Each rank has others.
 static void fill(const job *j) {
-    for (size_t i = 0; i < j->count; i++) j->host[i] = (float)(i % PATTERN + (size_t)idist_get_rank());
+    for (size_t i = 0; i < j->count; i++)
+        j->host[i] = (float)(i % PATTERN + (size_t)idist_get_rank());
 }
 
 static int verify(const job *j, const char *how) {
@@ -68,8 +69,8 @@ static int verify(const job *j, const char *how) {
     for (size_t i = 0; i < j->count; i++) {
         size_t expected = n * (i % PATTERN) + n * (n - 1) / 2;
         if (j->host[i] == (float)expected) continue;
-        fprintf(stderr, "rank %d, %s: element %zu is %g, expected %zu\n", idist_get_rank(), how, i, (double)j->host[i],
-                expected);
+        fprintf(stderr, "rank %d, %s: element %zu is %g, expected %zu\n", idist_get_rank(), how, i,
+                (double)j->host[i], expected);
         return 1;
     }
     return 0;
@@ -110,10 +111,12 @@ static int measure(const job *j, const char *how, cudaStream_t stream) {
     opts.stream = stream;
     CHECK(idist_barrier(NULL));
     double seconds = now_s();
-    for (int i = 0; i < REPEAT; i++) CHECK(idist_all_reduce(j->send, j->recv, j->count, IDIST_F32, IDIST_SUM, &opts));
+    for (int i = 0; i < REPEAT; i++)
+        CHECK(idist_all_reduce(j->send, j->recv, j->count, IDIST_F32, IDIST_SUM, &opts));
     if (stream) CUDA(cudaStreamSynchronize(stream));
     seconds = (now_s() - seconds) / (double)REPEAT;
-    CHECK(idist_all_reduce(&seconds, &seconds, 1, IDIST_F64, IDIST_MAX, NULL)); // of the slowest rank; host memory
+    CHECK(idist_all_reduce(&seconds, &seconds, 1, IDIST_F64, IDIST_MAX,
+                           NULL)); // of the slowest rank; host memory
     if (idist_get_rank() == 0)
         printf("%s: right on all ranks, %.3f ms, bus bandwidth %.2f GB/s\n", how, 1e3 * seconds,
                1e-9 * (double)(j->count * sizeof(float)) / seconds * 2 * (n - 1) / n);
@@ -147,8 +150,10 @@ static int run_on_device(job *j) {
     cudaStream_t stream;
     bool shared;
     if (ranks_share_a_gpu(&shared)) return 1;
-    if (shared && idist_get_rank() == 0) printf("ranks share a GPU: this measures no link between GPUs\n");
-    CUDA(cudaMallocHost((void **)&j->host, nbytes)); // pinned: copies of other memory make the host wait
+    if (shared && idist_get_rank() == 0)
+        printf("ranks share a GPU: this measures no link between GPUs\n");
+    CUDA(cudaMallocHost((void **)&j->host,
+                        nbytes)); // pinned: copies of other memory make the host wait
     CUDA(cudaMalloc((void **)&j->send, nbytes));
     CUDA(cudaMalloc((void **)&j->recv, nbytes));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -166,7 +171,8 @@ static int run_on_host(job *j) {
     j->host = (float *)malloc(nbytes);
     j->send = (float *)idist_alloc(nbytes, NULL);
     j->recv = (float *)idist_alloc(nbytes, NULL);
-    int code = !j->host || !j->send || !j->recv || reduce_blocking(j) || measure(j, "blocking", NULL);
+    int code =
+        !j->host || !j->send || !j->recv || reduce_blocking(j) || measure(j, "blocking", NULL);
     free(j->host);
     idist_free(j->send);
     idist_free(j->recv);
@@ -179,8 +185,8 @@ static int worker(int local_rank, void *arg) {
     j.device = strcmp(idist_device(), "cpu") != 0;
     if (idist_get_rank() == 0) {
         if (!j.device) printf("no CUDA device for all ranks: this runs on memory of the host\n");
-        printf("world of %d, device %s, device backend %s, %zu MiB\n", idist_get_world_size(), idist_device(),
-               idist_device_backend(), j.count * sizeof(float) >> 20);
+        printf("world of %d, device %s, device backend %s, %zu MiB\n", idist_get_world_size(),
+               idist_device(), idist_device_backend(), j.count * sizeof(float) >> 20);
     }
     return j.device ? run_on_device(&j) : run_on_host(&j);
 }
@@ -193,7 +199,8 @@ static int parse(const char *text, int max) {
 }
 
 int main(int argc, char **argv) {
-    int ranks = argc > 1 ? parse(argv[1], 1024) : RANKS, mib = argc > 2 ? parse(argv[2], 65536) : MIB;
+    int ranks = argc > 1 ? parse(argv[1], 1024) : RANKS,
+        mib = argc > 2 ? parse(argv[2], 65536) : MIB;
     idist_desc desc;
     job j;
     if (!ranks || !mib || argc > 3) {

@@ -51,18 +51,32 @@
         }                                                                          \
     } while (0)
 
-enum { PIXELS = 64, HIDDEN = 64, CLASSES = 10, IMAGES = 1797, TEST = IMAGES / 5, TRAIN = IMAGES - TEST };
+enum {
+    PIXELS = 64,
+    HIDDEN = 64,
+    CLASSES = 10,
+    IMAGES = 1797,
+    TEST = IMAGES / 5,
+    TRAIN = IMAGES - TEST
+};
 enum { RANKS = 2, EPOCHS = 20, BATCH = 64 };
 // Where the parameters of each layer begin. Their gradients lie the same way; the loss and the hits ride along with those
 // of the last layer.
-enum { W1 = 0, B1 = W1 + PIXELS * HIDDEN, W2 = B1 + HIDDEN, B2 = W2 + HIDDEN * CLASSES, PARAMS = B2 + CLASSES };
+enum {
+    W1 = 0,
+    B1 = W1 + PIXELS * HIDDEN,
+    W2 = B1 + HIDDEN,
+    B2 = W2 + HIDDEN * CLASSES,
+    PARAMS = B2 + CLASSES
+};
 enum { LOSS = PARAMS, HITS, SUMS };
 
 typedef struct net { // one on the host; another on the device, if there is one
     float images[IMAGES * PIXELS];
     int labels[IMAGES], order[IMAGES]; // the order has those to train with first
     float w[PARAMS], speed[PARAMS], g[SUMS], total[SUMS - LOSS];
-    float hidden[TEST * HIDDEN], dhidden[TEST * HIDDEN], dout[TEST * CLASSES], loss[TEST], hit[TEST]; // per image
+    float hidden[TEST * HIDDEN], dhidden[TEST * HIDDEN], dout[TEST * CLASSES], loss[TEST],
+        hit[TEST]; // per image
 } net;
 
 typedef struct batch { // the own share of it: images order[first] ...
@@ -84,7 +98,8 @@ __host__ __device__ static void forward2(net *t, batch b, int n) { // with softm
     float logit[CLASSES], sum = 0;
     for (int k = 0; k < CLASSES; k++) {
         logit[k] = t->w[B2 + k];
-        for (int h = 0; h < HIDDEN; h++) logit[k] += t->hidden[n * HIDDEN + h] * t->w[W2 + h * CLASSES + k];
+        for (int h = 0; h < HIDDEN; h++)
+            logit[k] += t->hidden[n * HIDDEN + h] * t->w[W2 + h * CLASSES + k];
         if (logit[k] > logit[best]) best = k;
     }
     for (int k = 0; k < CLASSES; k++) sum += expf(logit[k] - logit[best]);
@@ -97,7 +112,8 @@ __host__ __device__ static void forward2(net *t, batch b, int n) { // with softm
 __host__ __device__ static void gradient2(net *t, batch b, int i) {
     float sum = 0;
     for (int n = 0, at = W2 + i; n < b.count; n++) {
-        if (at < B2) sum += t->hidden[n * HIDDEN + i / CLASSES] * t->dout[n * CLASSES + i % CLASSES];
+        if (at < B2)
+            sum += t->hidden[n * HIDDEN + i / CLASSES] * t->dout[n * CLASSES + i % CLASSES];
         else if (at < LOSS) sum += t->dout[n * CLASSES + (at - B2)];
         else sum += (at == LOSS ? t->loss[n] : t->hit[n]) / b.count;
     }
@@ -106,14 +122,16 @@ __host__ __device__ static void gradient2(net *t, batch b, int i) {
 
 __host__ __device__ static void back(net *t, batch, int i) {
     float sum = 0;
-    for (int k = 0; k < CLASSES; k++) sum += t->w[W2 + i % HIDDEN * CLASSES + k] * t->dout[i / HIDDEN * CLASSES + k];
+    for (int k = 0; k < CLASSES; k++)
+        sum += t->w[W2 + i % HIDDEN * CLASSES + k] * t->dout[i / HIDDEN * CLASSES + k];
     t->dhidden[i] = t->hidden[i] > 0 ? sum : 0;
 }
 
 __host__ __device__ static void gradient1(net *t, batch b, int i) {
     float sum = 0;
     for (int n = 0; n < b.count; n++)
-        sum += (i < B1 ? t->images[t->order[b.first + n] * PIXELS + i / HIDDEN] : 1) * t->dhidden[n * HIDDEN + i % HIDDEN];
+        sum += (i < B1 ? t->images[t->order[b.first + n] * PIXELS + i / HIDDEN] : 1) *
+               t->dhidden[n * HIDDEN + i % HIDDEN];
     t->g[i] = sum;
 }
 
@@ -132,7 +150,8 @@ template <void (*element)(net *, batch, int)> __global__ void kernel(net *t, bat
 }
 
 // The elements 0 .. n-1: on the stream, or here and now.
-template <void (*element)(net *, batch, int)> static void each(net *t, batch b, int n, cudaStream_t stream) {
+template <void (*element)(net *, batch, int)>
+static void each(net *t, batch b, int n, cudaStream_t stream) {
     if (stream) kernel<element><<<(n + 127) / 128, 128, 0, stream>>>(t, b, n);
     else
         for (int i = 0; i < n; i++) element(t, b, i);
@@ -183,7 +202,10 @@ static int train(net *t, net *host, cudaStream_t stream) {
     batch b;
     b.count = BATCH / idist_get_world_size();
     for (int i = 0; i < B2; i++) // biases begin at 0
-        host->w[i] = (i < B1 ? 0.3f : i < W2 ? 0 : 0.2f) * ((float)(random_u64(&state) >> 40) / 8388608 - 1);
+        host->w[i] = (i < B1   ? 0.3f
+                      : i < W2 ? 0
+                               : 0.2f) *
+                     ((float)(random_u64(&state) >> 40) / 8388608 - 1);
     if (copy(t, host, sizeof *t, stream)) return 1;
     for (int epoch = 1; epoch <= EPOCHS; epoch++) {
         for (int i = TRAIN - 1; i > 0; i--) {
@@ -201,7 +223,8 @@ static int train(net *t, net *host, cudaStream_t stream) {
         }
         if (copy(host->total, t->total, sizeof t->total, stream)) return 1;
         if (rank == 0 && epoch % 5 == 0)
-            printf("epoch %2d: loss %.4f, %.1f %% right\n", epoch, host->total[0] / batches, 100 * host->total[1] / batches);
+            printf("epoch %2d: loss %.4f, %.1f %% right\n", epoch, host->total[0] / batches,
+                   100 * host->total[1] / batches);
     }
     return copy(host->w, t->w, sizeof t->w, stream);
 }
@@ -230,13 +253,16 @@ static int run(net *t, net *host, cudaStream_t stream) {
     if (train(t, host, stream)) return 1;
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (test(t, host, stream, &hits)) return 1;
-    for (size_t i = 0; i < sizeof host->w; i++) checksum = (checksum ^ ((unsigned char *)host->w)[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < sizeof host->w; i++)
+        checksum = (checksum ^ ((unsigned char *)host->w)[i]) * 0x100000001b3u;
     CHECK(idist_all_reduce(&checksum, &least, 1, IDIST_U64, IDIST_MIN, NULL));
     CHECK(idist_all_reduce(&checksum, &most, 1, IDIST_U64, IDIST_MAX, NULL));
     if (idist_get_rank() == 0) {
-        printf("accuracy %.1f %% (%d of %d test images), %.2f s\n", 100.0 * (double)hits / TEST, (int)hits, TEST,
+        printf("accuracy %.1f %% (%d of %d test images), %.2f s\n", 100.0 * (double)hits / TEST,
+               (int)hits, TEST,
                (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec));
-        if (least == most) printf("checksum 0x%016llx on all ranks\n", (unsigned long long)checksum);
+        if (least == most)
+            printf("checksum 0x%016llx on all ranks\n", (unsigned long long)checksum);
         else fprintf(stderr, "the ranks ended with different parameters\n");
         fflush(stdout);
     }
@@ -251,11 +277,13 @@ static int worker(int local_rank, void *arg) {
     (void)local_rank;
     if (idist_get_rank() == 0) {
         if (!device) printf("no CUDA device for all ranks: the processor does it\n");
-        printf("world of %d, device %s, device backend %s: %d images to train, %d to test, %d parameters\n", n,
-               idist_device(), idist_device_backend(), TRAIN, TEST, PARAMS);
+        printf("world of %d, device %s, device backend %s: %d images to train, %d to test, %d "
+               "parameters\n",
+               n, idist_device(), idist_device_backend(), TRAIN, TEST, PARAMS);
         if (BATCH % n) fprintf(stderr, "%d ranks cannot share a batch of %d evenly\n", n, BATCH);
     }
-    if (BATCH % n) return 1; // AVG is the mean over ranks; that of the images only where all have as many
+    if (BATCH % n)
+        return 1; // AVG is the mean over ranks; that of the images only where all have as many
     if (!device) return run(t, host, stream);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMalloc((void **)&t, sizeof *t));
@@ -277,7 +305,9 @@ static int read_data(net *host) {
     if (f) fclose(f);
     for (int i = 0; i < n; i++) host->order[i % 5 == 4 ? TRAIN + ntest++ : ntrain++] = i;
     if (n < IMAGES)
-        fprintf(stderr, "examples/data/digits.csv: %d images, expected %d; run this above examples/\n", n, IMAGES);
+        fprintf(stderr,
+                "examples/data/digits.csv: %d images, expected %d; run this above examples/\n", n,
+                IMAGES);
     return n < IMAGES;
 }
 

@@ -54,7 +54,8 @@ enum { W1 = 0, B1 = W1 + INPUTS * HIDDEN, W2 = B1 + HIDDEN, B2 = W2 + HIDDEN, PA
 
 typedef struct model { // one on the host; another on the device, if there is one
     float x[SAMPLES * INPUTS], y[SAMPLES], hidden[SAMPLES * HIDDEN], error[SAMPLES];
-    float w[PARAMS + MAX_RANKS], g[PARAMS + MAX_RANKS]; // parameters and gradients, with room for the padding
+    float w[PARAMS + MAX_RANKS],
+        g[PARAMS + MAX_RANKS]; // parameters and gradients, with room for the padding
 } model;
 
 typedef struct adam { // the moments of `count` parameters from `first` on
@@ -67,7 +68,8 @@ typedef struct adam { // the moments of `count` parameters from `first` on
 
 __host__ __device__ static void hidden(model *t, adam, int i) {
     float sum = t->w[B1 + i % HIDDEN];
-    for (int k = 0; k < INPUTS; k++) sum += t->x[i / HIDDEN * INPUTS + k] * t->w[W1 + k * HIDDEN + i % HIDDEN];
+    for (int k = 0; k < INPUTS; k++)
+        sum += t->x[i / HIDDEN * INPUTS + k] * t->w[W1 + k * HIDDEN + i % HIDDEN];
     t->hidden[i] = tanhf(sum);
 }
 
@@ -101,7 +103,8 @@ template <void (*element)(model *, adam, int)> __global__ void kernel(model *t, 
 }
 
 // The elements 0 .. n-1: on the stream, or here and now.
-template <void (*element)(model *, adam, int)> static void each(model *t, adam a, int n, cudaStream_t stream) {
+template <void (*element)(model *, adam, int)>
+static void each(model *t, adam a, int n, cudaStream_t stream) {
     if (stream) kernel<element><<<(n + 127) / 128, 128, 0, stream>>>(t, a, n);
     else
         for (int i = 0; i < n; i++) element(t, a, i);
@@ -158,7 +161,8 @@ static int step(model *t, adam a, bool sharded, cudaStream_t stream) {
     each<hidden>(t, a, SAMPLES * HIDDEN, stream);
     each<output>(t, a, SAMPLES, stream);
     each<gradient>(t, a, PARAMS, stream); // those of the padding stay 0
-    if (sharded) CHECK(idist_reduce_scatter(t->g, t->g + a.first, count, IDIST_F32, IDIST_AVG, &opts));
+    if (sharded)
+        CHECK(idist_reduce_scatter(t->g, t->g + a.first, count, IDIST_F32, IDIST_AVG, &opts));
     else CHECK(idist_all_reduce(t->g, t->g, count, IDIST_F32, IDIST_AVG, &opts));
     each<adamw>(t, a, a.count, stream);
     if (sharded) CHECK(idist_all_gather(t->w + a.first, t->w, count, IDIST_F32, &opts));
@@ -170,7 +174,8 @@ static int step(model *t, adam a, bool sharded, cudaStream_t stream) {
 static int mean_loss(model *t, model *host, cudaStream_t stream, double *loss) {
     if (copy(host->error, t->error, sizeof t->error, stream)) return 1;
     *loss = 0;
-    for (int n = 0; n < SAMPLES; n++) *loss += (double)host->error[n] * (double)host->error[n] / SAMPLES;
+    for (int n = 0; n < SAMPLES; n++)
+        *loss += (double)host->error[n] * (double)host->error[n] / SAMPLES;
     CHECK(idist_all_reduce(loss, loss, 1, IDIST_F64, IDIST_AVG, NULL)); // host memory
     return 0;
 }
@@ -197,8 +202,9 @@ static int train(model *t, model *host, bool sharded, cudaStream_t stream) {
     free_moments(a.m, stream);
     free_moments(a.v, stream);
     if (idist_get_rank() == 0)
-        printf("%-10s loss %.4f -> %.4f, optimiser state %zu bytes per rank\n", sharded ? "sharded:" : "unsharded:", first,
-               last, 2 * (size_t)a.count * sizeof(float));
+        printf("%-10s loss %.4f -> %.4f, optimiser state %zu bytes per rank\n",
+               sharded ? "sharded:" : "unsharded:", first, last,
+               2 * (size_t)a.count * sizeof(float));
     if (last < first / 10) return 0;
     fprintf(stderr, "rank %d: the loss has not fallen to a tenth\n", idist_get_rank());
     return 1;
@@ -230,11 +236,12 @@ static int worker(int local_rank, void *arg) {
     cudaStream_t stream = NULL; // NULL: there is no device
     (void)local_rank;
     (void)arg;
-    if (n > MAX_RANKS) return fprintf(stderr, "%d ranks, and there is padding for %d\n", n, MAX_RANKS), 1;
+    if (n > MAX_RANKS)
+        return fprintf(stderr, "%d ranks, and there is padding for %d\n", n, MAX_RANKS), 1;
     if (idist_get_rank() == 0) {
         if (!device) printf("no CUDA device for all ranks: the processor does it\n");
-        printf("world of %d, device %s, device backend %s: %d parameters, padded to %d\n", n, idist_device(),
-               idist_device_backend(), PARAMS, (PARAMS + n - 1) / n * n);
+        printf("world of %d, device %s, device backend %s: %d parameters, padded to %d\n", n,
+               idist_device(), idist_device_backend(), PARAMS, (PARAMS + n - 1) / n * n);
     }
     if (!device) return compare(t, &host, stream);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -71,7 +71,8 @@ enum { MIN_IMAGES = 20, MAX_IMAGES = 1000000 };
 // ---- options ------------------------------------------------------------------------------------------------------
 
 typedef struct config {
-    int seed, batch_size, num_workers, num_epochs, num_warmup_epochs, validate_every, checkpoint_every, log_every_iters;
+    int seed, batch_size, num_workers, num_epochs, num_warmup_epochs, validate_every,
+        checkpoint_every, log_every_iters;
     int nproc_per_node, stop_iteration, side, width;
     double learning_rate, momentum, weight_decay;
     const char *data, *output_path, *model, *backend, *resume_from;
@@ -105,28 +106,38 @@ typedef struct option {
 } option;
 
 static const option OPTIONS[] = {
-    {"seed", WHOLE, &cfg.seed, 0, INT32_MAX, "of the first weights, the shuffles and the augmentation"},
-    {"data", TEXT, &cfg.data, 0, 0, "folder with CIFAR-10's binary files, or a file like digits.csv"},
+    {"seed", WHOLE, &cfg.seed, 0, INT32_MAX,
+     "of the first weights, the shuffles and the augmentation"},
+    {"data", TEXT, &cfg.data, 0, 0,
+     "folder with CIFAR-10's binary files, or a file like digits.csv"},
     {"output_path", TEXT, &cfg.output_path, 0, 0, "folder of the checkpoints"},
     {"model", TEXT, &cfg.model, 0, 0, "resnet8, resnet14, resnet20, ...: 6 n + 2 layers"},
     {"width", WHOLE, &cfg.width, 2, 256, "channels of the first stage"},
-    {"side", WHOLE, &cfg.side, 16, CIFAR_SIDE, "pixels to which the digits are scaled up: 16 or 32"},
+    {"side", WHOLE, &cfg.side, 16, CIFAR_SIDE,
+     "pixels to which the digits are scaled up: 16 or 32"},
     {"batch_size", WHOLE, &cfg.batch_size, 1, 65536, "images per step, of all ranks together"},
     {"momentum", REAL, &cfg.momentum, 0, 1, "of the optimizer, Nesterov's"},
     {"weight_decay", REAL, &cfg.weight_decay, 0, 1, "added to the gradient, times the weights"},
-    {"num_workers", WHOLE, &cfg.num_workers, 0, 256, "threads that prepare batches, of all ranks together"},
+    {"num_workers", WHOLE, &cfg.num_workers, 0, 256,
+     "threads that prepare batches, of all ranks together"},
     {"num_epochs", WHOLE, &cfg.num_epochs, 1, 100000, "times through the training images"},
     {"learning_rate", REAL, &cfg.learning_rate, 0, 100, "at its peak, after the warm-up"},
-    {"num_warmup_epochs", WHOLE, &cfg.num_warmup_epochs, 0, 100000, "in which it grows from 0; then it falls to 0"},
+    {"num_warmup_epochs", WHOLE, &cfg.num_warmup_epochs, 0, 100000,
+     "in which it grows from 0; then it falls to 0"},
     {"validate_every", WHOLE, &cfg.validate_every, 1, 100000, "epochs"},
     {"checkpoint_every", WHOLE, &cfg.checkpoint_every, 1, INT32_MAX, "iterations"},
-    {"resume_from", TEXT, &cfg.resume_from, 0, 0, "a checkpoint \"training_...\", or the word latest"},
-    {"log_every_iters", WHOLE, &cfg.log_every_iters, 1, INT32_MAX, "iterations from one line with the loss to the next"},
+    {"resume_from", TEXT, &cfg.resume_from, 0, 0,
+     "a checkpoint \"training_...\", or the word latest"},
+    {"log_every_iters", WHOLE, &cfg.log_every_iters, 1, INT32_MAX,
+     "iterations from one line with the loss to the next"},
     {"backend", TEXT, &cfg.backend, 0, 0, "of idist: ring, self, mpi; else the first that fits"},
-    {"nproc_per_node", WHOLE, &cfg.nproc_per_node, 0, 1024, "ranks to start; 0: a launcher's, or 1"},
+    {"nproc_per_node", WHOLE, &cfg.nproc_per_node, 0, 1024,
+     "ranks to start; 0: a launcher's, or 1"},
     {"bf16", SWITCH, &cfg.bf16, 0, 1, "gradients travel as bfloat16"},
-    {"no_overlap", SWITCH, &cfg.no_overlap, 0, 1, "gradients travel after the backward pass only, for comparison"},
-    {"stop_iteration", WHOLE, &cfg.stop_iteration, 0, INT32_MAX, "end early after so many; 0: do not"},
+    {"no_overlap", SWITCH, &cfg.no_overlap, 0, 1,
+     "gradients travel after the backward pass only, for comparison"},
+    {"stop_iteration", WHOLE, &cfg.stop_iteration, 0, INT32_MAX,
+     "end early after so many; 0: do not"},
 };
 enum { N_OPTIONS = sizeof OPTIONS / sizeof OPTIONS[0] };
 
@@ -162,8 +173,8 @@ static bool set_option(const option *o, const char *text) {
     number = strtod(text, &end);
     if (end == text || *end || !(number >= o->min && number <= o->max) ||
         (o->kind == WHOLE && number != (double)(int)number)) {
-        fprintf(stderr, "--%s %s: expected a %snumber from %g to %g\n", o->name, text, o->kind == WHOLE ? "whole " : "",
-                o->min, o->max);
+        fprintf(stderr, "--%s %s: expected a %snumber from %g to %g\n", o->name, text,
+                o->kind == WHOLE ? "whole " : "", o->min, o->max);
         return false;
     }
     if (o->kind == WHOLE) *(int *)o->value = (int)number;
@@ -185,17 +196,23 @@ static int parse_options(int argc, char **argv) {
         const char *s = argv[i];
         size_t n = 0;
         if (!strcmp(s, "--help") || !strcmp(s, "-h")) return usage(stdout), 1;
-        while (o < OPTIONS + N_OPTIONS && (s[0] != '-' || s[1] != '-' || (n = match(s + 2, o->name)) == 0)) o++;
-        if (o == OPTIONS + N_OPTIONS) return fprintf(stderr, "unknown option %s\n", s), usage(stderr), 2;
+        while (o < OPTIONS + N_OPTIONS &&
+               (s[0] != '-' || s[1] != '-' || (n = match(s + 2, o->name)) == 0))
+            o++;
+        if (o == OPTIONS + N_OPTIONS)
+            return fprintf(stderr, "unknown option %s\n", s), usage(stderr), 2;
         const char *text = s[2 + n] ? s + 3 + n : NULL;
         if (o->kind == SWITCH && text) return fprintf(stderr, "--%s takes no value\n", o->name), 2;
         if (o->kind != SWITCH && !text && (text = argv[++i]) == NULL)
             return fprintf(stderr, "--%s needs a value\n", o->name), 2;
         if (!set_option(o, text)) return 2;
     }
-    if (cfg.side != 16 && cfg.side != CIFAR_SIDE) return fprintf(stderr, "--side %d: expected 16 or 32\n", cfg.side), 2;
+    if (cfg.side != 16 && cfg.side != CIFAR_SIDE)
+        return fprintf(stderr, "--side %d: expected 16 or 32\n", cfg.side), 2;
     if (!model_blocks(cfg.model))
-        return fprintf(stderr, "--model %s: expected resnet8, resnet14, ... resnet%d\n", cfg.model, 6 * MAX_BLOCKS + 2), 2;
+        return fprintf(stderr, "--model %s: expected resnet8, resnet14, ... resnet%d\n", cfg.model,
+                       6 * MAX_BLOCKS + 2),
+               2;
     return 0;
 }
 
@@ -222,7 +239,9 @@ typedef struct image_set {
     unsigned char *labels, *pixels; // pixels: for each image three planes, red, green, blue
 } image_set;
 
-static size_t image_nbytes(const image_set *set) { return (size_t)(COLOURS * set->side * set->side); }
+static size_t image_nbytes(const image_set *set) {
+    return (size_t)(COLOURS * set->side * set->side);
+}
 
 // Room for one image more; NULL without memory. Grows at powers of two.
 static unsigned char *append(image_set *set, int label) {
@@ -245,10 +264,12 @@ static void say_what_is_missing(const char *path, int error) {
     snprintf(other, sizeof other, "%.*s", (int)n, path);
     fprintf(stderr, "%s: %s\n", path, strerror(error));
     if (error == ENOENT && access(other, F_OK) == 0)
-        fprintf(stderr,
-                "%s is of CIFAR-10's Python version. This program reads the binary version: cifar-10-binary.tar.gz from "
-                "https://www.cs.toronto.edu/~kriz/cifar.html, whose folder is cifar-10-batches-bin\n",
-                other);
+        fprintf(
+            stderr,
+            "%s is of CIFAR-10's Python version. This program reads the binary version: "
+            "cifar-10-binary.tar.gz from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html, whose folder is cifar-10-batches-bin\n",
+            other);
 }
 
 // Records of a label and the pixels of three planes.
@@ -271,8 +292,8 @@ static bool read_cifar_file(const char *folder, const char *name, image_set *set
     fclose(f);
     if (!error && set->count == before) error = "no image in it";
     if (error)
-        fprintf(stderr, "%s: image %d: %s; expected records of %zu bytes\n", path, set->count - before + 1, error,
-                sizeof record);
+        fprintf(stderr, "%s: image %d: %s; expected records of %zu bytes\n", path,
+                set->count - before + 1, error, sizeof record);
     return !error;
 }
 
@@ -297,7 +318,8 @@ static const char *parse_digit(const char *s, unsigned char *pixels, int *label)
         for (; *s >= '0' && *s <= '9' && digits < 3; digits++) value = 10 * value + (*s++ - '0');
         if (digits == 0 || (i < DIGIT_PIXELS && *s++ != ','))
             return "expected 65 numbers (64 pixels, 1 label) divided by commas";
-        if (value > (i < DIGIT_PIXELS ? 16 : CLASSES - 1)) return "a pixel is above 16, or the label above 9";
+        if (value > (i < DIGIT_PIXELS ? 16 : CLASSES - 1))
+            return "a pixel is above 16, or the label above 9";
         if (i < DIGIT_PIXELS) pixels[i] = (unsigned char)value;
         else *label = value;
     }
@@ -306,7 +328,9 @@ static const char *parse_digit(const char *s, unsigned char *pixels, int *label)
 
 // Grey digits as images in three equal colours, each pixel a square. Every fifth of a class is kept for the test.
 static bool read_digits(const char *path, int side, image_set *train, image_set *test) {
-    const image_set grey = {.side = side, .mean = {0.3f, 0.3f, 0.3f}, .deviation = {0.38f, 0.38f, 0.38f}};
+    const image_set grey = {.side = side,
+                            .mean = {0.3f, 0.3f, 0.3f},
+                            .deviation = {0.38f, 0.38f, 0.38f}};
     unsigned char pixels[DIGIT_PIXELS], *to;
     char line[512];
     const char *error = NULL;
@@ -317,7 +341,8 @@ static bool read_digits(const char *path, int side, image_set *train, image_set 
     while (!error && fgets(line, (int)sizeof line, f)) {
         error = ++lines > MAX_IMAGES ? "too many images" : parse_digit(line, pixels, &label);
         if (error) break;
-        if ((to = append(++seen[label] % 5 == 0 ? test : train, label)) == NULL) error = "out of memory";
+        if ((to = append(++seen[label] % 5 == 0 ? test : train, label)) == NULL)
+            error = "out of memory";
         for (int i = 0; to && i < COLOURS * side * side; i++) {
             int y = i / side % side / square, x = i % side / square;
             to[i] = (unsigned char)(pixels[y * DIGIT_SIDE + x] * 255 / 16);
@@ -334,8 +359,8 @@ static bool read_digits(const char *path, int side, image_set *train, image_set 
 static const char *find_digits(const char *program) {
     static char path[1024];
     const char *bases[] = {"", __FILE__, program, program, program};
-    const char *tails[] = {"examples/data/digits.csv", "data/digits.csv", "data/digits.csv", "examples/data/digits.csv",
-                           "../examples/data/digits.csv"};
+    const char *tails[] = {"examples/data/digits.csv", "data/digits.csv", "data/digits.csv",
+                           "examples/data/digits.csv", "../examples/data/digits.csv"};
     for (size_t i = 0; i < sizeof bases / sizeof bases[0]; i++) {
         const char *slash = strrchr(bases[i], '/');
         int folder = slash ? (int)(slash - bases[i]) + 1 : 0;
@@ -360,19 +385,23 @@ static int fetch(void *batch, const size_t *indices, size_t n, void *arg) {
     int side = set->side, reach = side / 8;
     float value[COLOURS][256];
     for (int i = 0; i < COLOURS * 256; i++)
-        value[i / 256][i % 256] = ((float)(i % 256) / 255 - set->mean[i / 256]) / set->deviation[i / 256];
+        value[i / 256][i % 256] =
+            ((float)(i % 256) / 255 - set->mean[i / 256]) / set->deviation[i / 256];
     for (size_t i = 0; i < n; i++) {
         const unsigned char *pixels = set->pixels + indices[i] * image_nbytes(set);
-        uint64_t state = (uint64_t)cfg.seed * 7919u + atomic_load(&s->epoch) * 1000003u + indices[i];
+        uint64_t state =
+            (uint64_t)cfg.seed * 7919u + atomic_load(&s->epoch) * 1000003u + indices[i];
         uint64_t r = s->augment ? random_u64(&state) : 0, places = (uint64_t)(2 * reach + 1);
-        int dy = s->augment ? (int)(r / 2 % places) - reach : 0, dx = s->augment ? (int)(r / 256 % places) - reach : 0;
+        int dy = s->augment ? (int)(r / 2 % places) - reach : 0,
+            dx = s->augment ? (int)(r / 256 % places) - reach : 0;
         bool mirror = set->mirror && r % 2;
         for (int row = 0; row < COLOURS * side; row++) {
             int colour = row / side, y = row % side + dy;
             bool inside = y >= 0 && y < side;
             const unsigned char *from = pixels + (inside ? (colour * side + y) * side : 0);
             float *to =
-                (float *)batch + MARGIN + (((size_t)colour * n + i) * (size_t)side + (size_t)(row % side)) * (size_t)side;
+                (float *)batch + MARGIN +
+                (((size_t)colour * n + i) * (size_t)side + (size_t)(row % side)) * (size_t)side;
             for (int k = 0; k < side; k++) {
                 int x = (mirror ? side - 1 - k : k) + dx;
                 to[k] = value[colour][inside && x >= 0 && x < side ? from[x] : 0];
@@ -404,8 +433,9 @@ typedef struct trainer {
     int rank, ranks;
     position at;
     double rate;
-    double backward_s, waited_s; // when the last backward pass ended; from there to the averages, in this epoch
-    bool stopped;                // by --stop-iteration
+    double backward_s,
+        waited_s; // when the last backward pass ended; from there to the averages, in this epoch
+    bool stopped; // by --stop-iteration
     const char *program, *data;
     int exit_code; // what the worker returned, when it ran in this process
 } trainer;
@@ -420,7 +450,8 @@ static double rate_after(double epochs) {
 // Gradient descent with weight decay and the momentum of Nesterov, in torch.optim's form.
 static int optimizer_step(void *arg) {
     trainer *t = (trainer *)arg;
-    float m = (float)cfg.momentum, decay = (float)cfg.weight_decay, rate = (float)t->rate, *v = t->velocity;
+    float m = (float)cfg.momentum, decay = (float)cfg.weight_decay, rate = (float)t->rate,
+          *v = t->velocity;
     t->waited_s += seconds_now() - t->backward_s;
     for (int i = 0; i < t->net.n_params; v += t->net.params[i++].count) {
         float *p = (float *)t->net.params[i].data;
@@ -459,7 +490,8 @@ static idist_status train_batch(trainer *t, const idist_batch *batch, double *lo
 // What a training goes on from, in a file that is whole or not there.
 static idist_status save(trainer *t, const char *prefix, int keep, double score) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = prefix, .keep = keep};
-    return idist_checkpoint_save(&desc, t->at.iteration, score, t->kept, 3, &t->at, sizeof t->at, NULL);
+    return idist_checkpoint_save(&desc, t->at.iteration, score, t->kept, 3, &t->at, sizeof t->at,
+                                 NULL);
 }
 
 static int resume(trainer *t) {
@@ -472,9 +504,10 @@ static int resume(trainer *t) {
         path = latest;
     }
     CHECK(idist_checkpoint_load(path, t->kept, 3, &t->at, sizeof t->at, NULL));
-    if (t->at.job != job) return fprintf(stderr, "%s is of other data, seed, batch size, side or model\n", path), 1;
-    idist_train_log(NAME, "Resumed from %s: %llu iterations, %llu epochs", path, (unsigned long long)t->at.iteration,
-                    (unsigned long long)t->at.epoch);
+    if (t->at.job != job)
+        return fprintf(stderr, "%s is of other data, seed, batch size, side or model\n", path), 1;
+    idist_train_log(NAME, "Resumed from %s: %llu iterations, %llu epochs", path,
+                    (unsigned long long)t->at.iteration, (unsigned long long)t->at.epoch);
     return 0;
 }
 
@@ -487,14 +520,16 @@ static int folder_is_free(const trainer *t) {
     if (status != IDIST_OK) return fprintf(stderr, "%s\n", idist_last_error()), 2;
     if (t->rank == 0)
         fprintf(stderr,
-                "%s has a training already, %s: go on from it with --resume_from latest, or give another --output_path\n",
+                "%s has a training already, %s: go on from it with --resume_from latest, or give "
+                "another --output_path\n",
                 cfg.output_path, found);
     return 2;
 }
 
 // The images of a set, shared out in order. A set that does not divide evenly is filled up with its first images: those
 // come last here, and do not count.
-static int evaluate(trainer *t, const source *s, idist_loader *loader, const char *tag, double *accuracy) {
+static int evaluate(trainer *t, const source *s, idist_loader *loader, const char *tag,
+                    double *accuracy) {
     static const char *const names[] = {"Accuracy", "Loss"};
     double start_s = seconds_now(), values[2];
     idist_accuracy hits = {0};
@@ -509,7 +544,8 @@ static int evaluate(trainer *t, const source *s, idist_loader *loader, const cha
         if (t->net.images > left) t->net.images = left;
         left -= t->net.images;
         if (t->net.images == 0) continue;
-        CHECK(idist_accuracy_update(&hits, t->net.scores, t->labels, (size_t)t->net.images, CLASSES));
+        CHECK(
+            idist_accuracy_update(&hits, t->net.scores, t->labels, (size_t)t->net.images, CLASSES));
         idist_mean_update(&loss, cross_entropy(&t->net, t->labels), t->net.images);
     }
     CHECK(idist_accuracy_compute(&hits, &values[0], NULL));
@@ -535,7 +571,8 @@ static int train_epoch(trainer *t) {
     idist_mean epoch_loss = {0}, recent = {0};
     idist_batch batch;
     double loss, mean, seconds, start_s = seconds_now();
-    uint64_t first = t->at.samples, step = (uint64_t)(t->ranks * idist_auto_batch_size(cfg.batch_size));
+    uint64_t first = t->at.samples,
+             step = (uint64_t)(t->ranks * idist_auto_batch_size(cfg.batch_size));
     idist_progress bar = {.title = title, .total = idist_loader_count(t->loader)};
     snprintf(title, sizeof title, "Epoch [%d/%d]", (int)t->at.epoch + 1, cfg.num_epochs);
     t->waited_s = 0;
@@ -552,7 +589,8 @@ static int train_epoch(trainer *t) {
             memset(&recent, 0, sizeof recent);
             snprintf(text, sizeof text, "loss=%.4f rate=%.4f", mean, t->rate);
             if (!isatty(STDERR_FILENO))
-                idist_train_log(NAME, "%s: [%d/%d] %s", title, (int)(t->at.samples / step), (int)bar.total, text);
+                idist_train_log(NAME, "%s: [%d/%d] %s", title, (int)(t->at.samples / step),
+                                (int)bar.total, text);
         }
         idist_progress_update(&bar, t->at.samples / step, text);
         t->stopped = t->at.iteration == (uint64_t)cfg.stop_iteration;
@@ -562,8 +600,9 @@ static int train_epoch(trainer *t) {
     }
     CHECK(idist_mean_compute(&epoch_loss, &mean, NULL));
     seconds = seconds_now() - start_s;
-    idist_train_log(NAME, "%s: loss %.4f, %.0f images/s, %.1f %% of the time in wait for gradients", title, mean,
-                    (double)(t->at.samples - first) / seconds, 100 * t->waited_s / seconds);
+    idist_train_log(NAME, "%s: loss %.4f, %.0f images/s, %.1f %% of the time in wait for gradients",
+                    title, mean, (double)(t->at.samples - first) / seconds,
+                    100 * t->waited_s / seconds);
     if (t->at.samples == first || mean < 1e6) return 0; // a NaN is not below
     if (t->rank == 0) fprintf(stderr, "the training diverged\n");
     return 1;
@@ -578,7 +617,8 @@ static int train(trainer *t) {
         atomic_store(&t->train.epoch, t->at.epoch);
         CHECK(idist_loader_set_epoch(t->loader, t->at.epoch));
         bool last = t->at.epoch == (uint64_t)cfg.num_epochs;
-        if ((last || t->at.epoch % (uint64_t)cfg.validate_every == 0) && (code = validate(t)) != 0) return code;
+        if ((last || t->at.epoch % (uint64_t)cfg.validate_every == 0) && (code = validate(t)) != 0)
+            return code;
         if (last) CHECK(save(t, "training", 1, (double)t->at.iteration));
     }
     return 0;
@@ -591,7 +631,8 @@ static int read_data(void *arg) {
     trainer *t = (trainer *)arg;
     struct stat info;
     t->data = cfg.data ? cfg.data : find_digits(t->program);
-    if (!t->data) return fprintf(stderr, "examples/data/digits.csv not found: give it with --data\n"), 1;
+    if (!t->data)
+        return fprintf(stderr, "examples/data/digits.csv not found: give it with --data\n"), 1;
     if (stat(t->data, &info) != 0) return fprintf(stderr, "%s: %s\n", t->data, strerror(errno)), 1;
     bool good = S_ISDIR(info.st_mode) ? read_cifar(t->data, &t->train.set, &t->test.set)
                                       : read_digits(t->data, cfg.side, &t->train.set, &t->test.set);
@@ -604,7 +645,8 @@ static int read_data(void *arg) {
 static int compare_ranks(uint64_t value, int *other) {
     int n = idist_get_world_size();
     uint64_t *all = (uint64_t *)malloc((size_t)n * sizeof *all);
-    idist_status status = all ? idist_all_gather(&value, all, 1, IDIST_U64, NULL) : IDIST_ERR_NO_MEMORY;
+    idist_status status =
+        all ? idist_all_gather(&value, all, 1, IDIST_U64, NULL) : IDIST_ERR_NO_MEMORY;
     *other = -1;
     for (int r = n - 1; r > 0 && !status; r--)
         if (all[r] != all[0]) *other = r;
@@ -622,35 +664,38 @@ static uint64_t job_number(const trainer *t) {
 
 static void log_configuration(const trainer *t) {
     char text[256];
-    idist_train_log(NAME, "Train %s on %s: %d images to train, %d to test", cfg.model, t->data, t->train.set.count,
-                    t->test.set.count);
+    idist_train_log(NAME, "Train %s on %s: %d images to train, %d to test", cfg.model, t->data,
+                    t->train.set.count, t->test.set.count);
     idist_train_log_config(NAME);
     idist_train_log(NAME, "Configuration:");
     for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++)
         idist_train_log(NAME, "\t%s: %s", o->name, option_text(o, text, sizeof text));
-    idist_train_log(NAME, "%zu parameters in %d buckets; batch %d per rank", t->net.n_values, idist_ddp_buckets(t->ddp),
-                    idist_auto_batch_size(cfg.batch_size));
+    idist_train_log(NAME, "%zu parameters in %d buckets; batch %d per rank", t->net.n_values,
+                    idist_ddp_buckets(t->ddp), idist_auto_batch_size(cfg.batch_size));
 }
 
 static int make_loaders(trainer *t, int batch) {
     idist_sampler_desc samples = {.length = (size_t)t->train.set.count, .seed = (uint64_t)cfg.seed};
-    idist_sampler_state state = {.epoch = t->at.epoch, .position = t->at.samples / (uint64_t)t->ranks};
+    idist_sampler_state state = {.epoch = t->at.epoch,
+                                 .position = t->at.samples / (uint64_t)t->ranks};
     idist_loader_desc desc = {.batch_size = (size_t)batch,
                               .fetch = fetch,
                               .arg = &t->train,
                               .drop_last = true,
                               .num_workers = idist_auto_num_workers(cfg.num_workers)};
-    size_t sample_nbytes =
-        (image_nbytes(&t->train.set) + 2 * MARGIN) * sizeof(float); // with margins even for batches of one
+    size_t sample_nbytes = (image_nbytes(&t->train.set) + 2 * MARGIN) *
+                           sizeof(float); // with margins even for batches of one
     desc.batch_nbytes = sample_nbytes * (size_t)batch;
     CHECK(idist_sampler_create(&samples, &t->sampler));
-    if (state.position > idist_sampler_count(t->sampler)) state.position = idist_sampler_count(t->sampler);
+    if (state.position > idist_sampler_count(t->sampler))
+        state.position = idist_sampler_count(t->sampler);
     CHECK(idist_sampler_set_state(t->sampler, state));
     desc.sampler = t->sampler;
     atomic_store(&t->train.epoch, t->at.epoch);
     CHECK(idist_loader_create(&desc, &t->loader));
     if (idist_loader_count(t->loader) == 0) {
-        if (t->rank == 0) fprintf(stderr, "--batch_size %d is more than the training images\n", cfg.batch_size);
+        if (t->rank == 0)
+            fprintf(stderr, "--batch_size %d is more than the training images\n", cfg.batch_size);
         return 2;
     }
     desc.sampler = NULL;
@@ -668,11 +713,13 @@ static int make_loaders(trainer *t, int batch) {
 }
 
 static int make_network(trainer *t, int batch) {
-    if (!net_create(&t->net, model_blocks(cfg.model), cfg.width, t->train.set.side, batch, (uint64_t)cfg.seed) ||
+    if (!net_create(&t->net, model_blocks(cfg.model), cfg.width, t->train.set.side, batch,
+                    (uint64_t)cfg.seed) ||
         (t->velocity = new_floats(&t->net, t->net.n_values)) == NULL ||
         (t->labels = (int *)calloc((size_t)batch, sizeof *t->labels)) == NULL)
         return fprintf(stderr, "rank %d: no memory for the network\n", t->rank), 1;
-    idist_tensor weights = {t->net.values, t->net.n_values, IDIST_F32}, velocity = {t->velocity, t->net.n_values, IDIST_F32};
+    idist_tensor weights = {t->net.values, t->net.n_values, IDIST_F32},
+                 velocity = {t->velocity, t->net.n_values, IDIST_F32};
     idist_tensor running = {t->net.running, t->net.n_running, IDIST_F32};
     t->kept[0] = weights;
     t->kept[1] = velocity;
@@ -682,7 +729,9 @@ static int make_network(trainer *t, int batch) {
                            .buffers = &t->kept[2],
                            .n_buffers = 1,
                            .compression = cfg.bf16 ? IDIST_COMPRESS_BF16 : IDIST_COMPRESS_NONE};
-    desc.bucket_nbytes = 64 << 10; // small, as the network is: most of them are under way before the backward pass ends
+    desc.bucket_nbytes =
+        64
+        << 10; // small, as the network is: most of them are under way before the backward pass ends
     CHECK(idist_ddp_create(&desc, &t->ddp));
     for (int i = 0; i < t->net.n_params; i++) {
         t->net.grads[i] = t->net.params[i];
@@ -716,7 +765,8 @@ static int run_training(trainer *t) {
     t->at.job = job_number(t);
     t->at.best = -1;
     if (compare_ranks(t->at.job, &other)) return 1;
-    if (other >= 0 && t->rank == 0) fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
+    if (other >= 0 && t->rank == 0)
+        fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
     if (other >= 0) return 2;
     if ((code = make_network(t, batch)) != 0) return code;
     if (cfg.resume_from ? resume(t) : folder_is_free(t)) return 2;
@@ -726,12 +776,14 @@ static int run_training(trainer *t) {
     if ((code = train(t)) != 0) return code;
     uint64_t sum = fnv1a(0xcbf29ce484222325u, t->net.values, t->net.n_values * sizeof(float));
     if (compare_ranks(sum, &other)) return 1;
-    if (other >= 0) return fprintf(stderr, "rank %d ended with other weights than rank 0\n", other), 1;
+    if (other >= 0)
+        return fprintf(stderr, "rank %d ended with other weights than rank 0\n", other), 1;
     idist_train_log(NAME, "%s after %llu iterations, %.1f s", t->stopped ? "Stopped" : "Trained",
                     (unsigned long long)t->at.iteration, seconds_now() - start_s);
     if (t->at.best < 0) snprintf(best, sizeof best, "Not validated yet");
     else snprintf(best, sizeof best, "Best accuracy %.4f", t->at.best);
-    idist_train_log(NAME, "%s; checksum of the weights %016llx on all %d ranks", best, (unsigned long long)sum, t->ranks);
+    idist_train_log(NAME, "%s; checksum of the weights %016llx on all %d ranks", best,
+                    (unsigned long long)sum, t->ranks);
     return 0;
 }
 

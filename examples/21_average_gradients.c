@@ -73,22 +73,28 @@ static int partition_dataset(trainer *t, int rank, int size) {
     all.count = DIGITS_COUNT;
     for (size_t i = 0; i < all.count; i++) all.image[i] = i;
     for (int r = 0; r < size; r++) equal[r] = 1.0 / size;
-    if (partition(&all, split, 3, 0, &t->train) || partition(&all, split, 3, 1, &t->validation)) return 1;
-    if (partition(&all, split, 3, 2, &t->test) || partition(&t->train, equal, size, rank, &t->mine)) return 1;
+    if (partition(&all, split, 3, 0, &t->train) || partition(&all, split, 3, 1, &t->validation))
+        return 1;
+    if (partition(&all, split, 3, 2, &t->test) || partition(&t->train, equal, size, rank, &t->mine))
+        return 1;
     memset(&desc, 0, sizeof desc);
     desc.length = t->mine.count;
     desc.num_replicas = 1; // all of them are this rank's
     desc.seed = SEED;
     CHECK(idist_sampler_create(&desc, &t->sampler));
     if (rank == 0)
-        printf("%zu images to train, %zu to validate, %zu to test; each of %d ranks has %zu, in batches of %d\n",
-               t->train.count, t->validation.count, t->test.count, size, t->mine.count, BATCH / size);
+        printf("%zu images to train, %zu to validate, %zu to test; each of %d ranks has %zu, in "
+               "batches of %d\n",
+               t->train.count, t->validation.count, t->test.count, size, t->mine.count,
+               BATCH / size);
     return 0;
 }
 
 // One call per layer, as the tutorial has one per parameter.
 static int average_gradients(double *g, int size) {
-    static const struct { int at, count; } layers[] = {{0, DIGITS_LAYER1}, {DIGITS_LAYER1, DIGITS_LAYER2}};
+    static const struct {
+        int at, count;
+    } layers[] = {{0, DIGITS_LAYER1}, {DIGITS_LAYER1, DIGITS_LAYER2}};
     for (int k = 0; k < 2; k++) {
         double *grad = g + layers[k].at;
         CHECK(idist_all_reduce(grad, grad, (size_t)layers[k].count, IDIST_F64, IDIST_SUM, NULL));
@@ -121,7 +127,8 @@ static int train_epoch(trainer *t, int epoch, int size, double *mean_loss) {
 }
 
 // Each rank looks at every size-th image. *accuracy: per cent, over all of them.
-static int evaluate(const trainer *t, const double *w, const subset *images, int rank, int size, double *accuracy) {
+static int evaluate(const trainer *t, const double *w, const subset *images, int rank, int size,
+                    double *accuracy) {
     int64_t right = 0;
     for (size_t i = (size_t)rank; i < images->count; i += (size_t)size)
         right += digits_is_right(w, &t->data, images->image[i]);
@@ -133,7 +140,9 @@ static int evaluate(const trainer *t, const double *w, const subset *images, int
 static int train(trainer *t, int rank, int size) {
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         double loss, losses[MAX_RANKS], accuracy;
-        if (train_epoch(t, epoch, size, &loss) || evaluate(t, t->w, &t->validation, rank, size, &accuracy)) return 1;
+        if (train_epoch(t, epoch, size, &loss) ||
+            evaluate(t, t->w, &t->validation, rank, size, &accuracy))
+            return 1;
         CHECK(idist_gather(&loss, losses, 1, IDIST_F64, 0, NULL));
         if (accuracy > t->best_accuracy) {
             t->best_accuracy = accuracy;

@@ -37,9 +37,22 @@
 
 #include "digits.h"
 
-enum { LAYERS = 4, WIDEST = 64, RANKS = 3, BATCH = 64, MICROS = 8, MICRO = BATCH / MICROS, EPOCHS = 6 };
-enum { TRAIN = 22 * BATCH, TEST = 6 * BATCH, DEADLINE_MS = 60000, TEXT = 3 * 2 * MICROS + 1 }; // TEXT: " F0 F1 ... B7"
-enum { FORWARD = 0, BACKWARD = MICROS };                                                       // tags, of micro-batch 0
+enum {
+    LAYERS = 4,
+    WIDEST = 64,
+    RANKS = 3,
+    BATCH = 64,
+    MICROS = 8,
+    MICRO = BATCH / MICROS,
+    EPOCHS = 6
+};
+enum {
+    TRAIN = 22 * BATCH,
+    TEST = 6 * BATCH,
+    DEADLINE_MS = 60000,
+    TEXT = 3 * 2 * MICROS + 1
+};                                       // TEXT: " F0 F1 ... B7"
+enum { FORWARD = 0, BACKWARD = MICROS }; // tags, of micro-batch 0
 
 static const int width[LAYERS + 1] = {DIGITS_PIXELS, 48, 40, 32, DIGITS_CLASSES};
 
@@ -54,8 +67,9 @@ static const int width[LAYERS + 1] = {DIGITS_PIXELS, 48, 40, 32, DIGITS_CLASSES}
 // What a micro-batch leaves on a rank between its forward and its backward pass.
 typedef struct slot {
     double out[LAYERS + 1][MICRO * WIDEST]; // out[k]: what layer k - 1 made, the input of layer k
-    double back[MICRO * WIDEST];            // the gradient of the rank's own input, on its way to the previous rank
-    idist_request forward, backward;        // the sends of the two
+    double back[MICRO *
+                WIDEST]; // the gradient of the rank's own input, on its way to the previous rank
+    idist_request forward, backward; // the sends of the two
 } slot;
 
 typedef struct stage {
@@ -77,10 +91,12 @@ static int offset(int from, int layer) {
 }
 
 static bool create(stage *s, int first, int last, int n_slots) {
-    static double all[LAYERS * (WIDEST + 1) * WIDEST]; // drawn by every rank, so that none depends on the cuts
+    static double all[LAYERS * (WIDEST + 1) *
+                      WIDEST]; // drawn by every rank, so that none depends on the cuts
     size_t count = (size_t)offset(first, last);
     uint64_t seed = 1;
-    for (int k = 0; k < LAYERS; k++) dense_initialise(all + offset(0, k), width[k], width[k + 1], &seed);
+    for (int k = 0; k < LAYERS; k++)
+        dense_initialise(all + offset(0, k), width[k], width[k + 1], &seed);
     *s = (stage){.first = first, .last = last, .n_slots = n_slots};
     s->w = (double *)calloc(3 * count, sizeof *s->w);
     s->slots = (slot *)calloc((size_t)n_slots, sizeof *s->slots);
@@ -103,14 +119,15 @@ static void destroy(stage *s) {
 static int nth(int n) { return n * 1001 % DIGITS_COUNT; }
 
 static void load(slot *at, const digits *d, int first) {
-    for (int i = 0; i < MICRO; i++) memcpy(at->out[0] + i * width[0], d->pixels[nth(first + i)], sizeof d->pixels[0]);
+    for (int i = 0; i < MICRO; i++)
+        memcpy(at->out[0] + i * width[0], d->pixels[nth(first + i)], sizeof d->pixels[0]);
 }
 
 static void forward(const stage *s, slot *at) {
     for (int k = s->first; k < s->last; k++)
         for (int i = 0; i < MICRO; i++)
-            dense_forward(s->w + offset(s->first, k), at->out[k] + i * width[k], width[k], at->out[k + 1] + i * width[k + 1],
-                          width[k + 1], k + 1 < LAYERS);
+            dense_forward(s->w + offset(s->first, k), at->out[k] + i * width[k], width[k],
+                          at->out[k + 1] + i * width[k + 1], width[k + 1], k + 1 < LAYERS);
 }
 
 // grad: of what the last layer here made; overwritten.
@@ -118,8 +135,9 @@ static void backward(const stage *s, slot *at, double *grad) {
     for (int k = s->last; k-- > s->first;) {
         int at_w = offset(s->first, k);
         for (int i = 0; i < MICRO; i++)
-            dense_backward(s->w + at_w, s->g + at_w, at->out[k] + i * width[k], width[k], at->back + i * width[k],
-                           at->out[k + 1] + i * width[k + 1], grad + i * width[k + 1], width[k + 1], k + 1 < LAYERS);
+            dense_backward(s->w + at_w, s->g + at_w, at->out[k] + i * width[k], width[k],
+                           at->back + i * width[k], at->out[k + 1] + i * width[k + 1],
+                           grad + i * width[k + 1], width[k + 1], k + 1 < LAYERS);
         if (k > s->first) memcpy(grad, at->back, sizeof at->back);
     }
 }
@@ -150,12 +168,12 @@ static int forward_micro(stage *s, const digits *d, int image, int m) {
     CHECK(idist_wait(&at->forward));
     if (s->first == 0) load(at, d, image);
     else
-        CHECK(idist_recv(at->out[s->first], (size_t)(MICRO * width[s->first]), IDIST_F64, idist_get_rank() - 1, FORWARD + m,
-                         NULL, NULL));
+        CHECK(idist_recv(at->out[s->first], (size_t)(MICRO * width[s->first]), IDIST_F64,
+                         idist_get_rank() - 1, FORWARD + m, NULL, NULL));
     forward(s, at);
     if (s->last < LAYERS)
-        CHECK(idist_send(at->out[s->last], (size_t)(MICRO * width[s->last]), IDIST_F64, idist_get_rank() + 1, FORWARD + m,
-                         &opts));
+        CHECK(idist_send(at->out[s->last], (size_t)(MICRO * width[s->last]), IDIST_F64,
+                         idist_get_rank() + 1, FORWARD + m, &opts));
     return 0;
 }
 
@@ -166,10 +184,12 @@ static int backward_micro(stage *s, const digits *d, int image, int m) {
     CHECK(idist_wait(&at->backward));
     if (s->last == LAYERS) loss_gradient(s, d, image, at, grad);
     else
-        CHECK(idist_recv(grad, (size_t)(MICRO * width[s->last]), IDIST_F64, idist_get_rank() + 1, BACKWARD + m, NULL, NULL));
+        CHECK(idist_recv(grad, (size_t)(MICRO * width[s->last]), IDIST_F64, idist_get_rank() + 1,
+                         BACKWARD + m, NULL, NULL));
     backward(s, at, grad);
     if (s->first > 0)
-        CHECK(idist_send(at->back, (size_t)(MICRO * width[s->first]), IDIST_F64, idist_get_rank() - 1, BACKWARD + m, &opts));
+        CHECK(idist_send(at->back, (size_t)(MICRO * width[s->first]), IDIST_F64,
+                         idist_get_rank() - 1, BACKWARD + m, &opts));
     return 0;
 }
 
@@ -180,7 +200,9 @@ static int train_batch(stage *s, const digits *d, int first, char *text) {
     while (backwards < MICROS) {
         bool ahead = forwards < MICROS && forwards - backwards < s->n_slots;
         int m = ahead ? forwards++ : backwards++;
-        if (ahead ? forward_micro(s, d, first + m * MICRO, m) : backward_micro(s, d, first + m * MICRO, m)) return 1;
+        if (ahead ? forward_micro(s, d, first + m * MICRO, m)
+                  : backward_micro(s, d, first + m * MICRO, m))
+            return 1;
         at += snprintf(text + at, (size_t)(TEXT - at), " %c%d", ahead ? 'F' : 'B', m);
     }
     for (int i = 0; i < s->n_slots; i++) {
@@ -200,7 +222,8 @@ static int train(stage *s, const digits *d, int rank, int n) {
         if (epoch == 1) {
             CHECK(idist_gather(mine, all, TEXT, IDIST_I8, 0, NULL));
             for (int r = 0; rank == 0 && r < n; r++)
-                printf("rank %d, layers %d to %d:%s\n", r, begin(r, n), begin(r + 1, n) - 1, all[r]);
+                printf("rank %d, layers %d to %d:%s\n", r, begin(r, n), begin(r + 1, n) - 1,
+                       all[r]);
         }
         CHECK(idist_broadcast(&s->loss, 1, IDIST_F64, n - 1, NULL)); // the last rank has it
         if (rank == 0) printf("epoch %d: loss %.4f\n", epoch, s->loss);
@@ -226,7 +249,8 @@ static int train_alone(stage *s, const digits *d) {
     for (int n = TRAIN; n < TRAIN + TEST; n += MICRO) {
         load(at, d, n);
         forward(s, at);
-        for (int i = 0; i < MICRO; i++) right += digits_best(at->out[LAYERS] + i * DIGITS_CLASSES) == d->label[nth(n + i)];
+        for (int i = 0; i < MICRO; i++)
+            right += digits_best(at->out[LAYERS] + i * DIGITS_CLASSES) == d->label[nth(n + i)];
     }
     return right;
 }
@@ -253,9 +277,11 @@ static int worker(int local_rank, void *arg) {
     int rank = idist_get_rank(), n = idist_get_world_size(), failed;
     (void)local_rank;
     (void)arg;
-    if (n > LAYERS) return fprintf(stderr, "%d ranks are too many: there are %d layers\n", n, LAYERS), 1;
+    if (n > LAYERS)
+        return fprintf(stderr, "%d ranks are too many: there are %d layers\n", n, LAYERS), 1;
     if (!digits_load(&d)) return 1;
-    failed = !create(&s, begin(rank, n), begin(rank + 1, n), n - rank) || train(&s, &d, rank, n) || compare(&s, &d, rank, n);
+    failed = !create(&s, begin(rank, n), begin(rank + 1, n), n - rank) || train(&s, &d, rank, n) ||
+             compare(&s, &d, rank, n);
     destroy(&s);
     return failed;
 }

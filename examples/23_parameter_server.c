@@ -39,7 +39,15 @@
 
 #include "digits.h"
 
-enum { RANKS = 4, MAX_RANKS = 16, BATCH = 16, UPDATES = 2000, MAX_UPDATES = 100000000, SEED = 1234, DEADLINE_MS = 60000 };
+enum {
+    RANKS = 4,
+    MAX_RANKS = 16,
+    BATCH = 16,
+    UPDATES = 2000,
+    MAX_UPDATES = 100000000,
+    SEED = 1234,
+    DEADLINE_MS = 60000
+};
 enum { PULL = 1, WEIGHTS, PUSH, STOP }; // tags
 
 // Both messages are arrays: the weights or a gradient, then these.
@@ -58,7 +66,8 @@ typedef struct subset {
 } subset;
 
 static int take_part(const double *fractions, int n, int which, const subset *whole, subset *part) {
-    CHECK(idist_partition(whole ? whole->count : DIGITS_COUNT, fractions, n, which, SEED, part->image, &part->count));
+    CHECK(idist_partition(whole ? whole->count : DIGITS_COUNT, fractions, n, which, SEED,
+                          part->image, &part->count));
     for (size_t i = 0; whole && i < part->count; i++) part->image[i] = whole->image[part->image[i]];
     return 0;
 }
@@ -97,7 +106,8 @@ static int serve(server *s, int size) {
     idist_recv_info info;
     digits_initialise(s->weights, SEED);
     for (s->running = size - 1; s->running > 0;) {
-        CHECK(idist_recv(s->message, MESSAGE, IDIST_F64, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, NULL));
+        CHECK(idist_recv(s->message, MESSAGE, IDIST_F64, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info,
+                         NULL));
         if (info.tag == PUSH) {
             if (s->updates < s->wanted) apply(s, &s->workers[info.source]);
         } else if (s->updates < s->wanted) {
@@ -110,12 +120,13 @@ static int serve(server *s, int size) {
     return 0;
 }
 
-static int run_server(const digits *d, const subset *train, const subset *test, int size, int updates) {
+static int run_server(const digits *d, const subset *train, const subset *test, int size,
+                      int updates) {
     static server s;
     s.wanted = updates;
     int right = 0;
-    printf("server on rank 0, %d worker%s: %zu images to train, %zu to test\n", size - 1, size > 2 ? "s" : "", train->count,
-           test->count);
+    printf("server on rank 0, %d worker%s: %zu images to train, %zu to test\n", size - 1,
+           size > 2 ? "s" : "", train->count, test->count);
     fflush(stdout);
     if (serve(&s, size)) return 1;
     for (int r = 1; r < size; r++) {
@@ -156,8 +167,11 @@ static int worker(int local_rank, void *arg) {
     double equal[MAX_RANKS];
     int rank = idist_get_rank(), size = idist_get_world_size(), updates = *(const int *)arg;
     (void)local_rank;
-    if (size < 2 || size > MAX_RANKS) return fprintf(stderr, "%d ranks: it takes 2 to %d\n", size, MAX_RANKS), 1;
-    if (!digits_load(&d) || take_part(split, 2, 0, NULL, &train) || take_part(split, 2, 1, NULL, &test)) return 1;
+    if (size < 2 || size > MAX_RANKS)
+        return fprintf(stderr, "%d ranks: it takes 2 to %d\n", size, MAX_RANKS), 1;
+    if (!digits_load(&d) || take_part(split, 2, 0, NULL, &train) ||
+        take_part(split, 2, 1, NULL, &test))
+        return 1;
     if (rank == 0) return run_server(&d, &train, &test, size, updates);
     for (int r = 1; r < size; r++) equal[r - 1] = 1.0 / (size - 1);
     return take_part(equal, size - 1, rank - 1, &train, &mine) || run_worker(&d, &mine);
@@ -173,13 +187,16 @@ static int number(int argc, char **argv, int i, int none_given, int min, int max
 
 int main(int argc, char **argv) {
     idist_desc desc;
-    int ranks = number(argc, argv, 1, RANKS, 2, MAX_RANKS), updates = number(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
+    int ranks = number(argc, argv, 1, RANKS, 2, MAX_RANKS),
+        updates = number(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
     if (!ranks || !updates || argc > 3)
-        return fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0], MAX_RANKS, MAX_UPDATES),
+        return fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0],
+                       MAX_RANKS, MAX_UPDATES),
                2;
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
-    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // otherwise the launcher says how many
+    if (strcmp(idist_launcher(), "none") == 0)
+        desc.nproc_per_node = ranks; // otherwise the launcher says how many
     CHECK(idist_parallel_run(&desc, worker, &updates));
     return 0;
 }

@@ -55,9 +55,24 @@
         }                                                                  \
     } while (0)
 
-enum { MAX_SIMULATORS = 1000, MAX_RANKS = 256, LIMIT = 500, SOLVED = 475, PIECES = 32, DEADLINE_MS = 30000 };
+enum {
+    MAX_SIMULATORS = 1000,
+    MAX_RANKS = 256,
+    LIMIT = 500,
+    SOLVED = 475,
+    PIECES = 32,
+    DEADLINE_MS = 30000
+};
 // The weights lie in one array: a hidden layer of 16, then the logit of a push to the right.
-enum { STATE = 4, HIDDEN = 16, W1 = 0, B1 = W1 + STATE * HIDDEN, W2 = B1 + HIDDEN, B2 = W2 + HIDDEN, WEIGHTS = B2 + 1 };
+enum {
+    STATE = 4,
+    HIDDEN = 16,
+    W1 = 0,
+    B1 = W1 + STATE * HIDDEN,
+    W2 = B1 + HIDDEN,
+    B2 = W2 + HIDDEN,
+    WEIGHTS = B2 + 1
+};
 
 typedef struct job {
     uint64_t ranks, simulators, generations, seed; // ranks == 0: not given
@@ -108,11 +123,13 @@ static uint64_t fnv1a(const void *data, size_t nbytes) {
 // A step of 1/50 s. False when the pole fell or the cart left its track; also for NaN.
 static bool move(float *s, bool right) {
     double a = s[2], a2 = a * a; // at most 0.21, so that a few terms of the series are enough
-    double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))), cosine = 1 - a2 / 2 * (1 - a2 / 12 * (1 - a2 / 30));
+    double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))),
+           cosine = 1 - a2 / 2 * (1 - a2 / 12 * (1 - a2 / 30));
     // Newtons, metres, kilograms: a push of 10, half the pole is 0.5, the pole 0.1, pole and cart together 1.1.
     double push = ((right ? 10 : -10) + 0.05 * s[3] * s[3] * sine) / 1.1;
     double turn = (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
-    s[1] += (float)(0.02 * (push - 0.05 * turn * cosine / 1.1)); // the speeds first: semi-implicit Euler
+    s[1] += (float)(0.02 *
+                    (push - 0.05 * turn * cosine / 1.1)); // the speeds first: semi-implicit Euler
     s[3] += (float)(0.02 * turn);
     s[0] += 0.02f * s[1];
     s[2] += 0.02f * s[3];
@@ -148,7 +165,8 @@ static void add_gradient(const double *w, const step *s, double advantage, doubl
     double in[STATE], hidden[HIDDEN], d = advantage * (s->push - decide(w, s->state, in, hidden));
     sum[B2] += d;
     for (int u = 0; u < HIDDEN; u++) {
-        double slope = 1 - (hidden[u] < 0 ? -hidden[u] : hidden[u]), back = d * w[W2 + u] * slope * slope;
+        double slope = 1 - (hidden[u] < 0 ? -hidden[u] : hidden[u]),
+               back = d * w[W2 + u] * slope * slope;
         sum[W2 + u] += d * hidden[u];
         sum[B1 + u] += back;
         for (int i = 0; i < STATE; i++) sum[W1 + u * STATE + i] += back * in[i];
@@ -162,12 +180,14 @@ static int border(const trainer *t, int n, int rank) { return (int)((int64_t)n *
 
 // Own simulators, step by step together. One that is through waits for the others.
 static void simulate(trainer *t) {
-    static const struct timespec pause = {0, 200000}; // for each step of a simulator that also draws pictures, say
+    static const struct timespec pause = {
+        0, 200000}; // for each step of a simulator that also draws pictures, say
     double start_s = now_s(), in[STATE], hidden[HIDDEN];
     bool is_slow = (uint64_t)t->rank == t->j->slow;
     for (int i = t->first; i < t->first + t->count; i++) {
         t->lengths[i] = 0;
-        for (int k = 0; k < STATE; k++) t->now[i][k] = (float)(0.1 * random_unit(&t->random[i]) - 0.05);
+        for (int k = 0; k < STATE; k++)
+            t->now[i][k] = (float)(0.1 * random_unit(&t->random[i]) - 0.05);
     }
     for (int n = 0, alive = t->count; alive > 0; n++) {
         if (is_slow) nanosleep(&pause, NULL);
@@ -190,8 +210,10 @@ static void simulate(trainer *t) {
 static int gather_steps(trainer *t) {
     size_t counts[MAX_RANKS], mine = 0;
     double start_s = now_s();
-    for (int r = 0; r < t->ranks; r++) counts[r] = (size_t)(border(t, t->simulators, r + 1) - border(t, t->simulators, r));
-    CHECK(idist_all_gatherv(&t->lengths[t->first], counts[t->rank], t->lengths, counts, NULL, IDIST_I32, NULL));
+    for (int r = 0; r < t->ranks; r++)
+        counts[r] = (size_t)(border(t, t->simulators, r + 1) - border(t, t->simulators, r));
+    CHECK(idist_all_gatherv(&t->lengths[t->first], counts[t->rank], t->lengths, counts, NULL,
+                            IDIST_I32, NULL));
     t->total = 0;
     for (int r = 0; r < t->ranks; r++) {
         counts[r] = 0;
@@ -238,8 +260,10 @@ static int learn(trainer *t) {
         for (size_t k = t->total * p / PIECES; k < t->total * (p + 1) / PIECES; k++)
             add_gradient(t->w, &t->all[k], t->advantage[k], t->pieces[p]);
     double start_s = now_s();
-    for (int r = 0; r < t->ranks; r++) counts[r] = (size_t)(border(t, PIECES, r + 1) - border(t, PIECES, r)) * WEIGHTS;
-    CHECK(idist_gatherv(t->pieces + begin, counts[t->rank], t->pieces, counts, NULL, IDIST_F64, 0, NULL));
+    for (int r = 0; r < t->ranks; r++)
+        counts[r] = (size_t)(border(t, PIECES, r + 1) - border(t, PIECES, r)) * WEIGHTS;
+    CHECK(idist_gatherv(t->pieces + begin, counts[t->rank], t->pieces, counts, NULL, IDIST_F64, 0,
+                        NULL));
     for (int i = 0; i < WEIGHTS && t->rank == 0; i++) {
         double sum = 0;
         for (int p = 0; p < PIECES; p++) sum += t->pieces[p][i];
@@ -266,7 +290,8 @@ static int compare_ranks(uint64_t value, bool *same) {
 static int train(trainer *t, int *solved) {
     uint64_t seed = t->j->seed * 1000003u;
     for (int i = 0; i < t->simulators; i++) t->random[i] = seed + 1 + (uint64_t)i;
-    for (int i = 0; i < B1 && t->rank == 0; i++) t->w[i] = random_unit(&seed) - 0.5; // the other weights begin at 0
+    for (int i = 0; i < B1 && t->rank == 0; i++)
+        t->w[i] = random_unit(&seed) - 0.5; // the other weights begin at 0
     CHECK(idist_broadcast(t->w, WEIGHTS, IDIST_F64, 0, NULL));
     for (int g = 1; g <= (int)t->j->generations && !*solved; g++) {
         int shortest = LIMIT, longest = 0;
@@ -292,18 +317,23 @@ static int train(trainer *t, int *solved) {
 
 static int report(trainer *t, int solved, double all_s) {
     static double all[MAX_RANKS][4];
-    double mine[4] = {t->count, t->steps, t->steps / (t->simulate_s + 1e-9), 100 * t->wait_s / all_s};
+    double mine[4] = {t->count, t->steps, t->steps / (t->simulate_s + 1e-9),
+                      100 * t->wait_s / all_s};
     uint64_t checksum = fnv1a(t->w, sizeof t->w);
     bool same;
     CHECK(idist_gather(mine, all, 4, IDIST_F64, 0, NULL));
     if (compare_ranks(checksum, &same)) return 1;
     if (t->rank == 0) {
-        if (solved) printf("solved after %d generations: a mean return of %d is asked for\n", solved, SOLVED);
+        if (solved)
+            printf("solved after %d generations: a mean return of %d is asked for\n", solved,
+                   SOLVED);
         else printf("not solved: a mean return of %d is asked for\n", SOLVED);
         for (int r = 0; r < t->ranks; r++)
-            printf("rank %d: %.0f simulators, %.0f steps, %.0f steps/s, %.0f %% of the time waiting\n", r, all[r][0],
-                   all[r][1], all[r][2], all[r][3]);
-        if (same) printf("checksum 0x%016llx on all %d ranks\n", (unsigned long long)checksum, t->ranks);
+            printf(
+                "rank %d: %.0f simulators, %.0f steps, %.0f steps/s, %.0f %% of the time waiting\n",
+                r, all[r][0], all[r][1], all[r][2], all[r][3]);
+        if (same)
+            printf("checksum 0x%016llx on all %d ranks\n", (unsigned long long)checksum, t->ranks);
         else fprintf(stderr, "the ranks ended with different weights\n");
         fflush(stdout);
     }
@@ -326,11 +356,15 @@ static int worker(int local_rank, void *arg) {
     if (t.ranks > MAX_RANKS) wrong = "more ranks than this program has room for";
     else if (compare_ranks(fnv1a(j, sizeof *j), &same)) return 1;
     else if (!same) wrong = "the ranks were given different options";
-    else if (j->ranks && (int)j->ranks != t.ranks) wrong = "--ranks contradicts the launcher: leave it out";
-    else if (j->slow != DEFAULTS.slow && j->slow >= (uint64_t)t.ranks) wrong = "--slow names a rank that is not there";
+    else if (j->ranks && (int)j->ranks != t.ranks)
+        wrong = "--ranks contradicts the launcher: leave it out";
+    else if (j->slow != DEFAULTS.slow && j->slow >= (uint64_t)t.ranks)
+        wrong = "--slow names a rank that is not there";
     if (wrong && t.rank == 0) fprintf(stderr, "24_simulators: %s\n", wrong);
     if (wrong) return 1;
-    if (t.rank == 0) printf("%d simulators on %d ranks, seed %llu\n", t.simulators, t.ranks, (unsigned long long)j->seed);
+    if (t.rank == 0)
+        printf("%d simulators on %d ranks, seed %llu\n", t.simulators, t.ranks,
+               (unsigned long long)j->seed);
     double start_s = now_s();
     return train(&t, &solved) || report(&t, solved, now_s() - start_s);
 }
@@ -343,18 +377,24 @@ static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t 
 }
 
 static bool parse_options(job *j, int argc, char **argv) {
-    static const char *const names[] = {"--ranks", "--simulators", "--generations", "--seed", "--slow"};
-    static const uint64_t min[] = {1, 2, 1, 0, 0}; // a single simulator has no other to be compared with
+    static const char *const names[] = {"--ranks", "--simulators", "--generations", "--seed",
+                                        "--slow"};
+    static const uint64_t min[] = {1, 2, 1, 0,
+                                   0}; // a single simulator has no other to be compared with
     static const uint64_t max[] = {MAX_RANKS, MAX_SIMULATORS, 1000000, UINT64_MAX, MAX_RANKS - 1};
     uint64_t *values[] = {&j->ranks, &j->simulators, &j->generations, &j->seed, &j->slow};
     for (int i = 1; i < argc; i += 2) {
         int k = 0;
         while (k < 5 && strcmp(argv[i], names[k])) k++;
         if (k == 5)
-            fprintf(stderr, "%s is no option; there are --ranks, --simulators, --generations, --seed and --slow\n", argv[i]);
+            fprintf(stderr,
+                    "%s is no option; there are --ranks, --simulators, --generations, --seed and "
+                    "--slow\n",
+                    argv[i]);
         else if (i + 1 == argc || !parse_number(argv[i + 1], min[k], max[k], values[k]))
             fprintf(stderr, "%s %s: expected a number from %llu to %llu\n", names[k],
-                    i + 1 < argc ? argv[i + 1] : "(nothing)", (unsigned long long)min[k], (unsigned long long)max[k]);
+                    i + 1 < argc ? argv[i + 1] : "(nothing)", (unsigned long long)min[k],
+                    (unsigned long long)max[k]);
         else continue;
         return false;
     }

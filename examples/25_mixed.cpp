@@ -71,8 +71,10 @@ class world {
     world &operator=(const world &) = delete;
     ~world() {
         const bool failing = std::uncaught_exceptions() > 0;
-        if (failing) idist_abort(nullptr); // the others end with an error, instead of waiting for this one
-        if (idist_finalize() != IDIST_OK && !failing) std::fprintf(stderr, "%s\n", idist_last_error());
+        if (failing)
+            idist_abort(nullptr); // the others end with an error, instead of waiting for this one
+        if (idist_finalize() != IDIST_OK && !failing)
+            std::fprintf(stderr, "%s\n", idist_last_error());
     }
 };
 
@@ -121,12 +123,16 @@ static std::vector<size_t> part(int which) {
 
 class trainer {
   public:
-    explicit trainer(const settings &wanted) : s(wanted), data(std::make_unique<digits>()), images(part(0)), test(part(1)) {
+    explicit trainer(const settings &wanted)
+        : s(wanted), data(std::make_unique<digits>()), images(part(0)), test(part(1)) {
         if (!digits_load(data.get())) throw std::runtime_error("no images");
-        digits_initialise(w.data(), 1234 + static_cast<uint64_t>(rank)); // ddp makes them those of rank 0
+        digits_initialise(w.data(),
+                          1234 + static_cast<uint64_t>(rank)); // ddp makes them those of rank 0
 
-        const idist_tensor params[] = {{&w[0], DIGITS_LAYER1, IDIST_F64}, {&w[DIGITS_LAYER1], DIGITS_LAYER2, IDIST_F64}};
-        const idist_tensor grads[] = {{&g[0], DIGITS_LAYER1, IDIST_F64}, {&g[DIGITS_LAYER1], DIGITS_LAYER2, IDIST_F64}};
+        const idist_tensor params[] = {{&w[0], DIGITS_LAYER1, IDIST_F64},
+                                       {&w[DIGITS_LAYER1], DIGITS_LAYER2, IDIST_F64}};
+        const idist_tensor grads[] = {{&g[0], DIGITS_LAYER1, IDIST_F64},
+                                      {&g[DIGITS_LAYER1], DIGITS_LAYER2, IDIST_F64}};
         idist_ddp_desc ddp_desc{};
         ddp_desc.params = params;
         ddp_desc.grads = grads;
@@ -143,7 +149,9 @@ class trainer {
     }
 
     void run() {
-        if (rank == 0) std::printf("%zu images to train, %zu to test, on %d ranks\n", images.size(), test.size(), size);
+        if (rank == 0)
+            std::printf("%zu images to train, %zu to test, on %d ranks\n", images.size(),
+                        test.size(), size);
         for (int epoch = 1; epoch <= s.epochs; epoch++) {
             const double mine = train_epoch(epoch);
             double loss = 0;
@@ -151,13 +159,17 @@ class trainer {
             check(idist_all_reduce(&mine, &loss, 1, IDIST_DTYPE(&loss), IDIST_AVG, adding.opts()));
             const int64_t here = right(); // while the losses are added up
             adding.wait();
-            const double accuracy = 100.0 * static_cast<double>(sum(here)) / static_cast<double>(test.size());
-            if (rank == 0) std::printf("epoch %d: loss %.4f, test accuracy %.2f %%\n", epoch, loss, accuracy);
-            if (epoch == s.epochs && accuracy < 90) throw std::runtime_error("the accuracy is below 90 %");
+            const double accuracy =
+                100.0 * static_cast<double>(sum(here)) / static_cast<double>(test.size());
+            if (rank == 0)
+                std::printf("epoch %d: loss %.4f, test accuracy %.2f %%\n", epoch, loss, accuracy);
+            if (epoch == s.epochs && accuracy < 90)
+                throw std::runtime_error("the accuracy is below 90 %");
         }
         std::vector<double> first = w;
         broadcast(first, 0);
-        if (sum(first != w ? 1 : 0) > 0) throw std::runtime_error("the ranks ended with different weights");
+        if (sum(first != w ? 1 : 0) > 0)
+            throw std::runtime_error("the ranks ended with different weights");
         if (rank == 0) std::printf("the same weights on every rank\n");
         std::fflush(stdout);
     }
@@ -165,7 +177,8 @@ class trainer {
   private:
     // The mean loss of this rank.
     double train_epoch(int epoch) {
-        const size_t share = s.batch / static_cast<size_t>(size), count = idist_sampler_count(sampler.get());
+        const size_t share = s.batch / static_cast<size_t>(size),
+                     count = idist_sampler_count(sampler.get());
         double loss = 0;
         check(idist_sampler_set_epoch(sampler.get(), static_cast<uint64_t>(epoch)));
         for (size_t first = 0; first < count; first += share) {
@@ -176,7 +189,8 @@ class trainer {
                 loss += digits_gradient(w.data(), data.get(), images[index], g.data());
             for (double &x : g) x /= static_cast<double>(n);
             check(idist_ddp_wait(ddp.get())); // from here on g is the mean over the ranks
-            for (size_t i = 0; i < w.size(); i++) w[i] -= s.rate * (speed[i] = s.momentum * speed[i] + g[i]);
+            for (size_t i = 0; i < w.size(); i++)
+                w[i] -= s.rate * (speed[i] = s.momentum * speed[i] + g[i]);
         }
         return loss / static_cast<double>(count);
     }

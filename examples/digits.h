@@ -22,7 +22,8 @@ typedef struct digits {
 static inline int digits_ranks(int argc, char **argv, int none_given, int min, int max) {
     char *end = NULL;
     long ranks = argc > 1 ? strtol(argv[1], &end, 10) : none_given;
-    if (argc <= 2 && (!end || (end != argv[1] && !*end)) && ranks >= min && ranks <= max) return (int)ranks;
+    if (argc <= 2 && (!end || (end != argv[1] && !*end)) && ranks >= min && ranks <= max)
+        return (int)ranks;
     fprintf(stderr, "usage: %s [number of ranks, %d to %d]\n", argv[0], min, max);
     return 0;
 }
@@ -33,13 +34,17 @@ static inline bool digits_load(digits *d) {
     const char *slash = strrchr(__FILE__, '/');
     int n = 0;
     FILE *f = fopen("examples/data/digits.csv", "r");
-    snprintf(beside, sizeof beside, "%.*sdata/digits.csv", slash ? (int)(slash - __FILE__) + 1 : 0, __FILE__);
+    snprintf(beside, sizeof beside, "%.*sdata/digits.csv", slash ? (int)(slash - __FILE__) + 1 : 0,
+             __FILE__);
     if (!f) f = fopen(beside, "r");
     if (!f) {
-        fprintf(stderr, "examples/data/digits.csv is not here: run this in the folder that has examples/\n");
+        fprintf(
+            stderr,
+            "examples/data/digits.csv is not here: run this in the folder that has examples/\n");
         return false;
     }
-    for (; n < DIGITS_COUNT * (DIGITS_PIXELS + 1); n++) { // 64 pixels of 0 .. 16 and the label, divided by commas
+    for (; n < DIGITS_COUNT * (DIGITS_PIXELS + 1);
+         n++) { // 64 pixels of 0 .. 16 and the label, divided by commas
         int image = n / (DIGITS_PIXELS + 1), k = n % (DIGITS_PIXELS + 1), value = 0;
         if (fscanf(f, k < DIGITS_PIXELS ? "%d," : "%d", &value) != 1 || value < 0) break;
         if (value > (k < DIGITS_PIXELS ? 16 : DIGITS_CLASSES - 1)) break;
@@ -48,7 +53,8 @@ static inline bool digits_load(digits *d) {
     }
     fclose(f);
     if (n == DIGITS_COUNT * (DIGITS_PIXELS + 1)) return true;
-    fprintf(stderr, "digits.csv: line %d is not 64 pixels and a label\n", n / (DIGITS_PIXELS + 1) + 1);
+    fprintf(stderr, "digits.csv: line %d is not 64 pixels and a label\n",
+            n / (DIGITS_PIXELS + 1) + 1);
     return false;
 }
 
@@ -66,11 +72,14 @@ static inline void dense_initialise(double *w, int inputs, int outputs, uint64_t
         uint64_t z = (*state += 0x9e3779b97f4a7c15u); // splitmix64
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        w[i] = i < inputs * outputs ? root * ((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1) : 0;
+        w[i] = i < inputs * outputs
+                   ? root * ((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1)
+                   : 0;
     }
 }
 
-static inline void dense_forward(const double *w, const double *in, int inputs, double *out, int outputs, bool relu) {
+static inline void dense_forward(const double *w, const double *in, int inputs, double *out,
+                                 int outputs, bool relu) {
     int i, o;
     for (o = 0; o < outputs; o++) {
         double sum = w[inputs * outputs + o];
@@ -80,8 +89,9 @@ static inline void dense_forward(const double *w, const double *in, int inputs, 
 }
 
 // From the gradient of `out`: adds that of the parameters to g, and writes that of `in` to din, unless it is NULL.
-static inline void dense_backward(const double *w, double *g, const double *in, int inputs, double *din, const double *out,
-                                  const double *dout, int outputs, bool relu) {
+static inline void dense_backward(const double *w, double *g, const double *in, int inputs,
+                                  double *din, const double *out, const double *dout, int outputs,
+                                  bool relu) {
     int i, o;
     for (i = 0; din && i < inputs; i++) din[i] = 0;
     for (o = 0; o < outputs; o++) {
@@ -132,7 +142,10 @@ static inline double digits_loss(const double *logit, int label, double *dlogit)
 // ---- a small network: 64 pixels, 32 hidden units with relu, 10 classes ------------------------------------------------
 
 enum { DIGITS_HIDDEN = 32, DIGITS_LAYER1 = (DIGITS_PIXELS + 1) * DIGITS_HIDDEN };
-enum { DIGITS_LAYER2 = (DIGITS_HIDDEN + 1) * DIGITS_CLASSES, DIGITS_PARAMS = DIGITS_LAYER1 + DIGITS_LAYER2 };
+enum {
+    DIGITS_LAYER2 = (DIGITS_HIDDEN + 1) * DIGITS_CLASSES,
+    DIGITS_PARAMS = DIGITS_LAYER1 + DIGITS_LAYER2
+};
 
 static inline void digits_initialise(double *w, uint64_t seed) {
     dense_initialise(w, DIGITS_PIXELS, DIGITS_HIDDEN, &seed);
@@ -148,13 +161,15 @@ static inline bool digits_is_right(const double *w, const digits *d, size_t imag
 
 // Adds the gradient of one image to g, and gives its loss.
 static inline double digits_gradient(const double *w, const digits *d, size_t image, double *g) {
-    double hidden[DIGITS_HIDDEN], logit[DIGITS_CLASSES], dhidden[DIGITS_HIDDEN], dlogit[DIGITS_CLASSES], loss;
+    double hidden[DIGITS_HIDDEN], logit[DIGITS_CLASSES], dhidden[DIGITS_HIDDEN],
+        dlogit[DIGITS_CLASSES], loss;
     dense_forward(w, d->pixels[image], DIGITS_PIXELS, hidden, DIGITS_HIDDEN, true);
     dense_forward(w + DIGITS_LAYER1, hidden, DIGITS_HIDDEN, logit, DIGITS_CLASSES, false);
     loss = digits_loss(logit, d->label[image], dlogit);
-    dense_backward(w + DIGITS_LAYER1, g + DIGITS_LAYER1, hidden, DIGITS_HIDDEN, dhidden, logit, dlogit, DIGITS_CLASSES,
-                   false);
-    dense_backward(w, g, d->pixels[image], DIGITS_PIXELS, NULL, hidden, dhidden, DIGITS_HIDDEN, true);
+    dense_backward(w + DIGITS_LAYER1, g + DIGITS_LAYER1, hidden, DIGITS_HIDDEN, dhidden, logit,
+                   dlogit, DIGITS_CLASSES, false);
+    dense_backward(w, g, d->pixels[image], DIGITS_PIXELS, NULL, hidden, dhidden, DIGITS_HIDDEN,
+                   true);
     return loss;
 }
 

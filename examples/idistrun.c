@@ -45,23 +45,32 @@
 
 static const char *const usage =
     "usage: idistrun [options] program [arguments]\n"
-    "  -n, --nproc N        ranks on this host (default: one per core); with --hosts, on each that has no :N\n"
-    "      --hosts A:4,B    ranks on these hosts, started over ssh: 4 on A, 1 on B (:1 is the default)\n"
-    "      --nnodes N       hosts (default 1), each with as many ranks; idistrun is started on every one of them\n"
+    "  -n, --nproc N        ranks on this host (default: one per core); with --hosts, on each that "
+    "has no :N\n"
+    "      --hosts A:4,B    ranks on these hosts, started over ssh: 4 on A, 1 on B (:1 is the "
+    "default)\n"
+    "      --nnodes N       hosts (default 1), each with as many ranks; idistrun is started on "
+    "every one of them\n"
     "      --node-rank K    this one's number, from 0\n"
-    "      --master-addr A  host 0, as the others reach it (default 127.0.0.1, or the first of --hosts)\n"
+    "      --master-addr A  host 0, as the others reach it (default 127.0.0.1, or the first of "
+    "--hosts)\n"
     "      --master-port P  a free port there (default: found, where there is no --nnodes)\n"
     "      --rdzv-id ID     the name of the job (default with --nnodes: idistrun)\n"
-    "      --secret-file F  what the ranks of several hosts prove to each other; each host has the file\n"
+    "      --secret-file F  what the ranks of several hosts prove to each other; each host has the "
+    "file\n"
     "      --max-restarts R start all ranks again when one failed, up to R times\n"
     "      --tag            each line of output begins with [rank]\n"
-    "      --log-dir DIR    output of rank R to DIR/R.out and DIR/R.err instead, exceptions to DIR/R.error.json\n"
-    "      --error-file F   the first failure, in torchrun's format (default: TORCHELASTIC_ERROR_FILE)\n"
-    "      --trace F        a timeline of all ranks, for Perfetto or examples/trace.html (with --nnodes: of those here)\n"
+    "      --log-dir DIR    output of rank R to DIR/R.out and DIR/R.err instead, exceptions to "
+    "DIR/R.error.json\n"
+    "      --error-file F   the first failure, in torchrun's format (default: "
+    "TORCHELASTIC_ERROR_FILE)\n"
+    "      --trace F        a timeline of all ranks, for Perfetto or examples/trace.html (with "
+    "--nnodes: of those here)\n"
     "      --bind           each rank stays on a core of its own\n"
     "      --grace SECONDS  between the first failure, or a signal, and SIGKILL (default 5)\n"
     "  -v                   say what happens\n"
-    "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10).\n";
+    "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o "
+    "ServerAliveInterval=10).\n";
 
 // What a node's idistrun says to the head only, in lines of its stderr: FAILED CODE tab TEXT tab JSON, and at the end EVENT
 // JSON for each event of the timeline.
@@ -121,7 +130,8 @@ static void say(const char *format, ...) {
     va_end(args);
     if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
     text[n++] = '\n';
-    if (write(STDERR_FILENO, text, (size_t)n) < 0) return; // in one piece, between the lines of the ranks
+    if (write(STDERR_FILENO, text, (size_t)n) < 0)
+        return; // in one piece, between the lines of the ranks
 }
 
 static void die(const char *what) {
@@ -141,7 +151,8 @@ static long long now_ms(void) {
 }
 
 static bool is_loopback(const char *name) {
-    return strcmp(name, "localhost") == 0 || strncmp(name, "127.", 4) == 0 || strcmp(name, "::1") == 0;
+    return strcmp(name, "localhost") == 0 || strncmp(name, "127.", 4) == 0 ||
+           strcmp(name, "::1") == 0;
 }
 
 // A free port, or on a host that we cannot ask one that is likely to be.
@@ -157,7 +168,8 @@ static int find_port(void) {
     memset(&a, 0, sizeof a);
     a.sin_family = AF_INET;
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&a, n) != 0 || getsockname(fd, (struct sockaddr *)&a, &n) != 0)
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, n) != 0 ||
+        getsockname(fd, (struct sockaddr *)&a, &n) != 0)
         die("no free port");
     close(fd);
     return ntohs(a.sin_port);
@@ -189,7 +201,8 @@ static void remove_error_dir(void) {
 
 static void make_error_dir(void) {
     if (opt.log_dir) {
-        if (!realpath(opt.log_dir, error_dir)) die(opt.log_dir); // the ranks may change their folder
+        if (!realpath(opt.log_dir, error_dir))
+            die(opt.log_dir); // the ranks may change their folder
         return;
     }
     make_folder(error_dir);
@@ -208,7 +221,8 @@ static size_t json_char(const char **from, char *to) {
         return *to = name ? meant[name - names] : (*from)[-1], 1;
     sscanf(*from, "%4x", &c);
     *from += 4;
-    if (c >> 10 == 0xd800 >> 10 && sscanf(*from, "\\u%4x", &low) == 1 && low >> 10 == 0xdc00 >> 10) { // a pair
+    if (c >> 10 == 0xd800 >> 10 && sscanf(*from, "\\u%4x", &low) == 1 &&
+        low >> 10 == 0xdc00 >> 10) { // a pair
         c = 0x10000 + ((c & 0x3ff) << 10) + (low & 0x3ff);
         *from += 6;
     }
@@ -243,9 +257,11 @@ static const char *json_of(const char *text) {
         if (c >= ' ' && c < 0x7f && c != '"' && c != '\\') quoted[n++] = (char)c;
         else n += (size_t)sprintf(quoted + n, "\\u%04x", c);
     }
-    quoted[n] = 0; // twice, because torchrun shows the call stack where there is one, even an empty one
+    quoted[n] =
+        0; // twice, because torchrun shows the call stack where there is one, even an empty one
     snprintf(json, sizeof json,
-             "{\"message\": {\"message\": \"%s\", \"extraInfo\": {\"py_callstack\": \"%s\", \"timestamp\": \"%lld\"}}}",
+             "{\"message\": {\"message\": \"%s\", \"extraInfo\": {\"py_callstack\": \"%s\", "
+             "\"timestamp\": \"%lld\"}}}",
              quoted, quoted, (long long)time(NULL));
     return json;
 }
@@ -277,7 +293,8 @@ static void report(int code, const char *text, const char *left) {
     else say("%s", text);
     if (!opt.error_file) return;
     int fd = open(opt.error_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0 || dprintf(fd, "%s\n", left ? left : json_of(text)) < 0) say("%s: %s", opt.error_file, strerror(errno));
+    if (fd < 0 || dprintf(fd, "%s\n", left ? left : json_of(text)) < 0)
+        say("%s: %s", opt.error_file, strerror(errno));
     if (fd >= 0) close(fd);
 }
 
@@ -321,7 +338,8 @@ static void make_trace(void) {
     atexit(remove_trace);
     if (node) return;
     snprintf(trace_path, sizeof trace_path, "%s.%d", opt.trace, (int)getpid());
-    FILE *f = fopen(trace_path, "wxe"); // what cannot be written shall not be known after hours only
+    FILE *f =
+        fopen(trace_path, "wxe"); // what cannot be written shall not be known after hours only
     if (!f) die(opt.trace);
     fclose(f);
 }
@@ -351,7 +369,11 @@ static void merge_trace(void) {
     if (to && !node) fputs("{\"traceEvents\": [", to);
     for (struct dirent *e; to && dir && (e = readdir(dir)) != NULL;)
         if (e->d_name[0] != '.')
-            n += copy_events(trace_file(e->d_name), to, node ? EVENT : n ? ",\n" : "\n", node ? EVENT : ",\n");
+            n += copy_events(trace_file(e->d_name), to,
+                             node ? EVENT
+                             : n  ? ",\n"
+                                  : "\n",
+                             node ? EVENT : ",\n");
     if (dir) closedir(dir);
     if (to && !node) fputs("\n]}\n", to);
     bool bad = !to || ferror(to);
@@ -376,7 +398,8 @@ static void set_environment(int local, int restart, int port) {
     static const char *const names[][3] = {{"IDIST_RANK", "RANK", "ROLE_RANK"},
                                            {"IDIST_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE"},
                                            {"IDIST_LOCAL_RANK", "LOCAL_RANK", "LOCAL_RANK"},
-                                           {"IDIST_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE"}};
+                                           {"IDIST_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                                            "LOCAL_WORLD_SIZE"}};
     const long values[4] = {opt.first + local, opt.world, local, opt.nproc};
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 3; k++) set(names[i][k], values[i]);
@@ -417,7 +440,8 @@ static void run_ssh(const host *h) {
     char self[PATH_MAX], script[4096], remote[4 * PATH_MAX + 32] = "exec '";
     ssize_t n = readlink("/proc/self/exe", self, sizeof self);
     size_t at = strlen(remote);
-    for (ssize_t i = 0; i < n; i++) at += (size_t)sprintf(remote + at, self[i] == '\'' ? "'\\''" : "%c", self[i]);
+    for (ssize_t i = 0; i < n; i++)
+        at += (size_t)sprintf(remote + at, self[i] == '\'' ? "'\\''" : "%c", self[i]);
     strcpy(remote + at, "' --node");
     snprintf(script, sizeof script, "exec %s \"$@\"",
              rsh ? rsh : "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10");
@@ -447,7 +471,9 @@ static void start(int i, int restart, int port, char **command) {
     if (!head) ends[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
     else if (pipe2(pipes, O_CLOEXEC) != 0) die("pipe");
     else ends[0] = pipes[0], c->to = pipes[1];
-    if (head) fcntl(c->to, F_SETPIPE_SZ, 1 << 20); // long arguments do not have to wait for the connection
+    if (head)
+        fcntl(c->to, F_SETPIPE_SZ,
+              1 << 20); // long arguments do not have to wait for the connection
     if (!head && error_dir[0]) unlink(error_path(rank));
     for (int k = 0; k < 2; k++) {
         ends[k + 1] = c->streams[k].fd = -1;
@@ -482,7 +508,8 @@ static void start(int i, int restart, int port, char **command) {
 
 // FAILED or EVENT from a node. A failure that comes after the first one, or after a signal, is a consequence.
 static void hear_node(char *line) {
-    if (strncmp(line, EVENT, strlen(EVENT)) == 0 && trace_heard) fputs(line + strlen(EVENT), trace_heard);
+    if (strncmp(line, EVENT, strlen(EVENT)) == 0 && trace_heard)
+        fputs(line + strlen(EVENT), trace_heard);
     if (strncmp(line, FAILED, strlen(FAILED)) != 0) return;
     line += strlen(FAILED);
     char *text = strchr(line, '\t'), *json = text ? strchr(text + 1, '\t') : NULL;
@@ -519,7 +546,8 @@ static void read_stream(int i, int kind) {
     ssize_t k = read(s->fd, s->line + s->n, cap - s->n);
     if (k < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (k > 0) s->n += (size_t)k;
-    for (char *end; (end = (char *)memchr(s->line + from, '\n', s->n - from)) != NULL; from = (size_t)(end - s->line) + 1)
+    for (char *end; (end = (char *)memchr(s->line + from, '\n', s->n - from)) != NULL;
+         from = (size_t)(end - s->line) + 1)
         put_line(i, kind, s->line + from, (size_t)(end - s->line) + 1 - from);
     if ((k <= 0 && from < s->n) || (from == 0 && s->n == cap)) {
         put_line(i, kind, s->line + from, s->n - from);
@@ -536,7 +564,8 @@ static void read_stream(int i, int kind) {
 static void drain(int i) {
     for (int kind = 0; kind < 2; kind++) {
         stream *s = &children[i].streams[kind];
-        for (int k = 0; k < 64 && s->fd >= 0 && poll(&(struct pollfd){s->fd, POLLIN, 0}, 1, 0) == 1; k++)
+        for (int k = 0; k < 64 && s->fd >= 0 && poll(&(struct pollfd){s->fd, POLLIN, 0}, 1, 0) == 1;
+             k++)
             read_stream(i, kind);
         if (s->fd >= 0 && s->n) put_line(i, kind, s->line, s->n);
         if (s->fd >= 0) close(s->fd);
@@ -555,7 +584,8 @@ static void tell_node(int i, int restart, int port, char **argv) {
     if (!getcwd(folder, sizeof folder)) die("getcwd");
     dprintf(to, "dir %s%c", folder, 0);
     for (char **e = environ; *e; e++)
-        if (strncmp(*e, "IDIST_", 6) == 0 && strncmp(*e, "IDIST_ADDR=", 11) != 0 && strncmp(*e, "IDIST_HOSTID=", 13) != 0)
+        if (strncmp(*e, "IDIST_", 6) == 0 && strncmp(*e, "IDIST_ADDR=", 11) != 0 &&
+            strncmp(*e, "IDIST_HOSTID=", 13) != 0)
             dprintf(to, "set %s%c", *e, 0);
     while (*++argv) dprintf(to, "arg %s%c", *argv, 0);
     dprintf(to, "go %d %d %d %s %s%c", i, restart, port, opt.addr, opt.id, 0);
@@ -578,7 +608,9 @@ static int hear_settings(int *argc, char ***argv) {
             (*argv)[(*argc)++] = (char *)or_die(strdup(text + 4));
             (*argv)[*argc] = NULL;
         }
-        if (sscanf(text, "go %d %d %d %255s %n", &opt.node_rank, &restart, &opt.port, addr, &at) < 4) continue;
+        if (sscanf(text, "go %d %d %d %255s %n", &opt.node_rank, &restart, &opt.port, addr, &at) <
+            4)
+            continue;
         opt.addr = (char *)or_die(strdup(addr));
         opt.id = (char *)or_die(strdup(text + at));
         free(text);
@@ -614,7 +646,8 @@ static void signal_all(int number) {
 
 // Somebody wants the job to end. Who asks twice means it.
 static void interrupt(int number) {
-    bool again = job.kill_at >= 0, told = again && !job.number && number == SIGTERM; // told so when the first one failed
+    bool again = job.kill_at >= 0,
+         told = again && !job.number && number == SIGTERM; // told so when the first one failed
     if (opt.verbose) say("signal %d goes to all ranks", number);
     job.number = number;
     if (told) return;
@@ -637,10 +670,12 @@ static void ended(int i, int status) {
     if (opt.verbose && !head) say("rank %d has ended, status %d", rank, code);
     if (!code || job.code) return;
     if (job.number) {
-        job.code = job.number == SIGINT ? 128 + SIGINT : code; // to some programs Ctrl-C is one exception more
-    } else if (head) {                                         // of a rank's failure it would have told us
+        job.code = job.number == SIGINT ? 128 + SIGINT
+                                        : code; // to some programs Ctrl-C is one exception more
+    } else if (head) {                          // of a rank's failure it would have told us
         snprintf(text, sizeof text, "host %s: %s (ssh ended with status %d)", hosts[i].name,
-                 code == 255 ? "no connection, or it was lost" : "idistrun did not run there", code);
+                 code == 255 ? "no connection, or it was lost" : "idistrun did not run there",
+                 code);
         report(125, text, NULL);
     } else {
         int n = snprintf(text, sizeof text, "rank %d on host %s: ", rank, opt.name);
@@ -684,11 +719,14 @@ static void wait_for_something(struct pollfd *fds) {
     long long left = job.kill_at < 0 ? -1 : job.kill_at - now_ms();
     fds[0] = (struct pollfd){signals, POLLIN, 0};
     fds[1] = (struct pollfd){hears ? STDIN_FILENO : -1, POLLIN, 0};
-    for (int i = 0; i < 2 * n_children; i++) fds[n++] = (struct pollfd){children[i / 2].streams[i % 2].fd, POLLIN, 0};
-    if (poll(fds, (nfds_t)n, job.kill_at < 0 ? -1 : left < 0 ? 0 : (int)left) < 0 && errno != EINTR) die("poll");
+    for (int i = 0; i < 2 * n_children; i++)
+        fds[n++] = (struct pollfd){children[i / 2].streams[i % 2].fd, POLLIN, 0};
+    if (poll(fds, (nfds_t)n, job.kill_at < 0 ? -1 : left < 0 ? 0 : (int)left) < 0 && errno != EINTR)
+        die("poll");
     for (int i = 0; i < 2 * n_children; i++)
         if (fds[i + 2].revents) read_stream(i / 2, i % 2);
-    if (fds[0].revents && read(signals, &info, sizeof info) == sizeof info && info.ssi_signo != SIGCHLD)
+    if (fds[0].revents && read(signals, &info, sizeof info) == sizeof info &&
+        info.ssi_signo != SIGCHLD)
         interrupt((int)info.ssi_signo);
     if (fds[1].revents) hear_head();
 }
@@ -701,7 +739,8 @@ static void run(int restart, char **argv, char **command) {
     job.code = 0;
     job.kill_at = -1;
     if (opt.trace) begin_trace();
-    if (opt.error_file && lstat(opt.error_file, &st) == 0 && S_ISREG(st.st_mode)) unlink(opt.error_file); // of another try
+    if (opt.error_file && lstat(opt.error_file, &st) == 0 && S_ISREG(st.st_mode))
+        unlink(opt.error_file); // of another try
     for (int i = 0; i < n_children; i++) {
         start(i, restart, port, command);
         if (head) tell_node(i, restart, port, argv);
@@ -758,10 +797,13 @@ static void place(const char *list) {
     bool loopback = true, both = list && (opt.nnodes > 1 || (opt.node_rank && !node));
     cpu_set_t cpus;
     if (both) say("--hosts and --nnodes are two ways: take one"), exit(2);
-    if (opt.nnodes > 1 && (!opt.addr || !opt.port)) say("--nnodes needs --master-addr and --master-port"), exit(2);
-    if (!opt.nproc && !list) opt.nproc = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    if (opt.nnodes > 1 && (!opt.addr || !opt.port))
+        say("--nnodes needs --master-addr and --master-port"), exit(2);
+    if (!opt.nproc && !list)
+        opt.nproc = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
     if (list) parse_hosts(list), opt.nnodes = n_hosts;
-    if (opt.node_rank >= opt.nnodes) say("--node-rank %d is not below --nnodes %d", opt.node_rank, opt.nnodes), exit(2);
+    if (opt.node_rank >= opt.nnodes)
+        say("--node-rank %d is not below --nnodes %d", opt.node_rank, opt.nnodes), exit(2);
     for (int i = 0; i < opt.nnodes; i++) {
         int n = list ? hosts[i].n : opt.nproc;
         if (i < opt.node_rank) opt.first += n;
@@ -773,7 +815,8 @@ static void place(const char *list) {
         opt.nproc = hosts[opt.node_rank].n;
         if (node) snprintf(opt.name, sizeof opt.name, "%s", hosts[opt.node_rank].name);
         // Others would look for "localhost" at home.
-        if (!opt.addr) opt.addr = is_loopback(hosts[0].name) && !loopback ? opt.name : hosts[0].name;
+        if (!opt.addr)
+            opt.addr = is_loopback(hosts[0].name) && !loopback ? opt.name : hosts[0].name;
         if (head) make_secret();
     }
     if (!opt.addr) opt.addr = "127.0.0.1";

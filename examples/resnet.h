@@ -99,8 +99,9 @@ enum { PANEL = 1024 };
 
 static void multiply(const product *p) {
     bool turned = p->a_col != 1;
-    cblas_sgemm(CblasRowMajor, turned ? CblasTrans : CblasNoTrans, CblasNoTrans, p->m, p->n, p->l, 1, p->a,
-                (int)(turned ? p->a_col : p->a_row), p->b, (int)p->b_row, p->add ? 1 : 0, p->c, (int)p->c_row);
+    cblas_sgemm(CblasRowMajor, turned ? CblasTrans : CblasNoTrans, CblasNoTrans, p->m, p->n, p->l,
+                1, p->a, (int)(turned ? p->a_col : p->a_row), p->b, (int)p->b_row, p->add ? 1 : 0,
+                p->c, (int)p->c_row);
 }
 #else
 // Output positions that a convolution treats at a time: a panel of 32 columns stays in the fast caches.
@@ -123,7 +124,8 @@ INLINE void multiply_rows(const product *p, int i, const int rows) {
     for (; j < p->n; j++)
         for (int r = 0; r < rows; r++) {
             float *to = c + r * p->c_row + j, sum = p->add ? *to : 0;
-            for (int k = 0; k < p->l; k++) sum += a[r * p->a_row + k * p->a_col] * p->b[k * p->b_row + j];
+            for (int k = 0; k < p->l; k++)
+                sum += a[r * p->a_row + k * p->a_col] * p->b[k * p->b_row + j];
             *to = sum;
         }
 }
@@ -136,8 +138,12 @@ INLINE void multiply_by(const product *p, const int rows) {
 
 // The same for each kind of registers: 8 x 16 sums fill those of AVX-512, 4 x 16 those of the others.
 #if defined(__GNUC__) && defined(__x86_64__)
-__attribute__((target("avx512f"))) static void multiply_avx512(const product *p) { multiply_by(p, 8); }
-__attribute__((target("avx2,fma"))) static void multiply_avx2(const product *p) { multiply_by(p, 4); }
+__attribute__((target("avx512f"))) static void multiply_avx512(const product *p) {
+    multiply_by(p, 8);
+}
+__attribute__((target("avx2,fma"))) static void multiply_avx2(const product *p) {
+    multiply_by(p, 4);
+}
 #endif
 static void multiply_plain(const product *p) { multiply_by(p, 4); }
 
@@ -188,10 +194,11 @@ typedef struct unit { // a convolution, and the batch norm after it
     int from, to;     // channels
     int in_side, side;
     int kernel, stride;
-    int first;           // its parameters: weights (taps x to), then scale and shift of the batch norm
-    float *mean, *var;   // running
-    float *inverse;      // one over the deviation in this batch
-    float *normal, *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and relu
+    int first; // its parameters: weights (taps x to), then scale and shift of the batch norm
+    float *mean, *var; // running
+    float *inverse;    // one over the deviation in this batch
+    float *normal,
+        *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and relu
 } unit;
 
 enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N_WORK = 4 };
@@ -199,7 +206,7 @@ enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N
 typedef struct net {
     int n_blocks, n_units, n_params, last; // last: channels before the dense layer
     int block[3 * MAX_BLOCKS];             // the first unit of each
-    size_t n_values, n_running;            // floats of all parameters, of all running means and variances
+    size_t n_values, n_running; // floats of all parameters, of all running means and variances
     unit units[MAX_UNITS];
     idist_tensor params[MAX_PARAMS], grads[MAX_PARAMS];
     float *values, *running;
@@ -255,7 +262,9 @@ static void add_unit(net *n, int from, int to, int in_side, int stride, int kern
     n->n_running += 2 * (size_t)to;
 }
 
-static bool has_shortcut(const unit *first) { return first->from != first->to || first->stride != 1; }
+static bool has_shortcut(const unit *first) {
+    return first->from != first->to || first->stride != 1;
+}
 
 // Three stages, each with twice the channels and half the side of the one before. A block has two units, and a third where
 // its input does not have the shape of its output.
@@ -283,9 +292,13 @@ static void initialise(net *n, uint64_t seed) {
         double bound = sqrt_of(6.0 / fan_in);
         bool weights = i % 3 == 0;
         for (size_t k = 0; k < n->params[i].count; k++)
-            p[k] = weights ? (float)(bound * ((double)(random_u64(&seed) >> 11) / 4503599627370496.0 - 1)) : i % 3 == 1;
+            p[k] =
+                weights
+                    ? (float)(bound * ((double)(random_u64(&seed) >> 11) / 4503599627370496.0 - 1))
+                    : i % 3 == 1;
     }
-    memset(values(n, n->n_params - 1), 0, CLASSES * sizeof(float)); // no scale: the bias of the dense layer
+    memset(values(n, n->n_params - 1), 0,
+           CLASSES * sizeof(float)); // no scale: the bias of the dense layer
     for (int i = 0; i < n->n_units; i++)
         for (int c = 0; c < n->units[i].to; c++) n->units[i].var[c] = 1;
 }
@@ -298,7 +311,8 @@ static bool net_create(net *n, int blocks, int width, int side, int images, uint
     add_units(n, blocks, width, side);
     n->values = new_floats(n, n->n_values);
     n->running = new_floats(n, n->n_running);
-    for (int i = 0; i < n->n_params && n->values; at += n->params[i++].count) n->params[i].data = n->values + at;
+    for (int i = 0; i < n->n_params && n->values; at += n->params[i++].count)
+        n->params[i].data = n->values + at;
     at = 0;
     for (unit *u = n->units; u < n->units + n->n_units; u++, at += 2 * (size_t)u[-1].to) {
         size_t count = map_count(n, u->to, u->side);
@@ -327,7 +341,9 @@ static ptrdiff_t tap_at(const net *n, const unit *u, int c, int image, int y, in
 
 // Columns of the output whose input is left or right of the map, one at most on each side.
 static bool off_left(const unit *u, int kx) { return kx < u->kernel / 2; }
-static bool off_right(const unit *u, int kx) { return (u->side - 1) * u->stride + kx - u->kernel / 2 >= u->in_side; }
+static bool off_right(const unit *u, int kx) {
+    return (u->side - 1) * u->stride + kx - u->kernel / 2 >= u->in_side;
+}
 
 // The inputs under each tap for `rows` rows of the output (of all images, one below the other), from `row` on. The margins
 // of a map allow to copy a whole row moved by a column; what came in from another row is then overwritten.
@@ -344,7 +360,8 @@ static void gather(const net *n, const unit *u, const float *in, int row, int ro
                     }
                     const float *from = in + tap_at(n, u, c, (row + r) / side, y, kx);
                     if (stride == 1)
-                        for (int x = 0; x < side; x += 4) memcpy(col + x, from + x, 4 * sizeof *col);
+                        for (int x = 0; x < side; x += 4)
+                            memcpy(col + x, from + x, 4 * sizeof *col);
                     else
                         for (int x = 0; x < side; x++) col[x] = from[x * stride];
                     if (off_left(u, kx)) col[0] = 0;
@@ -377,14 +394,16 @@ static void convolve(const net *n, const unit *u, const float *in, float *out) {
     for (int row = 0; row < all; row += rows) {
         if (rows > all - row) rows = all - row;
         int columns = rows * u->side;
-        product p = {u->to, columns, taps(u), w, 1, u->to, n->col, columns, out + row * u->side, out_row, false};
+        product p = {u->to,   columns, taps(u), w, 1, u->to, n->col, columns, out + row * u->side,
+                     out_row, false};
         gather(n, u, in, row, rows, n->col);
         multiply(&p);
     }
 }
 
 // The gradient of the weights, and where din is not NULL, added to it, that of the input.
-static void convolve_back(const net *n, const unit *u, const float *in, const float *dout, float *din) {
+static void convolve_back(const net *n, const unit *u, const float *in, const float *dout,
+                          float *din) {
     const float *w = values(n, u->first);
     float *dw = gradients(n, u->first);
     int all = n->images * u->side, rows = PANEL / u->side, out_row = all * u->side;
@@ -393,10 +412,13 @@ static void convolve_back(const net *n, const unit *u, const float *in, const fl
         int columns = rows * u->side;
         const float *panel = dout + row * u->side;
         for (int c = 0; c < u->to; c++)
-            for (int k = 0; k < columns; k++) n->turned[k * u->to + c] = panel[(ptrdiff_t)c * out_row + k];
+            for (int k = 0; k < columns; k++)
+                n->turned[k * u->to + c] = panel[(ptrdiff_t)c * out_row + k];
         gather(n, u, in, row, rows, n->col);
-        product of_weights = {taps(u), u->to, columns, n->col, columns, 1, n->turned, u->to, dw, u->to, row > 0};
-        product of_inputs = {taps(u), columns, u->to, w, u->to, 1, panel, out_row, n->col, columns, false};
+        product of_weights = {taps(u),   u->to, columns, n->col, columns, 1,
+                              n->turned, u->to, dw,      u->to,  row > 0};
+        product of_inputs = {taps(u), columns, u->to,  w,       u->to, 1,
+                             panel,   out_row, n->col, columns, false};
         multiply(&of_weights);
         if (!din) continue;
         multiply(&of_inputs);
@@ -436,7 +458,8 @@ static void gradient_ready(net *n, int i) {
 }
 
 // dout: the gradient before the relu. dconv: room for that before the batch norm, may be dout.
-static void unit_backward(net *n, unit *u, const float *in, const float *dout, float *dconv, float *din) {
+static void unit_backward(net *n, unit *u, const float *in, const float *dout, float *dconv,
+                          float *din) {
     size_t count = map_count(n, 1, u->side);
     float *dscale = gradients(n, u->first + 1), *dshift = gradients(n, u->first + 2);
     for (int c = 0; c < u->to; c++) {
@@ -461,11 +484,13 @@ static void relu_backward(const float *out, float *d, size_t count) {
 
 static void dense_forward(net *n, const float *in, size_t area) {
     const float *weights = values(n, n->n_params - 2), *bias = weights + n->last * CLASSES;
-    for (int i = 0; i < n->last * n->images; i++) n->pooled[i] = (float)(sum_of(in + (size_t)i * area, area) / (double)area);
+    for (int i = 0; i < n->last * n->images; i++)
+        n->pooled[i] = (float)(sum_of(in + (size_t)i * area, area) / (double)area);
     for (int i = 0; i < n->images; i++)
         for (int k = 0; k < CLASSES; k++) {
             float sum = bias[k];
-            for (int c = 0; c < n->last; c++) sum += n->pooled[c * n->images + i] * weights[c * CLASSES + k];
+            for (int c = 0; c < n->last; c++)
+                sum += n->pooled[c * n->images + i] * weights[c * CLASSES + k];
             n->scores[i * CLASSES + k] = sum;
         }
 }
@@ -480,7 +505,8 @@ static void dense_backward(net *n, float *din, size_t area) {
         for (int i = 0; i < n->images; i++) {
             float back = 0, *to = din + (size_t)(c * n->images + i) * area;
             for (int k = 0; k < CLASSES; k++) {
-                dweights[c * CLASSES + k] += n->pooled[c * n->images + i] * n->dscores[i * CLASSES + k];
+                dweights[c * CLASSES + k] +=
+                    n->pooled[c * n->images + i] * n->dscores[i * CLASSES + k];
                 back += weights[c * CLASSES + k] * n->dscores[i * CLASSES + k];
             }
             for (size_t x = 0; x < area; x++) to[x] = back / (float)area;
@@ -513,7 +539,8 @@ static double cross_entropy(net *n, const int *labels) {
         double e[CLASSES], sum = 0, most = score[0];
         for (int k = 1; k < CLASSES; k++) most = score[k] > most ? score[k] : most;
         for (int k = 0; k < CLASSES; k++) sum += e[k] = exp_of(score[k] - most);
-        for (int k = 0; k < CLASSES; k++) n->dscores[i * CLASSES + k] = (float)((e[k] / sum - (k == labels[i])) / n->images);
+        for (int k = 0; k < CLASSES; k++)
+            n->dscores[i * CLASSES + k] = (float)((e[k] / sum - (k == labels[i])) / n->images);
         loss += log_of(sum) + most - score[labels[i]];
     }
     return loss / n->images;
@@ -522,7 +549,8 @@ static double cross_entropy(net *n, const int *labels) {
 // After forward and cross_entropy: all gradients, from the last to the first.
 static void backward(net *n, const float *in) {
     const unit *top = n->units + n->block[n->n_blocks - 1] + 1;
-    float *d = n->work[0], *other = n->work[1], *middle = n->work[2], *dconv = n->work[3]; // d: of the block's output
+    float *d = n->work[0], *other = n->work[1], *middle = n->work[2],
+          *dconv = n->work[3]; // d: of the block's output
     dense_backward(n, d, (size_t)(top->side * top->side));
     for (int b = n->n_blocks - 1; b >= 0; b--) {
         unit *u = n->units + n->block[b];

@@ -1,12 +1,14 @@
 // ddp_overhead - what an iteration of idist_ddp takes beside all_reduces of the same sizes
 //
-//     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o ddp_overhead && ./ddp_overhead [ranks [rounds]]
+//     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o ddp_overhead &&
+//     ./ddp_overhead [ranks [rounds]]
 //
-// 32 gradients of one size. "all_reduces": one call after the other. "wait": ddp laid the gradients out, and idist_ddp_wait
-// does it all. "requests": all_reduces but the last are requests, as they have to be for a program that computes meanwhile.
-// "ready": ddp after idist_ddp_ready for each gradient, which makes such requests. "copied": the gradients lie apart in the
-// program's memory. Ways take turns within a round, and the medians of all rounds are compared: wait with all_reduces, ready
-// and copied with requests. Every result is checked.
+// 32 gradients of one size. "all_reduces": one call after the other. "wait": ddp laid the gradients
+// out, and idist_ddp_wait does it all. "requests": all_reduces but the last are requests, as they
+// have to be for a program that computes meanwhile. "ready": ddp after idist_ddp_ready for each
+// gradient, which makes such requests. "copied": the gradients lie apart in the program's memory.
+// Ways take turns within a round, and the medians of all rounds are compared: wait with
+// all_reduces, ready and copied with requests. Every result is checked.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -53,7 +55,8 @@ static bool all_are(const float *x, size_t count, float value) {
 }
 
 // One way, one time; ddp is NULL without it. Microseconds, < 0 on failure.
-static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts, int n_buckets) {
+static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts,
+                   int n_buckets) {
     if (idist_barrier(NULL) != IDIST_OK) return -1;
     idist_request requests[N];
     idist_opts o;
@@ -64,7 +67,8 @@ static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *co
         bool last = b + 1 == n_buckets;
         o.request = way == REQUESTS && !last ? &requests[b] : NULL;
         if (last && idist_wait_all(requests, (size_t)b) != IDIST_OK) return -1;
-        if (idist_all_reduce(bare[b], bare[b], counts[b], IDIST_F32, IDIST_AVG, &o) != IDIST_OK) return -1;
+        if (idist_all_reduce(bare[b], bare[b], counts[b], IDIST_F32, IDIST_AVG, &o) != IDIST_OK)
+            return -1;
     }
     for (int i = N; i-- > 0 && way >= READY;)
         if (idist_ddp_ready(ddp, i) != IDIST_OK) return -1;
@@ -99,26 +103,33 @@ static int measure(size_t each) {
     int n_buckets = idist_ddp_buckets(ways[WAIT]);
     for (int i = 0; i < N; i++) counts[idist_ddp_bucket(ways[WAIT], i)] += each;
     for (int b = 0; b < 2 * n_buckets; b++)
-        if ((bare[b % 2][b / 2] = (float *)idist_alloc(counts[b / 2] * sizeof(float), NULL)) == NULL) return die("alloc");
+        if ((bare[b % 2][b / 2] = (float *)idist_alloc(counts[b / 2] * sizeof(float), NULL)) ==
+            NULL)
+            return die("alloc");
     for (int r = -2; r < rounds; r++) // the first two warm up
         for (int turn = 0; turn < WAYS; turn++) {
             int w = (turn + r + 2) % WAYS;
             float **own = bare[w == REQUESTS];
             for (int b = 0; b < n_buckets && !ways[w]; b++) fill(own[b], counts[b], (float)rank);
-            for (int i = 0; i < N && ways[w]; i++) fill((float *)idist_ddp_grad(ways[w], i), each, (float)rank);
+            for (int i = 0; i < N && ways[w]; i++)
+                fill((float *)idist_ddp_grad(ways[w], i), each, (float)rank);
             double t = once(w, ways[w], own, counts, n_buckets);
             bool right = t >= 0;
-            for (int b = 0; b < n_buckets && !ways[w]; b++) right = right && all_are(own[b], counts[b], mean);
-            for (int i = 0; i < N && ways[w]; i++) right = right && all_are((float *)idist_ddp_grad(ways[w], i), each, mean);
-            if (!right) return t < 0 ? die("round") : (fprintf(stderr, "way %d: wrong values\n", w), 1);
+            for (int b = 0; b < n_buckets && !ways[w]; b++)
+                right = right && all_are(own[b], counts[b], mean);
+            for (int i = 0; i < N && ways[w]; i++)
+                right = right && all_are((float *)idist_ddp_grad(ways[w], i), each, mean);
+            if (!right)
+                return t < 0 ? die("round") : (fprintf(stderr, "way %d: wrong values\n", w), 1);
             if (r >= 0) us[w][r] = t;
         }
     double all[WAYS];
     for (int w = 0; w < WAYS; w++) all[w] = median(us[w], rounds);
     if (rank == 0)
         printf("| %.2f | %d | %.1f | %.1f | %.3f | %.1f | %.1f | %.3f | %.1f | %.2f |\n",
-               (double)(N * each * sizeof(float)) / (1 << 20), n_buckets, all[BARE], all[WAIT], all[WAIT] / all[BARE],
-               all[REQUESTS], all[READY], all[READY] / all[REQUESTS], all[COPIED], all[COPIED] / all[REQUESTS]);
+               (double)(N * each * sizeof(float)) / (1 << 20), n_buckets, all[BARE], all[WAIT],
+               all[WAIT] / all[BARE], all[REQUESTS], all[READY], all[READY] / all[REQUESTS],
+               all[COPIED], all[COPIED] / all[REQUESTS]);
     for (int w = WAIT; w < WAYS; w++) idist_ddp_free(&ways[w]);
     for (int b = 0; b < 2 * n_buckets; b++) idist_free(bare[b % 2][b / 2]);
     for (int i = 0; i < N; i++) {
@@ -133,7 +144,8 @@ static int work(int local_rank, void *arg) {
     (void)arg;
     if (local_rank == 0) {
         printf("%d ranks, %d rounds, medians in us\n\n", idist_get_world_size(), rounds);
-        printf("| MiB | buckets | all_reduces | wait | ratio | requests | ready | ratio | copied | ratio |\n");
+        printf("| MiB | buckets | all_reduces | wait | ratio | requests | ready | ratio | copied | "
+               "ratio |\n");
         printf("|---|---|---|---|---|---|---|---|---|---|\n");
     }
     for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {

@@ -4,14 +4,18 @@
 //     build/idist_perf -op all_reduce -n 4 -b 4 -e 64M -f 4          # 4 processes on this host
 //     torchrun --nproc-per-node 4 --no-python build/idist_perf ...   # or under any launcher
 //
-// Sizes and bandwidths are those of nccl-tests. S is what all ranks together hold of the larger buffer:
+// Sizes and bandwidths are those of nccl-tests. S is what all ranks together hold of the larger
+// buffer:
 //     all_reduce, reduce, broadcast, scan, sendrecv     S = count * size of the type
-//     the others                                        S = count * size of the type * ranks, count is per rank
-// algbw = S / t. busbw = algbw * f: all_reduce f = 2(n-1)/n; broadcast, reduce, scan, sendrecv f = 1; the others (n-1)/n.
-// t is p50. A time is that of the slowest rank in one iteration, each of which starts with a barrier.
-// Before the timing, one call is checked: every element of every rank is compared with a value computed from its place.
+//     the others                                        S = count * size of the type * ranks, count
+//     is per rank
+// algbw = S / t. busbw = algbw * f: all_reduce f = 2(n-1)/n; broadcast, reduce, scan, sendrecv f =
+// 1; the others (n-1)/n. t is p50. A time is that of the slowest rank in one iteration, each of
+// which starts with a barrier. Before the timing, one call is checked: every element of every rank
+// is compared with a value computed from its place.
 //
-// With -s the measurement is that of rule.h instead, the same as for the peers (make bench-peers), with its CSV lines.
+// With -s the measurement is that of rule.h instead, the same as for the peers (make bench-peers),
+// with its CSV lines.
 #ifndef IDIST_IMPLEMENTATION
 #define IDIST_IMPLEMENTATION
 #endif
@@ -90,7 +94,8 @@ typedef struct bench {
     bool in_place;
     size_t count, size; // elements per call, bytes per element
     unsigned char *send, *recv;
-    unsigned char *send_memory, *recv_memory; // what to free; send or recv may lie inside the other's memory
+    unsigned char *send_memory,
+        *recv_memory; // what to free; send or recv may lie inside the other's memory
 } bench;
 
 typedef struct row {
@@ -105,9 +110,11 @@ typedef struct row {
 
 static const char usage_text[] =
     "usage: idist_perf [options]\n"
-    "  -op NAME   all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier sendrecv scan\n"
+    "  -op NAME   all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all "
+    "barrier sendrecv scan\n"
     "             (default all_reduce)\n"
-    "  -n N       ranks to start on this host (default 2; not used when a launcher started this program)\n"
+    "  -n N       ranks to start on this host (default 2; not used when a launcher started this "
+    "program)\n"
     "  -b SIZE    first size in bytes, K, M, G are powers of 1024 (default 4)\n"
     "  -e SIZE    last size (default 16M)\n"
     "  -f N       factor from one size to the next, at least 2 (default 4)\n"
@@ -153,7 +160,8 @@ static int parse_int(const char *name, const char *text, int lowest) {
 static size_t parse_size(const char *name, const char *text) {
     const char *end;
     size_t nbytes = rule_parse_size(text, &end);
-    if (nbytes == 0 || *end) fail_usage("%s %s: a size like 4, 64K, 16M or 1G is needed", name, text);
+    if (nbytes == 0 || *end)
+        fail_usage("%s %s: a size like 4, 64K, 16M or 1G is needed", name, text);
     return nbytes;
 }
 
@@ -183,8 +191,10 @@ static bool parse_option(options *o, const char *name, const char *text) {
     else if (strcmp(name, "-b") == 0) o->min_nbytes = parse_size(name, text);
     else if (strcmp(name, "-e") == 0) o->max_nbytes = parse_size(name, text);
     else if (strcmp(name, "-f") == 0) o->factor = (size_t)parse_int(name, text, 2);
-    else if (strcmp(name, "-d") == 0) o->dtype = (idist_dtype)parse_name(name, text, dtype_name, IDIST_DTYPE_COUNT);
-    else if (strcmp(name, "-o") == 0) o->reduction = (idist_op)parse_name(name, text, reduction_name, IDIST_OP_COUNT);
+    else if (strcmp(name, "-d") == 0)
+        o->dtype = (idist_dtype)parse_name(name, text, dtype_name, IDIST_DTYPE_COUNT);
+    else if (strcmp(name, "-o") == 0)
+        o->reduction = (idist_op)parse_name(name, text, reduction_name, IDIST_OP_COUNT);
     else if (strcmp(name, "-r") == 0) o->root = parse_int(name, text, 0);
     else if (strcmp(name, "-w") == 0) o->warmup = parse_int(name, text, 0);
     else if (strcmp(name, "-i") == 0) o->iterations = parse_int(name, text, 1);
@@ -192,7 +202,8 @@ static bool parse_option(options *o, const char *name, const char *text) {
     else if (strcmp(name, "-p") == 0) o->in_place = parse_choice(name, text, "out", "in");
     else if (strcmp(name, "-m") == 0) o->own_alloc = parse_choice(name, text, "malloc", "idist");
     else if (strcmp(name, "-s") == 0 || strcmp(name, "-x") == 0 || strcmp(name, "-l") == 0) {
-        if (rule_option(&o->rule, name, text)) fail_usage("%s %s: cannot be understood", name, text);
+        if (rule_option(&o->rule, name, text))
+            fail_usage("%s %s: cannot be understood", name, text);
         o->by_rule = true;
     } else return false;
     return true;
@@ -200,7 +211,8 @@ static bool parse_option(options *o, const char *name, const char *text) {
 
 // By rule.h, which knows the operations by name.
 static void check_rule_options(options *o) {
-    if (o->json || o->in_place >= 0 || o->dtype != IDIST_F32 || o->reduction != IDIST_SUM || o->root != 0)
+    if (o->json || o->in_place >= 0 || o->dtype != IDIST_F32 || o->reduction != IDIST_SUM ||
+        o->root != 0)
         fail_usage("-s, -x, -l: go with -op, -n and -a only");
     if (rule_option(&o->rule, "-op", kinds[o->op].name))
         fail_usage("-op %s: not one that the peers have", kinds[o->op].name);
@@ -209,11 +221,15 @@ static void check_rule_options(options *o) {
 static void check_options(const options *o) {
     in_place rule = kinds[o->op].in_place;
     bool bits = o->reduction >= IDIST_BAND && o->reduction <= IDIST_LOR;
-    if (o->min_nbytes > o->max_nbytes) fail_usage("-b %zu is above -e %zu", o->min_nbytes, o->max_nbytes);
-    if (rule == NEVER && o->in_place == 1) fail_usage("-p in: %s cannot work in place", kinds[o->op].name);
-    if (rule == ALWAYS && o->in_place == 0) fail_usage("-p out: %s has one buffer only", kinds[o->op].name);
+    if (o->min_nbytes > o->max_nbytes)
+        fail_usage("-b %zu is above -e %zu", o->min_nbytes, o->max_nbytes);
+    if (rule == NEVER && o->in_place == 1)
+        fail_usage("-p in: %s cannot work in place", kinds[o->op].name);
+    if (rule == ALWAYS && o->in_place == 0)
+        fail_usage("-p out: %s has one buffer only", kinds[o->op].name);
     if (kinds[o->op].reduces && bits && o->dtype >= IDIST_F16)
-        fail_usage("-o %s takes integers only, not %s", idist_op_name(o->reduction), idist_dtype_name(o->dtype));
+        fail_usage("-o %s takes integers only, not %s", idist_op_name(o->reduction),
+                   idist_dtype_name(o->dtype));
     if (o->op == SCAN && o->reduction == IDIST_AVG) fail_usage("-o AVG: scan cannot average");
 }
 
@@ -246,7 +262,8 @@ static options parse_options(int argc, char **argv) {
     if (!max_given && o.max_nbytes < o.min_nbytes) o.max_nbytes = o.min_nbytes;
     check_options(&o);
     if (o.by_rule) check_rule_options(&o);
-    if (o.nranks && o.root >= o.nranks) fail_usage("-r %d: there are only %d ranks", o.root, o.nranks);
+    if (o.nranks && o.root >= o.nranks)
+        fail_usage("-r %d: there are only %d ranks", o.root, o.nranks);
     return o;
 }
 
@@ -259,11 +276,13 @@ static unsigned mix(size_t rank, size_t i) {
     return (unsigned)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40);
 }
 
-// Element i of rank's send buffer. Products stay at 8 or below: at most three ranks have a 2 at one place.
+// Element i of rank's send buffer. Products stay at 8 or below: at most three ranks have a 2 at one
+// place.
 static int value_at(const bench *b, int rank, size_t i) {
     unsigned most = b->opt->dtype == IDIST_F8E4M3 || b->opt->dtype == IDIST_F8E5M2 ? 7 : 127;
     if (!b->kind->reduces) return (int)(mix((size_t)rank, i) & most);
-    if (b->opt->reduction == IDIST_SUM || b->opt->reduction == IDIST_AVG) return (int)(mix((size_t)rank, i) & 3);
+    if (b->opt->reduction == IDIST_SUM || b->opt->reduction == IDIST_AVG)
+        return (int)(mix((size_t)rank, i) & 3);
     if (b->opt->reduction == IDIST_PROD) return ((size_t)rank + i) % (size_t)b->n < 3 ? 2 : 1;
     if (b->opt->reduction >= IDIST_LAND) return (int)(mix((size_t)rank, i) & 7) % 4 == 0;
     return (int)(mix((size_t)rank, i) & most);
@@ -309,7 +328,8 @@ static double expected_at(const bench *b, size_t i) {
     }
 }
 
-// Floats of 16 and 8 bits through those of a float, for the small numbers above: bits of the mantissa, bias of the exponent.
+// Floats of 16 and 8 bits through those of a float, for the small numbers above: bits of the
+// mantissa, bias of the exponent.
 static const struct {
     int mantissa, bias;
     double slack;
@@ -328,7 +348,9 @@ static uint16_t narrow_from(double x, idist_dtype dtype) {
 }
 
 static double narrow_to(uint16_t h, idist_dtype dtype) {
-    uint32_t bits = h ? ((uint32_t)h << (23 - formats[dtype].mantissa)) + ((uint32_t)(127 - formats[dtype].bias) << 23) : 0;
+    uint32_t bits = h ? ((uint32_t)h << (23 - formats[dtype].mantissa)) +
+                            ((uint32_t)(127 - formats[dtype].bias) << 23)
+                      : 0;
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
@@ -341,11 +363,13 @@ static void store_value(void *p, idist_dtype dtype, int value) {
     uint16_t narrow;
     if (dtype == IDIST_F32) memcpy(p, &f, sizeof f);
     else if (dtype == IDIST_F64) memcpy(p, &d, sizeof d);
-    else if (dtype >= IDIST_F16) narrow = narrow_from(value, dtype), memcpy(p, &narrow, idist_dtype_size(dtype));
+    else if (dtype >= IDIST_F16)
+        narrow = narrow_from(value, dtype), memcpy(p, &narrow, idist_dtype_size(dtype));
     else memcpy(p, &word, idist_dtype_size(dtype)); // the low bytes, little endian
 }
 
-// Integers must be exact, modulo their width. Floats may round once where the true value does not fit (AVG, large sums).
+// Integers must be exact, modulo their width. Floats may round once where the true value does not
+// fit (AVG, large sums).
 static bool is_value(const void *p, idist_dtype dtype, double expected) {
     double got, slack = 0;
     int64_t word = (int64_t)expected;
@@ -354,7 +378,9 @@ static bool is_value(const void *p, idist_dtype dtype, double expected) {
     if (dtype < IDIST_F16) return memcmp(p, &word, idist_dtype_size(dtype)) == 0;
     if (dtype == IDIST_F64) memcpy(&got, p, sizeof got), slack = 1e-15;
     else if (dtype == IDIST_F32) memcpy(&f, p, sizeof f), got = f, slack = 1e-6;
-    else memcpy(&narrow, p, idist_dtype_size(dtype)), got = narrow_to(narrow, dtype), slack = formats[dtype].slack;
+    else
+        memcpy(&narrow, p, idist_dtype_size(dtype)), got = narrow_to(narrow, dtype),
+                                                     slack = formats[dtype].slack;
     double difference = got > expected ? got - expected : expected - got;
     return difference <= slack * expected;
 }
@@ -372,8 +398,12 @@ static void release(const bench *b, void *p) {
     else free(p);
 }
 
-static size_t send_count(const bench *b) { return b->kind->send_all ? b->count * (size_t)b->n : b->count; }
-static size_t recv_count(const bench *b) { return b->kind->recv_all ? b->count * (size_t)b->n : b->count; }
+static size_t send_count(const bench *b) {
+    return b->kind->send_all ? b->count * (size_t)b->n : b->count;
+}
+static size_t recv_count(const bench *b) {
+    return b->kind->recv_all ? b->count * (size_t)b->n : b->count;
+}
 
 // Places send and recv as the operation's in-place rule says.
 static bool make_buffers(bench *b) {
@@ -381,15 +411,18 @@ static bool make_buffers(bench *b) {
     in_place rule = b->in_place ? b->kind->in_place : NEVER;
     b->send_memory = b->recv_memory = NULL;
     if (b->opt->op == BARRIER) return true;
-    if (rule != SEND_IN_RECV) b->send_memory = (unsigned char *)allocate(b, send_count(b) * b->size);
-    if (rule == NEVER || rule == SEND_IN_RECV) b->recv_memory = (unsigned char *)allocate(b, recv_count(b) * b->size);
+    if (rule != SEND_IN_RECV)
+        b->send_memory = (unsigned char *)allocate(b, send_count(b) * b->size);
+    if (rule == NEVER || rule == SEND_IN_RECV)
+        b->recv_memory = (unsigned char *)allocate(b, recv_count(b) * b->size);
     b->send = b->send_memory;
     b->recv = b->recv_memory;
     if (rule == SAME || rule == ALWAYS) b->recv = b->send;
     if (rule == RECV_IN_SEND && b->send) b->recv = b->send + own;
     if (rule == SEND_IN_RECV && b->recv) b->send = b->recv + own;
     if (b->send && b->recv) return true;
-    fprintf(stderr, "idist_perf: rank %d: no memory for buffers of %zu elements\n", b->rank, recv_count(b));
+    fprintf(stderr, "idist_perf: rank %d: no memory for buffers of %zu elements\n", b->rank,
+            recv_count(b));
     return false;
 }
 
@@ -409,10 +442,13 @@ static idist_status call(const bench *b) {
     case ALL_GATHER: return idist_all_gather(b->send, b->recv, b->count, d, NULL);
     case GATHER: return idist_gather(b->send, b->recv, b->count, d, o->root, NULL);
     case SCATTER: return idist_scatter(b->send, b->recv, b->count, d, o->root, NULL);
-    case REDUCE_SCATTER: return idist_reduce_scatter(b->send, b->recv, b->count, d, o->reduction, NULL);
+    case REDUCE_SCATTER:
+        return idist_reduce_scatter(b->send, b->recv, b->count, d, o->reduction, NULL);
     case ALL_TO_ALL: return idist_all_to_all(b->send, b->recv, b->count, d, NULL);
     case BARRIER: return idist_barrier(NULL);
-    case SENDRECV: return idist_sendrecv(b->send, b->count, next, 0, b->recv, b->count, previous, 0, d, NULL, NULL);
+    case SENDRECV:
+        return idist_sendrecv(b->send, b->count, next, 0, b->recv, b->count, previous, 0, d, NULL,
+                              NULL);
     default: return idist_scan(b->send, b->recv, b->count, d, o->reduction, NULL);
     }
 }
@@ -478,41 +514,51 @@ static idist_status measure(bench *b, double *times, row *r) {
 // output, on rank 0
 //------------------------------------------------------------------------------
 
-static const char *type_text(const bench *b) { return b->opt->op == BARRIER ? "-" : idist_dtype_name(b->opt->dtype); }
-static const char *op_text(const bench *b) { return b->kind->reduces ? idist_op_name(b->opt->reduction) : "-"; }
+static const char *type_text(const bench *b) {
+    return b->opt->op == BARRIER ? "-" : idist_dtype_name(b->opt->dtype);
+}
+static const char *op_text(const bench *b) {
+    return b->kind->reduces ? idist_op_name(b->opt->reduction) : "-";
+}
 
 static void print_head(const bench *b) {
     const options *o = b->opt;
     if (b->rank != 0) return;
     if (o->json) {
-        printf("{\"program\": \"idist_perf\", \"version\": \"%s\", \"operation\": \"%s\", \"ranks\": %d, \"nodes\": %d, ",
+        printf("{\"program\": \"idist_perf\", \"version\": \"%s\", \"operation\": \"%s\", "
+               "\"ranks\": %d, \"nodes\": %d, ",
                IDIST_VERSION, b->kind->name, b->n, idist_get_nnodes());
-        printf("\"backend\": \"%s\", \"launcher\": \"%s\", \"type\": \"%s\", \"op\": \"%s\", \"in_place\": %s, ",
-               idist_backend(), idist_launcher(), type_text(b), op_text(b), b->in_place ? "true" : "false");
-        printf("\"warmup\": %d, \"iterations\": %d, \"checked\": %s, \"results\": [", o->warmup, o->iterations,
-               o->check ? "true" : "false");
+        printf("\"backend\": \"%s\", \"launcher\": \"%s\", \"type\": \"%s\", \"op\": \"%s\", "
+               "\"in_place\": %s, ",
+               idist_backend(), idist_launcher(), type_text(b), op_text(b),
+               b->in_place ? "true" : "false");
+        printf("\"warmup\": %d, \"iterations\": %d, \"checked\": %s, \"results\": [", o->warmup,
+               o->iterations, o->check ? "true" : "false");
         return;
     }
-    printf("# idist_perf %s: %s%s, ranks %d, nodes %d, backend %s, launcher %s, warm-up %d, iterations %d\n", IDIST_VERSION,
-           b->kind->name, b->in_place ? " in place" : "", b->n, idist_get_nnodes(), idist_backend(), idist_launcher(),
-           o->warmup, o->iterations);
-    printf("# %10s %12s %6s %6s %11s %11s %11s %9s %9s %8s\n", "size", "count", "type", "op", "min", "p50", "p99", "algbw",
-           "busbw", "wrong");
-    printf("# %10s %12s %6s %6s %11s %11s %11s %9s %9s\n", "B", "elements", "", "", "us", "us", "us", "GB/s", "GB/s");
+    printf("# idist_perf %s: %s%s, ranks %d, nodes %d, backend %s, launcher %s, warm-up %d, "
+           "iterations %d\n",
+           IDIST_VERSION, b->kind->name, b->in_place ? " in place" : "", b->n, idist_get_nnodes(),
+           idist_backend(), idist_launcher(), o->warmup, o->iterations);
+    printf("# %10s %12s %6s %6s %11s %11s %11s %9s %9s %8s\n", "size", "count", "type", "op", "min",
+           "p50", "p99", "algbw", "busbw", "wrong");
+    printf("# %10s %12s %6s %6s %11s %11s %11s %9s %9s\n", "B", "elements", "", "", "us", "us",
+           "us", "GB/s", "GB/s");
 }
 
 static void print_row(const bench *b, const row *r, bool first) {
     if (b->rank != 0) return;
     if (b->opt->json) {
-        printf(
-            "%s\n  {\"size\": %zu, \"count\": %zu, \"min_us\": %.3f, \"p50_us\": %.3f, \"p99_us\": %.3f, \"algbw\": %.4f, "
-            "\"busbw\": %.4f, \"wrong\": ",
-            first ? "" : ",", r->nbytes, r->count, r->min_us, r->p50_us, r->p99_us, r->algbw, r->busbw);
+        printf("%s\n  {\"size\": %zu, \"count\": %zu, \"min_us\": %.3f, \"p50_us\": %.3f, "
+               "\"p99_us\": %.3f, \"algbw\": %.4f, "
+               "\"busbw\": %.4f, \"wrong\": ",
+               first ? "" : ",", r->nbytes, r->count, r->min_us, r->p50_us, r->p99_us, r->algbw,
+               r->busbw);
         if (b->opt->check) printf("%llu}", (unsigned long long)r->wrong);
         else printf("null}");
     } else {
-        printf("  %10zu %12zu %6s %6s %11.2f %11.2f %11.2f %9.3f %9.3f ", r->nbytes, r->count, type_text(b), op_text(b),
-               r->min_us, r->p50_us, r->p99_us, r->algbw, r->busbw);
+        printf("  %10zu %12zu %6s %6s %11.2f %11.2f %11.2f %9.3f %9.3f ", r->nbytes, r->count,
+               type_text(b), op_text(b), r->min_us, r->p50_us, r->p99_us, r->algbw, r->busbw);
         if (b->opt->check) printf("%8llu\n", (unsigned long long)r->wrong);
         else printf("%8s\n", "-");
     }
@@ -547,8 +593,8 @@ static int run_sizes(bench *b, double *times) {
         if (b->count != last_count) {
             idist_status status = measure(b, times, &r);
             if (status) {
-                fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", b->rank, b->kind->name, idist_status_name(status),
-                        idist_last_error());
+                fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", b->rank, b->kind->name,
+                        idist_status_name(status), idist_last_error());
                 return 1;
             }
             print_row(b, &r, first);
@@ -568,8 +614,8 @@ static int run_sizes(bench *b, double *times) {
 
 static int said(const char *what, idist_status status) {
     if (status)
-        fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", idist_get_rank(), what, idist_status_name(status),
-                idist_last_error());
+        fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", idist_get_rank(), what,
+                idist_status_name(status), idist_last_error());
     return status != IDIST_OK;
 }
 
@@ -577,14 +623,23 @@ static int rule_call_idist(const rule_library *lib, const rule_call *c) {
     idist_status status;
     (void)lib;
     switch (c->op) {
-    case RULE_ALL_REDUCE: status = idist_all_reduce(c->send, c->recv, c->count, IDIST_F32, IDIST_SUM, NULL); break;
+    case RULE_ALL_REDUCE:
+        status = idist_all_reduce(c->send, c->recv, c->count, IDIST_F32, IDIST_SUM, NULL);
+        break;
     case RULE_BROADCAST: status = idist_broadcast(c->recv, c->count, IDIST_F32, 0, NULL); break;
-    case RULE_ALL_GATHER: status = idist_all_gather(c->send, c->recv, c->count, IDIST_F32, NULL); break;
-    case RULE_REDUCE_SCATTER: status = idist_reduce_scatter(c->send, c->recv, c->count, IDIST_F32, IDIST_SUM, NULL); break;
-    case RULE_ALL_TO_ALL: status = idist_all_to_all(c->send, c->recv, c->count, IDIST_F32, NULL); break;
+    case RULE_ALL_GATHER:
+        status = idist_all_gather(c->send, c->recv, c->count, IDIST_F32, NULL);
+        break;
+    case RULE_REDUCE_SCATTER:
+        status = idist_reduce_scatter(c->send, c->recv, c->count, IDIST_F32, IDIST_SUM, NULL);
+        break;
+    case RULE_ALL_TO_ALL:
+        status = idist_all_to_all(c->send, c->recv, c->count, IDIST_F32, NULL);
+        break;
     case RULE_BARRIER: status = idist_barrier(NULL); break;
     default:
-        status = idist_sendrecv(c->send, c->count, c->next, 0, c->recv, c->count, c->previous, 0, IDIST_F32, NULL, NULL);
+        status = idist_sendrecv(c->send, c->count, c->next, 0, c->recv, c->count, c->previous, 0,
+                                IDIST_F32, NULL, NULL);
     }
     return said(rule_op_names[c->op], status);
 }
@@ -645,8 +700,8 @@ static int worker(int local_rank, void *arg) {
 }
 
 static bool has_launcher(void) {
-    static const char *const names[] = {"WORLD_SIZE", "IDIST_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                        "HOROVOD_SIZE"};
+    static const char *const names[] = {"WORLD_SIZE", "IDIST_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE",
+                                        "PMI_SIZE", "HOROVOD_SIZE"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const char *value = getenv(names[i]);
         if (value && *value) return true;
@@ -675,12 +730,14 @@ int main(int argc, char **argv) {
     j.options = parse_options(argc, argv);
     j.result = 0;
     desc.report = &report;
-    if (!getenv("IDIST_TIMEOUT_MS")) desc.timeout_ms = 120000; // a benchmark that hangs should say so soon
+    if (!getenv("IDIST_TIMEOUT_MS"))
+        desc.timeout_ms = 120000; // a benchmark that hangs should say so soon
     if (!getenv("IDIST_INIT_TIMEOUT_MS")) desc.init_timeout_ms = 60000;
     if (!has_launcher()) desc.nproc_per_node = j.options.nranks ? j.options.nranks : 2;
     idist_status status = idist_parallel_run(&desc, run_job, &j);
     if (j.result) return j.result;
     if (report.rank >= 0 && report.exit_code == 2) return 2;
-    if (status) fprintf(stderr, "idist_perf: %s: %s\n", idist_status_name(status), idist_last_error());
+    if (status)
+        fprintf(stderr, "idist_perf: %s: %s\n", idist_status_name(status), idist_last_error());
     return status ? 1 : 0;
 }

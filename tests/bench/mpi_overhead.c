@@ -1,8 +1,10 @@
-// mpi_overhead.c - what a call costs through idist, beside the same call of MPI, in one process and in turn (make bench-mpi)
+// mpi_overhead.c - what a call costs through idist, beside the same call of MPI, in one process and
+// in turn (make bench-mpi)
 //
-// Three ways: MPI_Allreduce; idist_all_reduce in a world with IDIST_CHECK=0, which is the same call of MPI behind idist's;
-// and in a world that compares every call. All in place, F32, SUM. A round is a block of calls of each way; a point is the
-// median over the rounds of the time per call of the slowest rank. Values are checked in each round.
+// Three ways: MPI_Allreduce; idist_all_reduce in a world with IDIST_CHECK=0, which is the same call
+// of MPI behind idist's; and in a world that compares every call. All in place, F32, SUM. A round
+// is a block of calls of each way; a point is the median over the rounds of the time per call of
+// the slowest rank. Values are checked in each round.
 #include "idist_mpi.h"
 
 #include <mpi.h>
@@ -23,8 +25,10 @@ static double now_ns(void) {
 }
 
 static void call(int way, size_t count) {
-    if (way == 0) MPI_Allreduce(MPI_IN_PLACE, buffer, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    else if (idist_all_reduce(buffer, buffer, count, IDIST_F32, IDIST_SUM, &worlds[way]) != IDIST_OK) {
+    if (way == 0)
+        MPI_Allreduce(MPI_IN_PLACE, buffer, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    else if (idist_all_reduce(buffer, buffer, count, IDIST_F32, IDIST_SUM, &worlds[way]) !=
+             IDIST_OK) {
         fprintf(stderr, "%s: %s\n", names[way], idist_last_error());
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
@@ -77,10 +81,12 @@ int main(int argc, char **argv) {
         for (int r = 0; r < ROUNDS; r++)
             for (int way = 0; way < WAYS; way++) times[way][r] = block(way, count, calls, rank, n);
         for (int way = 0; way < WAYS; way++) qsort(times[way], ROUNDS, sizeof(double), compare);
-        double mpi = times[0][ROUNDS / 2], bare = times[1][ROUNDS / 2], checked = times[2][ROUNDS / 2];
+        double mpi = times[0][ROUNDS / 2], bare = times[1][ROUNDS / 2],
+               checked = times[2][ROUNDS / 2];
         if (rank == 0)
-            printf("%2d ranks %8zu B   MPI %10.0f ns   unchecked %+6.0f ns (%+5.1f %%)   checked %10.0f ns (x %.2f)\n", n,
-                   bytes[s], mpi, bare - mpi, (bare / mpi - 1) * 100, checked, checked / mpi);
+            printf("%2d ranks %8zu B   MPI %10.0f ns   unchecked %+6.0f ns (%+5.1f %%)   checked "
+                   "%10.0f ns (x %.2f)\n",
+                   n, bytes[s], mpi, bare - mpi, (bare / mpi - 1) * 100, checked, checked / mpi);
     }
     for (int way = WAYS - 1; way > 0; way--) idist_close(&groups[way]);
     MPI_Finalize();

@@ -1,14 +1,18 @@
-// peer_gloo.cc - gloo, TCP on loopback, measured by the rule of rule.h, for the comparison with idist
+// peer_gloo.cc - gloo, TCP on loopback, measured by the rule of rule.h, for the comparison with
+// idist
 //
-//     c++ -O2 tests/bench/peer_gloo.cc -o peer_gloo -lgloo -lpthread        (Debian package libgloo-dev)
+//     c++ -O2 tests/bench/peer_gloo.cc -o peer_gloo -lgloo -lpthread        (Debian package
+//     libgloo-dev)
 //     ./peer_gloo -n 2 -op all_reduce -s 4,64K,16M
 //
-// Forks its ranks, which meet at a FileStore in a temporary folder. Buffers are bound to gloo's once per size.
+// Forks its ranks, which meet at a FileStore in a temporary folder. Buffers are bound to gloo's
+// once per size.
 //
-// gloo has two generations of algorithms. The older one, over connections in its synchronous mode, is used where there is
-// one: all_reduce of 4 bytes takes 19 us with 2 ranks, where the newer one takes 95 to 120 us (ring or bcube). Connections
-// are polled when every rank has a cpu for itself; otherwise they sleep (polling: 15 ms). Tried as well: the chunked ring
-// (slower than halving and doubling at any size). all_to_all has the newer generation only.
+// gloo has two generations of algorithms. The older one, over connections in its synchronous mode,
+// is used where there is one: all_reduce of 4 bytes takes 19 us with 2 ranks, where the newer one
+// takes 95 to 120 us (ring or bcube). Connections are polled when every rank has a cpu for itself;
+// otherwise they sleep (polling: 15 ms). Tried as well: the chunked ring (slower than halving and
+// doubling at any size). all_to_all has the newer generation only.
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,15 +66,22 @@ int prepare(const rule_library *lib, const rule_call *c) {
     size_t nbytes = c->count * sizeof(float);
     std::vector<float *> buffer(1, c->send);
     switch (c->op) {
-    case RULE_ALL_REDUCE: s->algorithm.reset(new gloo::AllreduceHalvingDoubling<float>(s->sync, buffer, count)); break;
-    case RULE_BROADCAST: s->algorithm.reset(new gloo::BroadcastOneToAll<float>(s->sync, buffer, count)); break;
+    case RULE_ALL_REDUCE:
+        s->algorithm.reset(new gloo::AllreduceHalvingDoubling<float>(s->sync, buffer, count));
+        break;
+    case RULE_BROADCAST:
+        s->algorithm.reset(new gloo::BroadcastOneToAll<float>(s->sync, buffer, count));
+        break;
     case RULE_ALL_GATHER:
-        s->algorithm.reset(new gloo::AllgatherRing<float>(s->sync, std::vector<const float *>(1, c->send), c->recv, count));
+        s->algorithm.reset(new gloo::AllgatherRing<float>(s->sync,
+                                                          std::vector<const float *>(1, c->send),
+                                                          c->recv, count));
         break;
     case RULE_REDUCE_SCATTER: {
         std::vector<int> counts(static_cast<size_t>(lib->n), count);
         s->algorithm.reset(
-            new gloo::ReduceScatterHalvingDoubling<float>(s->sync, buffer, static_cast<int>(c->send_count), counts));
+            new gloo::ReduceScatterHalvingDoubling<float>(s->sync, buffer,
+                                                          static_cast<int>(c->send_count), counts));
         break;
     }
     case RULE_ALL_TO_ALL:
@@ -101,7 +112,8 @@ int call(const rule_library *lib, const rule_call *c) {
     switch (c->op) {
     case RULE_BARRIER: return barrier(lib);
     case RULE_ALL_TO_ALL: gloo::alltoall(*s->all_to_all); break;
-    case RULE_REDUCE_SCATTER: // works in place only: the result lies at the start of what was to be sent
+    case RULE_REDUCE_SCATTER: // works in place only: the result lies at the start of what was to be
+                              // sent
         s->algorithm->run();
         memcpy(c->recv, c->send, c->count * sizeof(float));
         break;
@@ -118,7 +130,8 @@ int call(const rule_library *lib, const rule_call *c) {
 int max(const rule_library *lib, double *x, size_t n) {
     gloo::AllreduceOptions o(state_of(lib)->async);
     o.setOutput(x, n);
-    o.setReduceFunction(static_cast<void (*)(void *, const void *, const void *, size_t)>(&gloo::max<double>));
+    o.setReduceFunction(
+        static_cast<void (*)(void *, const void *, const void *, size_t)>(&gloo::max<double>));
     o.setTag(TAG_MAX);
     gloo::allreduce(o);
     return 0;

@@ -3,8 +3,8 @@
 //     mpicc -O2 tests/bench/peer_mpi.c -o peer_mpi
 //     mpirun -np 2 --bind-to none ./peer_mpi -op all_reduce -s 4,64K,16M
 //
-// Runs under any MPI; tests/bench/bench_peers.sh says how each one is started. The program pins its ranks itself: a
-// launcher should bind nothing.
+// Runs under any MPI; tests/bench/bench_peers.sh says how each one is started. The program pins its
+// ranks itself: a launcher should bind nothing.
 #include <mpi.h>
 
 #include "rule.h"
@@ -18,15 +18,23 @@ static int call(const rule_library *lib, const rule_call *c) {
     int count = (int)c->count, rc = MPI_SUCCESS;
     const MPI_Comm comm = MPI_COMM_WORLD;
     switch (c->op) {
-    case RULE_ALL_REDUCE: rc = MPI_Allreduce(MPI_IN_PLACE, c->recv, count, MPI_FLOAT, MPI_SUM, comm); break;
+    case RULE_ALL_REDUCE:
+        rc = MPI_Allreduce(MPI_IN_PLACE, c->recv, count, MPI_FLOAT, MPI_SUM, comm);
+        break;
     case RULE_BROADCAST: rc = MPI_Bcast(c->recv, count, MPI_FLOAT, 0, comm); break;
-    case RULE_ALL_GATHER: rc = MPI_Allgather(c->send, count, MPI_FLOAT, c->recv, count, MPI_FLOAT, comm); break;
-    case RULE_REDUCE_SCATTER: rc = MPI_Reduce_scatter_block(c->send, c->recv, count, MPI_FLOAT, MPI_SUM, comm); break;
-    case RULE_ALL_TO_ALL: rc = MPI_Alltoall(c->send, count, MPI_FLOAT, c->recv, count, MPI_FLOAT, comm); break;
+    case RULE_ALL_GATHER:
+        rc = MPI_Allgather(c->send, count, MPI_FLOAT, c->recv, count, MPI_FLOAT, comm);
+        break;
+    case RULE_REDUCE_SCATTER:
+        rc = MPI_Reduce_scatter_block(c->send, c->recv, count, MPI_FLOAT, MPI_SUM, comm);
+        break;
+    case RULE_ALL_TO_ALL:
+        rc = MPI_Alltoall(c->send, count, MPI_FLOAT, c->recv, count, MPI_FLOAT, comm);
+        break;
     case RULE_BARRIER: rc = MPI_Barrier(comm); break;
     default:
-        rc = MPI_Sendrecv(c->send, count, MPI_FLOAT, c->next, 0, c->recv, count, MPI_FLOAT, c->previous, 0, comm,
-                          MPI_STATUS_IGNORE);
+        rc = MPI_Sendrecv(c->send, count, MPI_FLOAT, c->next, 0, c->recv, count, MPI_FLOAT,
+                          c->previous, 0, comm, MPI_STATUS_IGNORE);
     }
     (void)lib;
     return failed(rule_op_names[c->op], rc);
@@ -39,7 +47,8 @@ static int barrier(const rule_library *lib) {
 
 static int max(const rule_library *lib, double *x, size_t n) {
     (void)lib;
-    return failed("maximum", MPI_Allreduce(MPI_IN_PLACE, x, (int)n, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
+    return failed("maximum",
+                  MPI_Allreduce(MPI_IN_PLACE, x, (int)n, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
 }
 
 int main(int argc, char **argv) {

@@ -2,25 +2,33 @@
 //
 //     idist_perf -s LIST ...    peer_mpi ...    peer_gloo ...         all three end in rule_run()
 //
-// A program hands over its library as a rule_library, a table of functions. Everything else is here, so that it is the
-// same for all: sizes, buffers, the check, pinning, warm-up, the number of iterations, the clock, the output.
+// A program hands over its library as a rule_library, a table of functions. Everything else is
+// here, so that it is the same for all: sizes, buffers, the check, pinning, warm-up, the number of
+// iterations, the clock, the output.
 //
-//     bytes      those of nccl-tests: what all ranks together hold of the larger buffer. all_reduce, broadcast, sendrecv:
-//                the elements of a call; all_gather, reduce_scatter, all_to_all: count * ranks, count being per rank. At
-//                least one element; a size that gives the same count as the one before is left out. F32, SUM, root 0.
-//     buffers    on page boundaries, written before. all_reduce in place, broadcast has one buffer, the others from one
+//     bytes      those of nccl-tests: what all ranks together hold of the larger buffer.
+//     all_reduce, broadcast, sendrecv:
+//                the elements of a call; all_gather, reduce_scatter, all_to_all: count * ranks,
+//                count being per rank. At least one element; a size that gives the same count as
+//                the one before is left out. F32, SUM, root 0.
+//     buffers    on page boundaries, written before. all_reduce in place, broadcast has one buffer,
+//     the others from one
 //                buffer to another. sendrecv goes to the next rank and comes from the one before.
-//     check      one call with values computed from rank and place; every element of every rank is compared.
-//     pinning    rank r on the r-th allowed cpu where there are enough of them, else no rank is pinned. What a launcher
+//     check      one call with values computed from rank and place; every element of every rank is
+//     compared. pinning    rank r on the r-th allowed cpu where there are enough of them, else no
+//     rank is pinned. What a launcher
 //                has bound is undone first.
-//     warm-up    calls until a tenth of BUDGET is spent or 200 were made. They also say how long a call takes, and so:
-//     iterations as many as fit into BUDGET, between 11 and 2,000.
-//     barrier    mode: the library's own barrier before each call, and the time of the call alone. An iteration takes what
+//     warm-up    calls until a tenth of BUDGET is spent or 200 were made. They also say how long a
+//     call takes, and so: iterations as many as fit into BUDGET, between 11 and 2,000. barrier
+//     mode: the library's own barrier before each call, and the time of the call alone. An
+//     iteration takes what
 //                its slowest rank took. p50 and min are those of the iterations.
-//     b2b        mode: 11 to 51 batches, each of 1 to 2,000 calls in a row, that take BUDGET together; time of the batch on
+//     b2b        mode: 11 to 51 batches, each of 1 to 2,000 calls in a row, that take BUDGET
+//     together; time of the batch on
 //                the slowest rank / calls. p50 and min are those of the batches.
-//     start      mode: a barrier and no more, for measuring from outside how long a job takes to start and to end.
-//     blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU time that they spend in it.
+//     start      mode: a barrier and no more, for measuring from outside how long a job takes to
+//     start and to end. blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU
+//     time that they spend in it.
 //
 // Output, on rank 0: op,mode,ranks,bytes,p50_us,min_us
 // GNU C99 and C++11. No feature macro is needed, so it can come after any header.
@@ -59,8 +67,9 @@ typedef enum rule_op {
     RULE_N_OPS
 } rule_op;
 
-static const char *const rule_op_names[RULE_N_OPS] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter",
-                                                      "all_to_all", "barrier",   "sendrecv"};
+static const char *const rule_op_names[RULE_N_OPS] = {"all_reduce",     "broadcast",  "all_gather",
+                                                      "reduce_scatter", "all_to_all", "barrier",
+                                                      "sendrecv"};
 
 enum { RULE_MODE_BARRIER = 1, RULE_MODE_B2B = 2, RULE_MODE_START = 4, RULE_MODE_BLOCKED = 8 };
 
@@ -85,14 +94,16 @@ typedef struct rule_call {
     int next, previous;            // ranks, for sendrecv
 } rule_call;
 
-// A library under test. A function returns 0, or something else after it has said on stderr what went wrong.
+// A library under test. A function returns 0, or something else after it has said on stderr what
+// went wrong.
 struct rule_library {
     const char *name;
     int rank, n;
     void *state; // its own
     int (*call)(const rule_library *lib, const rule_call *c);
     int (*barrier)(const rule_library *lib);
-    int (*max)(const rule_library *lib, double *x, size_t n); // over the ranks, element by element; in place
+    int (*max)(const rule_library *lib, double *x,
+               size_t n); // over the ranks, element by element; in place
     // May be NULL. prepare: comes before the first call with these buffers; finish: after the last.
     int (*prepare)(const rule_library *lib, const rule_call *c);
     void (*finish)(const rule_library *lib, const rule_call *c);
@@ -105,9 +116,10 @@ struct rule_library {
 // options
 //------------------------------------------------------------------------------
 
-static const char rule_usage[] = "  -s LIST    sizes in bytes, with commas: 4,64K,16M\n"
-                                 "  -x MODES   of barrier, b2b, start, blocked, with commas (default barrier,b2b)\n"
-                                 "  -l N       a rank ends itself after N seconds (default: never)\n";
+static const char rule_usage[] =
+    "  -s LIST    sizes in bytes, with commas: 4,64K,16M\n"
+    "  -x MODES   of barrier, b2b, start, blocked, with commas (default barrier,b2b)\n"
+    "  -l N       a rank ends itself after N seconds (default: never)\n";
 
 // "64K" up to the end or a comma; *end is set behind it. 0 when it is no size.
 static size_t rule_parse_size(const char *text, const char **end) {
@@ -163,7 +175,8 @@ static inline int rule_parse(rule_options *o, int argc, char **argv) {
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || rule_option(o, argv[i], argv[i + 1])) {
             fprintf(stderr,
-                    "usage: %s [options]\n  -op NAME   all_reduce broadcast all_gather reduce_scatter all_to_all "
+                    "usage: %s [options]\n  -op NAME   all_reduce broadcast all_gather "
+                    "reduce_scatter all_to_all "
                     "barrier sendrecv\n  -n N       ranks\n%s",
                     argv[0], rule_usage);
             return -1;
@@ -175,14 +188,16 @@ static inline int rule_parse(rule_options *o, int argc, char **argv) {
 // pinning, clock, memory
 //------------------------------------------------------------------------------
 
-// System calls of their own, because the C library's need _GNU_SOURCE. A mask is that of up to 1,024 cpus.
+// System calls of their own, because the C library's need _GNU_SOURCE. A mask is that of up to
+// 1,024 cpus.
 static void rule_pin(int rank, int n) {
     enum { BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS };
     unsigned long allowed[WORDS], one[WORDS];
     int seen = 0, n_allowed = 0;
     memset(allowed, 0xff, sizeof allowed);
     memset(one, 0, sizeof one);
-    long rc = syscall(SYS_sched_setaffinity, 0, sizeof allowed, allowed); // leaves those that the job may use
+    long rc = syscall(SYS_sched_setaffinity, 0, sizeof allowed,
+                      allowed); // leaves those that the job may use
     memset(allowed, 0, sizeof allowed);
     if (rc == 0) rc = syscall(SYS_sched_getaffinity, 0, sizeof allowed, allowed);
     for (unsigned i = 0; i < 1024; i++) n_allowed += (int)(allowed[i / BITS] >> (i % BITS) & 1);
@@ -231,17 +246,20 @@ static int rule_compare_doubles(const void *a, const void *b) {
 
 // Element i of rank's send buffer, 0 to 63: sums are exact.
 static float rule_value(int rank, size_t i) {
-    uint64_t x = (uint64_t)rank * 0x9e3779b97f4a7c15u + (uint64_t)(i % RULE_PERIOD) * 0xbf58476d1ce4e5b9u;
+    uint64_t x =
+        (uint64_t)rank * 0x9e3779b97f4a7c15u + (uint64_t)(i % RULE_PERIOD) * 0xbf58476d1ce4e5b9u;
     return (float)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40 & 63);
 }
 
 // The buffers, or NULL in them where there is no memory.
 static void rule_make_buffers(const rule_library *lib, rule_call *c) {
     size_t n = (size_t)lib->n;
-    c->send_count = c->op == RULE_REDUCE_SCATTER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
+    c->send_count =
+        c->op == RULE_REDUCE_SCATTER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
     c->recv_count = c->op == RULE_ALL_GATHER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
     c->send = rule_alloc(lib, c->send_count);
-    c->recv = c->op == RULE_ALL_REDUCE || c->op == RULE_BROADCAST ? c->send : rule_alloc(lib, c->recv_count);
+    c->recv = c->op == RULE_ALL_REDUCE || c->op == RULE_BROADCAST ? c->send
+                                                                  : rule_alloc(lib, c->recv_count);
 }
 
 static void rule_free_buffers(const rule_library *lib, const rule_call *c) {
@@ -250,7 +268,8 @@ static void rule_free_buffers(const rule_library *lib, const rule_call *c) {
 }
 
 // What the receive buffer must hold. sums: over the ranks, of each value in a period.
-static float rule_expected(const rule_library *lib, const rule_call *c, const float *sums, size_t i) {
+static float rule_expected(const rule_library *lib, const rule_call *c, const float *sums,
+                           size_t i) {
     size_t own = (size_t)lib->rank * c->count;
     switch (c->op) {
     case RULE_ALL_REDUCE: return sums[i % RULE_PERIOD];
@@ -277,8 +296,9 @@ static int rule_check(const rule_library *lib, const rule_call *c) {
         float expected = rule_expected(lib, c, sums, i);
         if (c->recv[i] >= expected && c->recv[i] <= expected) continue;
         if (wrong++ < 1)
-            fprintf(stderr, "%s: rank %d of %d: %s of %zu elements: element %zu is %g, not %g\n", lib->name, lib->rank,
-                    lib->n, rule_op_names[c->op], c->count, i, (double)c->recv[i], (double)expected);
+            fprintf(stderr, "%s: rank %d of %d: %s of %zu elements: element %zu is %g, not %g\n",
+                    lib->name, lib->rank, lib->n, rule_op_names[c->op], c->count, i,
+                    (double)c->recv[i], (double)expected);
     }
     if (!rc) rc = lib->max(lib, &wrong, 1);
     return rc ? rc : wrong > 0;
@@ -288,8 +308,10 @@ static int rule_check(const rule_library *lib, const rule_call *c) {
 // time
 //------------------------------------------------------------------------------
 
-// `calls` calls; in mode barrier, each behind a barrier, and times[i] is that of call i alone. times may be NULL.
-static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, int calls, double *times) {
+// `calls` calls; in mode barrier, each behind a barrier, and times[i] is that of call i alone.
+// times may be NULL.
+static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, int calls,
+                       double *times) {
     int rc = 0;
     for (int i = 0; !rc && i < calls; i++) {
         if (mode == RULE_MODE_B2B) {
@@ -304,11 +326,13 @@ static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, in
     return rc;
 }
 
-// Warms up; *each_us is what a call then takes, with its barrier if it has one, on the slowest rank.
+// Warms up; *each_us is what a call then takes, with its barrier if it has one, on the slowest
+// rank.
 static int rule_warm_up(const rule_library *lib, const rule_call *c, int mode, double *each_us) {
     double spent_us = 0;
     int rc = 0;
-    for (int calls = 1, n = 0; !rc && spent_us < RULE_BUDGET_US / 10 && n < RULE_MAX_ITERATIONS / 10;
+    for (int calls = 1, n = 0;
+         !rc && spent_us < RULE_BUDGET_US / 10 && n < RULE_MAX_ITERATIONS / 10;
          n += calls, calls *= 2) {
         double start_us = rule_now_us();
         rc = rule_repeat(lib, c, mode, calls, NULL);
@@ -320,9 +344,12 @@ static int rule_warm_up(const rule_library *lib, const rule_call *c, int mode, d
     return rc;
 }
 
-static int rule_clamp(double x, int low, int high) { return x < low ? low : x > high ? high : (int)x; }
+static int rule_clamp(double x, int low, int high) {
+    return x < low ? low : x > high ? high : (int)x;
+}
 
-static int rule_time(const rule_library *lib, const rule_call *c, int mode, double *p50_us, double *min_us) {
+static int rule_time(const rule_library *lib, const rule_call *c, int mode, double *p50_us,
+                     double *min_us) {
     static double times[RULE_MAX_ITERATIONS];
     double each_us = 1;
     int rc = rule_warm_up(lib, c, mode, &each_us);
@@ -344,7 +371,8 @@ static int rule_time(const rule_library *lib, const rule_call *c, int mode, doub
     return rc;
 }
 
-static void rule_print(const rule_library *lib, const char *op, const char *mode, size_t nbytes, double p50, double min) {
+static void rule_print(const rule_library *lib, const char *op, const char *mode, size_t nbytes,
+                       double p50, double min) {
     if (lib->rank != 0) return;
     printf("%s,%s,%d,%zu,%.3f,%.3f\n", op, mode, lib->n, nbytes, p50, min);
     fflush(stdout);
@@ -354,7 +382,8 @@ static void rule_print(const rule_library *lib, const char *op, const char *mode
 // all of it
 //------------------------------------------------------------------------------
 
-static int rule_run_modes(const rule_library *lib, const rule_options *o, const rule_call *c, size_t nbytes) {
+static int rule_run_modes(const rule_library *lib, const rule_options *o, const rule_call *c,
+                          size_t nbytes) {
     static const char *const names[] = {"", "barrier", "b2b"};
     double p50_us = 0, min_us = 0;
     int rc = 0;
@@ -366,12 +395,14 @@ static int rule_run_modes(const rule_library *lib, const rule_options *o, const 
     return rc;
 }
 
-static int rule_run_size(const rule_library *lib, const rule_options *o, rule_call *c, size_t nbytes) {
+static int rule_run_size(const rule_library *lib, const rule_options *o, rule_call *c,
+                         size_t nbytes) {
     rule_make_buffers(lib, c);
     double missing = !c->send || !c->recv;
     int rc = lib->max(lib, &missing, 1); // all learn of it
     if (!rc && missing > 0) {
-        if (lib->rank == 0) fprintf(stderr, "%s: no memory for buffers of %zu bytes\n", lib->name, nbytes);
+        if (lib->rank == 0)
+            fprintf(stderr, "%s: no memory for buffers of %zu bytes\n", lib->name, nbytes);
         rc = -1;
     }
     if (!rc && lib->prepare) rc = lib->prepare(lib, c);
@@ -412,7 +443,9 @@ static int rule_run(const rule_library *lib, const rule_options *options) {
     if (o.modes & RULE_MODE_BLOCKED) return rule_run_blocked(lib);
     if (o.op == RULE_BARRIER) return rule_run_modes(lib, &o, &c, 0);
     for (int i = 0; !rc && i < o.n_sizes; i++) {
-        int per_rank = o.op == RULE_ALL_GATHER || o.op == RULE_REDUCE_SCATTER || o.op == RULE_ALL_TO_ALL ? n : 1;
+        int per_rank =
+            o.op == RULE_ALL_GATHER || o.op == RULE_REDUCE_SCATTER || o.op == RULE_ALL_TO_ALL ? n
+                                                                                              : 1;
         c.count = o.sizes[i] / sizeof(float) / (size_t)per_rank;
         if (c.count == 0) c.count = 1;
         if (c.count == last_count) continue;

@@ -64,10 +64,13 @@ static void reductions(idist_dtype dtype, idist_op op, idist__isa isa) {
                                    UINT64_C(0x7fefffffffffffff),
                                    UINT64_C(0x3fd5555555555555),
                                    UINT64_C(0x3ca0000000000000)};
-    static const uint32_t f32[] = {0,          0x80000000u, 0x3f800000, 0xbfc00001u, 0x7f800000, 0xff800000u,
-                                   0x7fc00005, 0xffc00006u, 0x7f7fffff, 0x3eaaaaab,  0x33800000};
-    static const uint16_t f16[] = {0, 0x8000, 0x3c00, 0xbe01, 0x7c00, 0xfc00, 0x7e05, 0xfe06, 0x7bff, 0x0001, 0x83ff};
-    static const uint16_t bf16[] = {0, 0x8000, 0x3f80, 0xbfc1, 0x7f80, 0xff80, 0x7fc5, 0xffc6, 0x7f7f, 0x3eab, 0x3380};
+    static const uint32_t f32[] = {0,          0x80000000u, 0x3f800000, 0xbfc00001u,
+                                   0x7f800000, 0xff800000u, 0x7fc00005, 0xffc00006u,
+                                   0x7f7fffff, 0x3eaaaaab,  0x33800000};
+    static const uint16_t f16[] = {0,      0x8000, 0x3c00, 0xbe01, 0x7c00, 0xfc00,
+                                   0x7e05, 0xfe06, 0x7bff, 0x0001, 0x83ff};
+    static const uint16_t bf16[] = {0,      0x8000, 0x3f80, 0xbfc1, 0x7f80, 0xff80,
+                                    0x7fc5, 0xffc6, 0x7f7f, 0x3eab, 0x3380};
     enum { N = 11, PAIRS = N * N };
     unsigned char x[PAIRS * 8], y[PAIRS * 8], out[PAIRS * 8];
     const void *operands[3];

@@ -10,7 +10,8 @@ static void one(grid_case *c) {
     pat_fill(c->in_place ? own : send.p, 0, c->count, esize, c->rank, c->salt);
     const void *from = c->in_place ? own : send.p;
     if (grid_done(c, idist_all_gather(from, recv.p, c->count, c->dtype, &c->opts))) {
-        for (int k = 0; k < c->n; k++) grid_check_pat(c, recv.p + block * (size_t)k, 0, c->count, k);
+        for (int k = 0; k < c->n; k++)
+            grid_check_pat(c, recv.p + block * (size_t)k, 0, c->count, k);
         grid_check_guards(c, &recv, "receive");
         if (!c->in_place) grid_check_send_pat(c, &send, c->count);
     }

@@ -1,4 +1,5 @@
-// all_reduce: the grid, then what the grid cannot show: rounding of half floats, equal bits on all ranks, NaN
+// all_reduce: the grid, then what the grid cannot show: rounding of half floats, equal bits on all
+// ranks, NaN
 #include "idist.h"
 
 #include "grid.h"
@@ -26,13 +27,16 @@ static void no_buffers(idist_group *world, int rank, int n, void *arg) {
     rank_check(x == n * (n + 1) / 2, "rank %d: got %d expected %d", rank, x, n * (n + 1) / 2);
 }
 
-// Three ranks give 1, one gives 2^(bits of the fraction + 1). Rounding at every step would lose each 1; a float sum
-// rounded once (a tie, to even) does not.
+// Three ranks give 1, one gives 2^(bits of the fraction + 1). Rounding at every step would lose
+// each 1; a float sum rounded once (a tie, to even) does not.
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     static const struct {
         idist_dtype dtype;
         double big, want;
-    } types[] = {{IDIST_F16, 2048, 2052}, {IDIST_BF16, 256, 260}, {IDIST_F8E4M3, 16, 20}, {IDIST_F8E5M2, 8, 12}};
+    } types[] = {{IDIST_F16, 2048, 2052},
+                 {IDIST_BF16, 256, 260},
+                 {IDIST_F8E4M3, 16, 20},
+                 {IDIST_F8E5M2, 8, 12}};
     size_t count = *(const size_t *)arg;
     idist_opts o = opts_of(world);
     unsigned char *x = (unsigned char *)malloc(count * 2), *y = (unsigned char *)malloc(count * 2);
@@ -41,12 +45,17 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
         idist_dtype dtype = types[k].dtype;
         size_t size = idist_dtype_size(dtype);
         for (int owner = 0; owner < n; owner++) {
-            for (size_t i = 0; i < count; i++) store_double(x + i * size, dtype, owner == rank ? types[k].big : 1.0);
+            for (size_t i = 0; i < count; i++)
+                store_double(x + i * size, dtype, owner == rank ? types[k].big : 1.0);
             rank_ok(rank, idist_all_reduce(x, y, count, dtype, IDIST_SUM, &o));
             size_t wrong = 0;
-            for (size_t i = 0; i < count; i++) wrong += load_double(y + i * size, dtype) != types[k].want;
-            rank_check(wrong == 0, "rank %d: %s, large value on rank %d: %zu of %zu wrong, first got %g expected %g", rank,
-                       idist_dtype_name(dtype), owner, wrong, count, load_double(y, dtype), types[k].want);
+            for (size_t i = 0; i < count; i++)
+                wrong += load_double(y + i * size, dtype) != types[k].want;
+            rank_check(
+                wrong == 0,
+                "rank %d: %s, large value on rank %d: %zu of %zu wrong, first got %g expected %g",
+                rank, idist_dtype_name(dtype), owner, wrong, count, load_double(y, dtype),
+                types[k].want);
         }
     }
     free(x);
@@ -63,7 +72,8 @@ static void fill_random(void *buf, idist_dtype dtype, size_t count, int rank) {
 }
 
 static void check_close(const void *got, idist_dtype dtype, size_t count, int rank, int n) {
-    static const double eps[IDIST_DTYPE_COUNT] = {0, 0, 0, 0, 0, 0, 0, 0, 1e-3, 8e-3, 1.2e-7, 2.3e-16, 0.0625, 0.125};
+    static const double eps[IDIST_DTYPE_COUNT] = {0, 0,    0,    0,      0,       0,      0,
+                                                  0, 1e-3, 8e-3, 1.2e-7, 2.3e-16, 0.0625, 0.125};
     const unsigned char *p = (const unsigned char *)got;
     for (size_t i = 0; i < count; i++) {
         double want = 0, scale = 0;
@@ -77,30 +87,36 @@ static void check_close(const void *got, idist_dtype dtype, size_t count, int ra
         double diff = load_double(p + i * idist_dtype_size(dtype), dtype) - want;
         if (diff < 0) diff = -diff;
         if (diff <= scale * eps[dtype] * n) continue;
-        rank_fail("rank %d: %s element %zu: got %.17g expected %.17g", rank, idist_dtype_name(dtype), i, want + diff, want);
+        rank_fail("rank %d: %s element %zu: got %.17g expected %.17g", rank,
+                  idist_dtype_name(dtype), i, want + diff, want);
         return;
     }
 }
 
 static void same_bits(idist_group *world, int rank, int n, void *arg) {
-    static const idist_dtype dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
+    static const idist_dtype dtypes[] = {IDIST_F32,  IDIST_F64,    IDIST_F16,
+                                         IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
     static const size_t counts[4] = {1, 5, 1003, 70001};
     idist_opts o = opts_of(world);
     (void)arg;
     for (int d = 0; d < 6; d++) {
         for (int c = 0; c < 4; c++) {
             size_t nbytes = counts[c] * idist_dtype_size(dtypes[d]);
-            unsigned char *x = (unsigned char *)malloc(nbytes), *y = (unsigned char *)malloc(nbytes);
-            unsigned char *all = (unsigned char *)malloc(nbytes * (size_t)n), *z = (unsigned char *)malloc(nbytes);
+            unsigned char *x = (unsigned char *)malloc(nbytes),
+                          *y = (unsigned char *)malloc(nbytes);
+            unsigned char *all = (unsigned char *)malloc(nbytes * (size_t)n),
+                          *z = (unsigned char *)malloc(nbytes);
             TAP_REQUIRE(x && y && z && all);
             fill_random(x, dtypes[d], counts[c], rank);
             rank_ok(rank, idist_all_reduce(x, y, counts[c], dtypes[d], IDIST_SUM, &o));
             rank_ok(rank, idist_all_reduce(x, z, counts[c], dtypes[d], IDIST_SUM, &o));
             rank_ok(rank, idist_all_gather(y, all, nbytes, IDIST_U8, &o));
             for (int k = 0; k < n; k++)
-                rank_check(memcmp(all + nbytes * (size_t)k, y, nbytes) == 0, "%s x %zu: rank %d and rank %d got other bits",
+                rank_check(memcmp(all + nbytes * (size_t)k, y, nbytes) == 0,
+                           "%s x %zu: rank %d and rank %d got other bits",
                            idist_dtype_name(dtypes[d]), counts[c], rank, k);
-            rank_check(memcmp(y, z, nbytes) == 0, "%s x %zu: rank %d: the second run gave other bits",
+            rank_check(memcmp(y, z, nbytes) == 0,
+                       "%s x %zu: rank %d: the second run gave other bits",
                        idist_dtype_name(dtypes[d]), counts[c], rank);
             check_close(y, dtypes[d], counts[c], rank, n);
             free(x);
@@ -123,9 +139,11 @@ static void nan_wins(idist_group *world, int rank, int n, void *arg) {
             if (rank == owner) u[1] = (double)x[1];
             rank_ok(rank, idist_all_reduce(x, y, 3, IDIST_F32, ops[k], &o));
             rank_ok(rank, idist_all_reduce(u, v, 3, IDIST_F64, ops[k], &o));
-            rank_check(y[1] != y[1] && v[1] != v[1], "rank %d: %s with NaN on rank %d: got %g and %g expected NaN", rank,
+            rank_check(y[1] != y[1] && v[1] != v[1],
+                       "rank %d: %s with NaN on rank %d: got %g and %g expected NaN", rank,
                        idist_op_name(ops[k]), owner, (double)y[1], v[1]);
-            rank_check(y[0] == 1.0f && y[2] == 3.0f, "rank %d: got %g %g expected 1 3", rank, (double)y[0], (double)y[2]);
+            rank_check(y[0] == 1.0f && y[2] == 3.0f, "rank %d: got %g %g expected 1 3", rank,
+                       (double)y[0], (double)y[2]);
         }
     }
 }
@@ -140,16 +158,22 @@ int main(void) {
         size_t few = 1, some = 37, many = 40000;
         if (on_nccl) tap_skip("half sums are rounded once", "NCCL rounds them at every step");
         if (!on_nccl)
-            ranks_case(4, &desc, half_rounds_once, &few, "half sums are rounded once, count 1, %s", algorithm_names[a]);
+            ranks_case(4, &desc, half_rounds_once, &few, "half sums are rounded once, count 1, %s",
+                       algorithm_names[a]);
         if (!on_nccl)
-            ranks_case(4, &desc, half_rounds_once, &some, "half sums are rounded once, count 37, %s", algorithm_names[a]);
+            ranks_case(4, &desc, half_rounds_once, &some,
+                       "half sums are rounded once, count 37, %s", algorithm_names[a]);
         if (!on_nccl)
-            ranks_case(4, &desc, half_rounds_once, &many, "half sums are rounded once, count 40000, %s", algorithm_names[a]);
+            ranks_case(4, &desc, half_rounds_once, &many,
+                       "half sums are rounded once, count 40000, %s", algorithm_names[a]);
         for (int n = 2; n <= 7; n += a == 0 ? 1 : 2)
-            ranks_case(n, &desc, same_bits, NULL, "n=%d %s: same bits on all ranks and in the second run", n,
+            ranks_case(n, &desc, same_bits, NULL,
+                       "n=%d %s: same bits on all ranks and in the second run", n,
                        algorithm_names[a]);
         if (on_nccl) tap_skip("MIN and MAX of a NaN are NaN", "NCCL does not say what they are");
-        else ranks_case(3, &desc, nan_wins, NULL, "MIN and MAX of a NaN are NaN, %s", algorithm_names[a]);
+        else
+            ranks_case(3, &desc, nan_wins, NULL, "MIN and MAX of a NaN are NaN, %s",
+                       algorithm_names[a]);
     }
     return tap_done();
 }

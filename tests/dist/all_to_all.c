@@ -4,7 +4,8 @@
 #include "grid.h"
 
 static void one(grid_case *c) {
-    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize, total = c->count * (size_t)c->n;
+    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize,
+           total = c->count * (size_t)c->n;
     gbuf send = gbuf_make(total * esize, c->misalign), recv = gbuf_make(total * esize, c->misalign);
     gbuf *out = c->in_place ? &send : &recv;
     pat_fill(send.p, 0, total, esize, c->rank, c->salt);

@@ -1,7 +1,8 @@
-// alloc: memory that the ranks of a host share. Its contents and alignment, its life, and that collectives use it in place
+// alloc: memory that the ranks of a host share. Its contents and alignment, its life, and that
+// collectives use it in place
 //
-// That nothing is copied on the way is seen in the buffers that the copies would go through: they are painted before a call
-// and must still be so after it.
+// That nothing is copied on the way is seen in the buffers that the copies would go through: they
+// are painted before a call and must still be so after it.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -14,10 +15,12 @@ static bool all_are(const unsigned char *p, size_t nbytes, unsigned char value) 
     return nbytes == 0 || (p[0] == value && memcmp(p, p + 1, nbytes - 1) == 0);
 }
 
-// Processes and threads; large blocks and small ones, several at a time, freed in another order, taken again.
+// Processes and threads; large blocks and small ones, several at a time, freed in another order,
+// taken again.
 static void blocks(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12 };
-    static const size_t sizes[K] = {0, 1, 63, 64, 65, 4095, 4096, 4097, 100000, 1 << 20, (3 << 20) + 5, 7};
+    static const size_t sizes[K] = {
+        0, 1, 63, 64, 65, 4095, 4096, 4097, 100000, 1 << 20, (3 << 20) + 5, 7};
     idist_opts o = opts_of(world);
     (void)n;
     (void)arg;
@@ -29,14 +32,16 @@ static void blocks(idist_group *world, int rank, int n, void *arg) {
                 rank_fail("rank %d: %zu bytes: %s", rank, sizes[i], idist_last_error());
                 return;
             }
-            rank_check((uintptr_t)p[i] % 64 == 0, "rank %d: %zu bytes at %p", rank, sizes[i], (void *)p[i]);
-            rank_check(all_are(p[i], sizes[i], 0), "rank %d round %d: %zu bytes are not zero", rank, round, sizes[i]);
+            rank_check((uintptr_t)p[i] % 64 == 0, "rank %d: %zu bytes at %p", rank, sizes[i],
+                       (void *)p[i]);
+            rank_check(all_are(p[i], sizes[i], 0), "rank %d round %d: %zu bytes are not zero", rank,
+                       round, sizes[i]);
             memset(p[i], 16 * rank + i, sizes[i]);
         }
         rank_ok(rank, idist_barrier(&o));
         for (int i = 0; i < K; i++)
-            rank_check(all_are(p[i], sizes[i], (unsigned char)(16 * rank + i)), "rank %d: block %d was written by another",
-                       rank, i);
+            rank_check(all_are(p[i], sizes[i], (unsigned char)(16 * rank + i)),
+                       "rank %d: block %d was written by another", rank, i);
         for (int i = 0; i < K; i++) idist_free(p[(i * 5 + round) % K]);
     }
 }
@@ -67,11 +72,13 @@ static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_all_gather(&mine, at, 1, IDIST_U64, &o));
     for (int k = 0; k < n; k++) {
         unsigned char *theirs = (unsigned char *)shm_of(world)->base + at[k];
-        rank_check(all_are(theirs, NBYTES / 2, (unsigned char)(k + 1)), "rank %d does not see what rank %d wrote", rank, k);
+        rank_check(all_are(theirs, NBYTES / 2, (unsigned char)(k + 1)),
+                   "rank %d does not see what rank %d wrote", rank, k);
         if ((k + 1) % n == rank) memset(theirs + NBYTES / 2, rank + 100, NBYTES / 2);
     }
     rank_ok(rank, idist_barrier(&o));
-    rank_check(all_are(p + NBYTES / 2, NBYTES / 2, (unsigned char)((rank + 1) % n + 100)), "rank %d sees nothing", rank);
+    rank_check(all_are(p + NBYTES / 2, NBYTES / 2, (unsigned char)((rank + 1) % n + 100)),
+               "rank %d sees nothing", rank);
     idist_free(p);
 }
 
@@ -83,8 +90,9 @@ static unsigned char *buffers_of(idist_group *world, size_t *nbytes) {
 }
 
 enum { KINDS = 8, BLOCK = 30000 };
-static const char *const kind_names[KINDS] = {"all_reduce", "broadcast",      "all_gather", "gather",
-                                              "scatter",    "reduce_scatter", "all_to_all", "scan"};
+static const char *const kind_names[KINDS] = {"all_reduce", "broadcast", "all_gather",
+                                              "gather",     "scatter",   "reduce_scatter",
+                                              "all_to_all", "scan"};
 
 static idist_status one_kind(int kind, const int32_t *send, int32_t *recv, const idist_opts *o) {
     switch (kind) {
@@ -118,12 +126,14 @@ static void check_kind(int kind, int n, int rank, const int32_t *recv) {
         for (int i = 0; i < BLOCK; i++) {
             int32_t want = arrives(kind, n, rank, b, i), got = recv[b * BLOCK + i];
             if (got == want) continue;
-            rank_fail("rank %d %s: block %d element %d: got %d expected %d", rank, kind_names[kind], b, i, got, want);
+            rank_fail("rank %d %s: block %d element %d: got %d expected %d", rank, kind_names[kind],
+                      b, i, got, want);
             return;
         }
 }
 
-// shared: all buffers are, and the painted ones must stay as they are. Otherwise they must not: else this test sees nothing.
+// shared: all buffers are, and the painted ones must stay as they are. Otherwise they must not:
+// else this test sees nothing.
 static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
     bool shared = *(const bool *)arg;
     size_t nbytes = sizeof(int32_t) * (size_t)(n * BLOCK), npaint;
@@ -144,9 +154,12 @@ static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, one_kind(kind, send, recv, &o));
         check_kind(kind, n, rank, recv);
         rank_ok(rank, idist_barrier(&o));
-        bool untouched = all_are(paint, npaint, 0xC3), sends = rank == 0 || (kind != 1 && kind != 4);
+        bool untouched = all_are(paint, npaint, 0xC3),
+             sends = rank == 0 || (kind != 1 && kind != 4);
         if (shared) rank_check(untouched, "rank %d: %s copied something", rank, kind_names[kind]);
-        else if (sends) rank_check(!untouched, "rank %d: %s did not go through the buffers", rank, kind_names[kind]);
+        else if (sends)
+            rank_check(!untouched, "rank %d: %s did not go through the buffers", rank,
+                       kind_names[kind]);
     }
     if (shared) idist_free(send);
     else free(send);
@@ -167,7 +180,8 @@ static void some_of_them(idist_group *world, int rank, int n, void *arg) {
     c.dtype = IDIST_I32;
     c.op = IDIST_SUM;
     for (unsigned mask = 0; mask < 1u << (2 * n); mask++) {
-        bool own_send = mask >> (2 * rank) & 1, own_recv = mask >> (2 * rank) & 2, small = mask % 4 != 0;
+        bool own_send = mask >> (2 * rank) & 1, own_recv = mask >> (2 * rank) & 2,
+             small = mask % 4 != 0;
         c.count = small ? counts[mask % 2] : counts[2];
         c.salt = mask;
         c.where = "some ranks";
@@ -178,7 +192,8 @@ static void some_of_them(idist_group *world, int rank, int n, void *arg) {
         red_fill(send, c.dtype, c.op, n, 0, c.count, rank, c.salt);
         rank_ok(rank, idist_all_reduce(send, recv, c.count, c.dtype, c.op, &o));
         grid_check_red(&c, recv, 0, n, 0, c.count);
-        rank_ok(rank, idist_reduce(send, recv, c.count, c.dtype, c.op, (int)(mask % (unsigned)n), &o));
+        rank_ok(rank,
+                idist_reduce(send, recv, c.count, c.dtype, c.op, (int)(mask % (unsigned)n), &o));
         if ((int)(mask % (unsigned)n) == rank) grid_check_red(&c, recv, 0, n, 0, c.count);
         rank_ok(rank, idist_all_reduce(send, send, c.count, c.dtype, c.op, &o));
         grid_check_red(&c, send, 0, n, 0, c.count);
@@ -209,8 +224,9 @@ static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     }
     rank_ok(rank, idist_barrier(&o));
     TAP_REQUIRE(fstat(shm_of(world)->window->fd, &after) == 0);
-    rank_check(after.st_blocks <= before.st_blocks, "rank %d: %lld blocks of 512 bytes, before %lld", rank,
-               (long long)after.st_blocks, (long long)before.st_blocks);
+    rank_check(after.st_blocks <= before.st_blocks,
+               "rank %d: %lld blocks of 512 bytes, before %lld", rank, (long long)after.st_blocks,
+               (long long)before.st_blocks);
     rank_ok(rank, idist_barrier(&o));
 }
 
@@ -231,7 +247,8 @@ static int count_mappings(void) {
 // Some blocks outlive the world; the memory goes with the last of them.
 static int outlives(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
-    unsigned char *p = (unsigned char *)idist_alloc(10000, &o), *q = (unsigned char *)idist_alloc(50, &o);
+    unsigned char *p = (unsigned char *)idist_alloc(10000, &o),
+                  *q = (unsigned char *)idist_alloc(50, &o);
     (void)n;
     (void)slot;
     (void)arg;
@@ -242,7 +259,8 @@ static int outlives(idist_group *world, int rank, int n, proc_slot *slot, void *
     rank_check(all_are(p, 10000, (unsigned char)(rank + 1)), "rank %d: the block changed", rank);
     memset(p, 0x77, 10000);
     idist_free(q);
-    rank_check(count_mappings() > 0 && all_are(p, 10000, 0x77), "rank %d: the other block changed", rank);
+    rank_check(count_mappings() > 0 && all_are(p, 10000, 0x77), "rank %d: the other block changed",
+               rank);
     idist_free(p);
     rank_check(count_mappings() == 0, "rank %d: something is still mapped", rank);
     rank_check(count_fds() < fds, "rank %d: %d descriptors, before %d", rank, count_fds(), fds);
@@ -260,13 +278,15 @@ static void after_the_end(void) {
         procs_start(&p, n, NULL, outlives, NULL);
         rank_check(procs_wait(&p, 10000) == 0, "hang");
         for (int k = 0; k < n; k++)
-            rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+            rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k,
+                       (unsigned)p.wait_status[k]);
         ranks_report("blocks outlive their world, n=%d", n);
         procs_free(&p);
     }
 }
 
-// A child made by fork frees its parent's blocks: they stay the parent's. What it allocates is its own.
+// A child made by fork frees its parent's blocks: they stay the parent's. What it allocates is its
+// own.
 static int forks(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     unsigned char *p = (unsigned char *)idist_alloc(100000, &o);
@@ -286,8 +306,10 @@ static int forks(idist_group *world, int rank, int n, proc_slot *slot, void *arg
         _exit(ok ? 0 : 1);
     }
     TAP_REQUIRE(pid > 0 && waitpid(pid, &wait_status, 0) == pid);
-    rank_check(wait_status == 0, "rank %d: the child: wait status 0x%x", rank, (unsigned)wait_status);
-    rank_check(all_are(p, 100000, (unsigned char)(rank + 1)), "rank %d: the child's free took the parent's data", rank);
+    rank_check(wait_status == 0, "rank %d: the child: wait status 0x%x", rank,
+               (unsigned)wait_status);
+    rank_check(all_are(p, 100000, (unsigned char)(rank + 1)),
+               "rank %d: the child's free took the parent's data", rank);
     unsigned char *q = (unsigned char *)idist_alloc(100000, &o);
     rank_check(q && q != p && all_are(q, 100000, 0), "rank %d: the block was given away", rank);
     rank_ok(rank, idist_all_reduce(p, p, 100000, IDIST_U8, IDIST_MAX, &o));
@@ -304,7 +326,8 @@ static void forked(void) {
     procs_start(&p, 2, NULL, forks, NULL);
     rank_check(procs_wait(&p, 10000) == 0, "hang");
     for (int k = 0; k < 2; k++)
-        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k,
+                   (unsigned)p.wait_status[k]);
     ranks_report("free in a child made by fork leaves the parent's data alone");
     procs_free(&p);
 }
@@ -312,11 +335,13 @@ static void forked(void) {
 static void exhausted(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
-    rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o), IDIST_ERR_ARG); // so that an older text is not taken for a new one
-    if (!test_sanitized())                                                // one of those ends the program instead
-        rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory", rank);
-    rank_check(idist_alloc(SIZE_MAX, &o) == NULL && strstr(idist_last_error(), "alloc"), "rank %d: got \"%s\"", rank,
-               idist_last_error());
+    rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o),
+            IDIST_ERR_ARG); // so that an older text is not taken for a new one
+    if (!test_sanitized())  // one of those ends the program instead
+        rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory",
+                   rank);
+    rank_check(idist_alloc(SIZE_MAX, &o) == NULL && strstr(idist_last_error(), "alloc"),
+               "rank %d: got \"%s\"", rank, idist_last_error());
     void *p = idist_alloc(1000, &o);
     rank_check(p != NULL, "rank %d: nothing is left", rank);
     idist_free(p);
@@ -331,13 +356,14 @@ static int runs_out(idist_group *world, int rank, int n, proc_slot *slot, void *
     (void)n;
     (void)slot;
     (void)arg;
-    if (setrlimit(RLIMIT_AS, &limit) != 0) return 91; // plain memory, from here on: the world has no shared memory
+    if (setrlimit(RLIMIT_AS, &limit) != 0)
+        return 91; // plain memory, from here on: the world has no shared memory
     idist_opts o = opts_of(world);
     for (int round = 0; round < 3; round++) {
         int k = 0;
         while (k < MOST && (p[k] = idist_alloc(2 << 20, &o)) != NULL) k++;
-        rank_check(k > 0 && k < MOST && strstr(idist_last_error(), "alloc"), "rank %d: after %d blocks: \"%s\"", rank, k,
-                   idist_last_error());
+        rank_check(k > 0 && k < MOST && strstr(idist_last_error(), "alloc"),
+                   "rank %d: after %d blocks: \"%s\"", rank, k, idist_last_error());
         while (k > 0) idist_free(p[--k]);
     }
     return idist_close(&world) == IDIST_OK ? 0 : 1;
@@ -356,12 +382,14 @@ static void at_a_limit(void) {
     procs_start(&p, 2, &d, runs_out, NULL);
     rank_check(procs_wait(&p, 10000) == 0, "hang");
     for (int k = 0; k < 2; k++)
-        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k,
+                   (unsigned)p.wait_status[k]);
     ranks_report("%s", name);
     procs_free(&p);
 }
 
-// Memory of one world in the collectives of another, in a group of it, and after one of the two is gone.
+// Memory of one world in the collectives of another, in a group of it, and after one of the two is
+// gone.
 static void two_worlds(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 50000 };
     idist_group *w[2] = {NULL, NULL}, *half = NULL;
@@ -377,7 +405,8 @@ static void two_worlds(idist_group *world, int rank, int n, void *arg) {
         o[i] = opts_of(w[i]);
         x[i] = (int32_t *)idist_alloc(4 * COUNT, &o[i]);
         TAP_REQUIRE(x[i]);
-        rank_check(place_of(w[i], x[i]) && !place_of(w[1 - i] ? w[1 - i] : world, x[i]), "rank %d: block %d", rank, i);
+        rank_check(place_of(w[i], x[i]) && !place_of(w[1 - i] ? w[1 - i] : world, x[i]),
+                   "rank %d: block %d", rank, i);
     }
     for (int i = 0; i < 4; i++) {
         int32_t *from = x[i & 1], *to = x[1 - (i & 1)];
@@ -393,9 +422,11 @@ static void two_worlds(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_close(&w[0]));
     idist_opts in_half = opts_of(half);
     for (int k = 0; k < COUNT; k++) x[0][k] = x[1][k] = 1;
-    rank_ok(rank, idist_all_reduce(x[0], x[0], COUNT, IDIST_I32, IDIST_SUM, &in_half)); // of a world that is gone
+    rank_ok(rank, idist_all_reduce(x[0], x[0], COUNT, IDIST_I32, IDIST_SUM,
+                                   &in_half)); // of a world that is gone
     rank_ok(rank, idist_all_reduce(x[1], x[1], COUNT, IDIST_I32, IDIST_SUM, &in_half));
-    rank_check(x[0][COUNT - 1] == idist_group_size(half) && x[1][0] == idist_group_size(half), "rank %d: wrong sum", rank);
+    rank_check(x[0][COUNT - 1] == idist_group_size(half) && x[1][0] == idist_group_size(half),
+               "rank %d: wrong sum", rank);
     idist_free(x[0]);
     rank_ok(rank, idist_free_group(&half));
     rank_ok(rank, idist_barrier(&main_o));
@@ -410,7 +441,9 @@ int main(void) {
     (void)ranks__log();
     for (int n = 1; n <= 4; n++) {
         ranks_case(n, NULL, blocks, NULL, "blocks are aligned, zeroed, apart n=%d", n);
-        if (n > 1) procs_case(n, NULL, blocks, NULL, "blocks are aligned, zeroed, apart n=%d, processes", n);
+        if (n > 1)
+            procs_case(n, NULL, blocks, NULL, "blocks are aligned, zeroed, apart n=%d, processes",
+                       n);
     }
     for (int t = 1; t < N_TRANSPORTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
@@ -420,13 +453,16 @@ int main(void) {
         ranks_case(n, NULL, seen_by_all, NULL, "all ranks see it n=%d", n);
         procs_case(n, NULL, seen_by_all, NULL, "all ranks see it n=%d, processes", n);
         procs_case(n, &automatic, nothing_is_copied, &yes, "collectives copy nothing n=%d", n);
-        procs_case(n, &chunked, nothing_is_copied, &yes, "collectives copy nothing n=%d, chunked", n);
-        procs_case(n, &chunked, nothing_is_copied, &no, "collectives copy private memory n=%d, chunked", n);
+        procs_case(n, &chunked, nothing_is_copied, &yes, "collectives copy nothing n=%d, chunked",
+                   n);
+        procs_case(n, &chunked, nothing_is_copied, &no,
+                   "collectives copy private memory n=%d, chunked", n);
     }
     for (int n = 2; n <= 3; n++) {
         ranks_case(n, &automatic, some_of_them, NULL, "some buffers of some ranks n=%d", n);
         ranks_case(n, &chunked, some_of_them, NULL, "some buffers of some ranks n=%d, chunked", n);
-        procs_case(n, &automatic, some_of_them, NULL, "some buffers of some ranks n=%d, processes", n);
+        procs_case(n, &automatic, some_of_them, NULL, "some buffers of some ranks n=%d, processes",
+                   n);
     }
     ranks_case(2, NULL, pages_go_back, NULL, "pages go back n=2");
     procs_case(3, NULL, pages_go_back, NULL, "pages go back n=3, processes");
@@ -436,7 +472,8 @@ int main(void) {
     at_a_limit();
     for (int n = 2; n <= 4; n += 2) {
         idist_store *store[2] = {NULL, NULL};
-        for (int i = 0; i < 2; i++) TAP_REQUIRE(idist_store_open("mem://", NULL, &store[i]) == IDIST_OK);
+        for (int i = 0; i < 2; i++)
+            TAP_REQUIRE(idist_store_open("mem://", NULL, &store[i]) == IDIST_OK);
         ranks_case(n, NULL, two_worlds, store, "memory of another world n=%d", n);
         for (int i = 0; i < 2; i++) idist_store_close(&store[i]);
     }

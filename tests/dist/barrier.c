@@ -15,7 +15,8 @@ static void nobody_early(idist_group *world, int rank, int n, void *arg) {
         __atomic_add_fetch(&shared->entered, 1, __ATOMIC_ACQ_REL);
         if (!rank_ok(rank, idist_barrier(&o))) return;
         int seen = __atomic_load_n(&shared->entered, __ATOMIC_ACQUIRE);
-        rank_check(seen >= n * (i + 1), "rank %d left barrier %d when %d of %d had entered", rank, i, seen, n * (i + 1));
+        rank_check(seen >= n * (i + 1), "rank %d left barrier %d when %d of %d had entered", rank,
+                   i, seen, n * (i + 1));
     }
 }
 
@@ -30,7 +31,8 @@ static void async_barrier(idist_group *world, int rank, int n, void *arg) {
         while (!done)
             if (!rank_ok(rank, idist_test(&request, &done))) return;
         int seen = __atomic_load_n(&shared->entered, __ATOMIC_ACQUIRE);
-        rank_check(seen >= n * (i + 1), "rank %d left barrier %d when %d of %d had entered", rank, i, seen, n * (i + 1));
+        rank_check(seen >= n * (i + 1), "rank %d left barrier %d when %d of %d had entered", rank,
+                   i, seen, n * (i + 1));
         rank_check(request.impl == NULL, "rank %d: a completed request is empty", rank);
     }
 }
@@ -51,12 +53,15 @@ int main(void) {
             if (a >= N_ALGORITHMS && sizes[i] != 2 && sizes[i] != 5) continue;
             const char *transport = transport_names[a < N_ALGORITHMS ? 0 : a - N_ALGORITHMS + 1];
             idist_desc desc = desc_with(transport, algorithm_names[a % N_ALGORITHMS]);
-            ranks_case(sizes[i], &desc, nobody_early, zero(&shared[0]), "barrier n=%d algorithm=%s transport=%s", sizes[i],
+            ranks_case(sizes[i], &desc, nobody_early, zero(&shared[0]),
+                       "barrier n=%d algorithm=%s transport=%s", sizes[i],
                        algorithm_names[a % N_ALGORITHMS], transport);
         }
         idist_desc hosts = desc_with("hosts", "auto");
-        ranks_case(sizes[i], NULL, async_barrier, zero(&shared[0]), "barrier n=%d by idist_test", sizes[i]);
-        ranks_case(sizes[i], &hosts, nobody_early, zero(&shared[1]), "barrier n=%d over two hosts", sizes[i]);
+        ranks_case(sizes[i], NULL, async_barrier, zero(&shared[0]), "barrier n=%d by idist_test",
+                   sizes[i]);
+        ranks_case(sizes[i], &hosts, nobody_early, zero(&shared[1]), "barrier n=%d over two hosts",
+                   sizes[i]);
     }
     return tap_done();
 }

@@ -1,5 +1,5 @@
-// big: more than 4 GiB of U8 in one call between two ranks, so that no size anywhere is 32 bits wide, also not that of what
-// is left after the first piece of 1 MiB
+// big: more than 4 GiB of U8 in one call between two ranks, so that no size anywhere is 32 bits
+// wide, also not that of what is left after the first piece of 1 MiB
 #include "idist.h"
 
 #include "grid.h"
@@ -40,7 +40,8 @@ static size_t big_find_wrong(const unsigned char *p, size_t nbytes, int rank) {
 }
 
 static unsigned char *big_alloc(size_t nbytes) {
-    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     TAP_REQUIRE(p != MAP_FAILED);
     return (unsigned char *)p;
 }
@@ -83,25 +84,29 @@ static void big_all_reduce(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     for (size_t i = 0; i < BIG_COUNT; i++) p[i] = (unsigned char)((i >> 12) + i * 3);
     rank_ok(rank, idist_all_reduce(p, p, BIG_COUNT, IDIST_U8, IDIST_SUM, &o));
-    for (size_t i = 0; i < BIG_COUNT; i++) wrong += p[i] != (unsigned char)(2 * ((i >> 12) + i * 3));
+    for (size_t i = 0; i < BIG_COUNT; i++)
+        wrong += p[i] != (unsigned char)(2 * ((i >> 12) + i * 3));
     rank_check(wrong == 0, "rank %d: %zu bytes are wrong", rank, wrong);
     munmap(p, BIG_COUNT);
 }
 
 int main(void) {
-    const char *force = getenv("IDIST_TEST_BIG"); // "0": skip, "1": run whatever the machine says, "all": all three
+    const char *force =
+        getenv("IDIST_TEST_BIG"); // "0": skip, "1": run whatever the machine says, "all": all three
     size_t available = mem_available();
     char reason[200];
     tap_deadline(100);
     idist_desc d = desc_with("auto", "auto");
     d.timeout_ms = 90000;
-    snprintf(reason, sizeof reason, "needs 14 GiB of available memory, there are %.1f GiB", (double)available / (double)GIB);
+    snprintf(reason, sizeof reason, "needs 14 GiB of available memory, there are %.1f GiB",
+             (double)available / (double)GIB);
     if (force && strcmp(force, "0") == 0) return tap_skip_all("IDIST_TEST_BIG=0");
     if (!force && test_quick()) return tap_skip_all("IDIST_TEST_QUICK is set");
     if (!force && available < 14 * GIB) return tap_skip_all(reason);
     ranks_case(2, &d, big_message, NULL, "send and recv of %zu bytes", BIG_COUNT);
     if (!force || strcmp(force, "all") != 0) {
-        tap_skip("broadcast and all_reduce of as much", "takes longer; IDIST_TEST_BIG=all runs them");
+        tap_skip("broadcast and all_reduce of as much",
+                 "takes longer; IDIST_TEST_BIG=all runs them");
         return tap_done();
     }
     ranks_case(2, &d, big_broadcast, NULL, "broadcast of %zu bytes", BIG_COUNT);

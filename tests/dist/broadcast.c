@@ -5,7 +5,8 @@
 
 static void one(grid_case *c) {
     gbuf b = gbuf_make(c->count * idist_dtype_size(c->dtype), c->misalign);
-    if (c->rank == c->root) pat_fill(b.p, 0, c->count, idist_dtype_size(c->dtype), c->root, c->salt);
+    if (c->rank == c->root)
+        pat_fill(b.p, 0, c->count, idist_dtype_size(c->dtype), c->root, c->salt);
     if (grid_done(c, idist_broadcast(b.p, c->count, c->dtype, c->root, &c->opts))) {
         grid_check_pat(c, b.p, 0, c->count, c->root);
         grid_check_guards(c, &b, "broadcast");
@@ -23,7 +24,8 @@ static void in_a_row(idist_group *world, int rank, int n, void *arg) {
         for (int j = 0; j < 3 && rank == root; j++) x[j] = pat_bits(root, (size_t)j, (uint64_t)i);
         rank_ok(rank, idist_broadcast(x, (size_t)(i % 4), IDIST_U64, root, &o));
         for (int j = 0; j < i % 4; j++)
-            rank_check(x[j] == pat_bits(root, (size_t)j, (uint64_t)i), "rank %d: broadcast %d element %d wrong", rank, i, j);
+            rank_check(x[j] == pat_bits(root, (size_t)j, (uint64_t)i),
+                       "rank %d: broadcast %d element %d wrong", rank, i, j);
     }
 }
 

@@ -13,9 +13,12 @@ static void broadcast_sizes(idist_group *world, int rank, int n, void *arg) {
             size_t nbytes = rank == root ? sizes[i] : 12345;
             if (rank == root) pat_fill(b.p, 0, sizes[i], 1, root, 3);
             rank_ok(rank, idist_broadcast_bytes(b.p, b.nbytes, &nbytes, root, &o));
-            rank_check(nbytes == sizes[i], "rank %d root %d: got %zu bytes expected %zu", rank, root, nbytes, sizes[i]);
-            rank_check(pat_find_wrong(b.p, 0, sizes[i], 1, root, 3) == sizes[i], "rank %d root %d: wrong byte", rank, root);
-            for (size_t j = 0; j < 5; j++) rank_check(b.p[sizes[i] + j] == 0x5A, "rank %d: written past the message", rank);
+            rank_check(nbytes == sizes[i], "rank %d root %d: got %zu bytes expected %zu", rank,
+                       root, nbytes, sizes[i]);
+            rank_check(pat_find_wrong(b.p, 0, sizes[i], 1, root, 3) == sizes[i],
+                       "rank %d root %d: wrong byte", rank, root);
+            for (size_t j = 0; j < 5; j++)
+                rank_check(b.p[sizes[i] + j] == 0x5A, "rank %d: written past the message", rank);
             rank_check(gbuf_guards_hold(&b), "rank %d: written past the buffer", rank);
             gbuf_free(&b);
         }
@@ -32,10 +35,16 @@ static void broadcast_no_room(idist_group *world, int rank, int n, void *arg) {
         gbuf b = gbuf_make(small ? sizes[i] - 1 : sizes[i], 0);
         size_t nbytes = rank == 0 ? sizes[i] : 0;
         if (rank == 0) pat_fill(b.p, 0, sizes[i], 1, 0, 4);
-        rank_is(rank, idist_broadcast_bytes(b.p, b.nbytes, &nbytes, 0, &o), small ? IDIST_ERR_TRUNCATED : IDIST_OK);
-        rank_check(nbytes == sizes[i], "rank %d: got %zu bytes expected %zu", rank, nbytes, sizes[i]);
-        if (small) rank_check(gbuf_untouched(&b), "rank %d: a buffer that is too small stays untouched", rank);
-        if (!small) rank_check(pat_find_wrong(b.p, 0, sizes[i], 1, 0, 4) == sizes[i], "rank %d: wrong byte", rank);
+        rank_is(rank, idist_broadcast_bytes(b.p, b.nbytes, &nbytes, 0, &o),
+                small ? IDIST_ERR_TRUNCATED : IDIST_OK);
+        rank_check(nbytes == sizes[i], "rank %d: got %zu bytes expected %zu", rank, nbytes,
+                   sizes[i]);
+        if (small)
+            rank_check(gbuf_untouched(&b), "rank %d: a buffer that is too small stays untouched",
+                       rank);
+        if (!small)
+            rank_check(pat_find_wrong(b.p, 0, sizes[i], 1, 0, 4) == sizes[i], "rank %d: wrong byte",
+                       rank);
         gbuf_free(&b);
         int32_t x = 1, y = 0;
         rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
@@ -57,16 +66,18 @@ static void gather_sizes(idist_group *world, int rank, int n, void *arg) {
         gbuf send = gbuf_make(own, 1), recv = gbuf_make(total, 0);
         pat_fill(send.p, 0, own, 1, rank, (uint64_t)round);
         memset(sizes, 0xFF, sizeof sizes);
-        rank_ok(rank, idist_all_gather_bytes(own ? send.p : NULL, own, recv.p, recv.nbytes, sizes, &o));
+        rank_ok(rank,
+                idist_all_gather_bytes(own ? send.p : NULL, own, recv.p, recv.nbytes, sizes, &o));
         for (int k = 0; k < n; k++) {
             size_t want = gather_size(k, round);
-            rank_check(sizes[k] == want, "rank %d round %d: size of rank %d: got %zu expected %zu", rank, round, k, sizes[k],
-                       want);
+            rank_check(sizes[k] == want, "rank %d round %d: size of rank %d: got %zu expected %zu",
+                       rank, round, k, sizes[k], want);
             rank_check(pat_find_wrong(recv.p + at, 0, want, 1, k, (uint64_t)round) == want,
                        "rank %d round %d: wrong byte from rank %d", rank, round, k);
             at += want;
         }
-        rank_check(gbuf_guards_hold(&recv) && gbuf_guards_hold(&send), "rank %d: written outside", rank);
+        rank_check(gbuf_guards_hold(&recv) && gbuf_guards_hold(&send), "rank %d: written outside",
+                   rank);
         gbuf_free(&send);
         gbuf_free(&recv);
     }
@@ -84,9 +95,14 @@ static void gather_no_room(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_all_gather_bytes(text, (size_t)rank + 1, recv.p, recv.nbytes, sizes, &o),
             small ? IDIST_ERR_TRUNCATED : IDIST_OK);
     for (int k = 0; k < n; k++)
-        rank_check(sizes[k] == (size_t)k + 1, "rank %d: size of rank %d: got %zu expected %d", rank, k, sizes[k], k + 1);
-    if (small) rank_check(gbuf_untouched(&recv), "rank %d: a buffer that is too small stays untouched", rank);
-    if (!small) rank_check(recv.p[0] == 'a' && recv.p[total - 1] == 'a' + n - 1, "rank %d: wrong bytes", rank);
+        rank_check(sizes[k] == (size_t)k + 1, "rank %d: size of rank %d: got %zu expected %d", rank,
+                   k, sizes[k], k + 1);
+    if (small)
+        rank_check(gbuf_untouched(&recv), "rank %d: a buffer that is too small stays untouched",
+                   rank);
+    if (!small)
+        rank_check(recv.p[0] == 'a' && recv.p[total - 1] == 'a' + n - 1, "rank %d: wrong bytes",
+                   rank);
     gbuf_free(&recv);
     rank_ok(rank, idist_barrier(&o));
 }
@@ -98,7 +114,8 @@ static void strings(idist_group *world, int rank, int n, void *arg) {
     size_t sizes[4];
     (void)arg;
     for (int k = 0; k < n; k++) strcat(want, words[k]);
-    rank_ok(rank, idist_all_gather_bytes(words[rank], strlen(words[rank]), all, sizeof all - 1, sizes, &o));
+    rank_ok(rank, idist_all_gather_bytes(words[rank], strlen(words[rank]), all, sizeof all - 1,
+                                         sizes, &o));
     rank_check(strcmp(all, want) == 0, "rank %d: got \"%s\" expected \"%s\"", rank, all, want);
 }
 
@@ -109,13 +126,15 @@ int main(void) {
         for (int a = 0; a < N_ALGORITHMS; a++) {
             idist_desc desc = desc_with(i == 2 ? "tcp" : "auto", algorithm_names[a]);
             int n = sizes[i];
-            ranks_case(n, &desc, broadcast_sizes, NULL, "broadcast_bytes n=%d %s", n, algorithm_names[a]);
-            ranks_case(n, &desc, gather_sizes, NULL, "all_gather_bytes n=%d %s", n, algorithm_names[a]);
+            ranks_case(n, &desc, broadcast_sizes, NULL, "broadcast_bytes n=%d %s", n,
+                       algorithm_names[a]);
+            ranks_case(n, &desc, gather_sizes, NULL, "all_gather_bytes n=%d %s", n,
+                       algorithm_names[a]);
             if (n == 1) continue;
-            ranks_case(n, &desc, broadcast_no_room, NULL, "broadcast_bytes n=%d %s: too small on some ranks", n,
-                       algorithm_names[a]);
-            ranks_case(n, &desc, gather_no_room, NULL, "all_gather_bytes n=%d %s: too small on one rank", n,
-                       algorithm_names[a]);
+            ranks_case(n, &desc, broadcast_no_room, NULL,
+                       "broadcast_bytes n=%d %s: too small on some ranks", n, algorithm_names[a]);
+            ranks_case(n, &desc, gather_no_room, NULL,
+                       "all_gather_bytes n=%d %s: too small on one rank", n, algorithm_names[a]);
         }
     }
     ranks_case(4, NULL, strings, NULL, "strings");

@@ -1,8 +1,9 @@
-// checkpoint.c - idist_checkpoint_save, _load and _find: what is saved comes back on all ranks; the best files are kept;
-// torn, foreign and damaged files, full disks and crashes at every step of a save; a training that goes on bit for bit
+// checkpoint.c - idist_checkpoint_save, _load and _find: what is saved comes back on all ranks; the
+// best files are kept; torn, foreign and damaged files, full disks and crashes at every step of a
+// save; a training that goes on bit for bit
 //
-// The calls that change the disk, and the reads, pass through here, so that a test can see their order and break one of
-// them.
+// The calls that change the disk, and the reads, pass through here, so that a test can see their
+// order and break one of them.
 #define pread step_pread
 #define write step_write
 #define fsync step_fsync
@@ -27,7 +28,8 @@ static struct {
 static bool step(char letter) {
     if (!steps.armed) return false;
     size_t n = strlen(steps.order);
-    if (n + 1 < sizeof steps.order && (!n || steps.order[n - 1] != letter || letter != 'w')) steps.order[n] = letter;
+    if (n + 1 < sizeof steps.order && (!n || steps.order[n - 1] != letter || letter != 'w'))
+        steps.order[n] = letter;
     steps.at++;
     if (steps.at == steps.crash_at) _exit(55);
     errno = steps.fail_errno;
@@ -75,7 +77,8 @@ static void remove_folder(void) {
     DIR *dir = opendir(folder);
     TAP_REQUIRE(dir);
     for (struct dirent *e = readdir(dir); e; e = readdir(dir))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(dirfd(dir), e->d_name, 0);
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            unlinkat(dirfd(dir), e->d_name, 0);
     closedir(dir);
     TAP_REQUIRE(rmdir(folder) == 0);
 }
@@ -124,12 +127,14 @@ typedef struct model {
 
 static model *model_new(int fill) {
     static const size_t counts[N_TENSORS] = {7, 0, 80001, 350000, 1};
-    static const idist_dtype dtypes[N_TENSORS] = {IDIST_F32, IDIST_F64, IDIST_F64, IDIST_BF16, IDIST_U8};
+    static const idist_dtype dtypes[N_TENSORS] = {IDIST_F32, IDIST_F64, IDIST_F64, IDIST_BF16,
+                                                  IDIST_U8};
     model *m = (model *)malloc(sizeof *m);
     TAP_REQUIRE(m);
     memset(&m->info, fill, sizeof m->info);
     for (int i = 0; i < N_TENSORS; i++) {
-        for (size_t j = 0; j < sizeof m->bytes[i]; j++) m->bytes[i][j] = (unsigned char)tap_mix(j * 8 + (size_t)(i + fill));
+        for (size_t j = 0; j < sizeof m->bytes[i]; j++)
+            m->bytes[i][j] = (unsigned char)tap_mix(j * 8 + (size_t)(i + fill));
         m->tensors[i].data = m->bytes[i] + (i == 2); // at any address
         m->tensors[i].count = counts[i];
         m->tensors[i].dtype = dtypes[i];
@@ -138,7 +143,8 @@ static model *model_new(int fill) {
 }
 
 static bool model_equal(const model *a, const model *b) {
-    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0 && memcmp(&a->info, &b->info, sizeof a->info) == 0;
+    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0 &&
+           memcmp(&a->info, &b->info, sizeof a->info) == 0;
 }
 
 static void round_trip(idist_group *world, int rank, int n, void *arg) {
@@ -150,16 +156,19 @@ static void round_trip(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     // What lies behind the end of a tensor is not the tensor's.
     for (int i = 0; i < N_TENSORS; i++) {
-        size_t nbytes = want->tensors[i].count * idist_dtype_size(want->tensors[i].dtype) + (i == 2);
+        size_t nbytes =
+            want->tensors[i].count * idist_dtype_size(want->tensors[i].dtype) + (i == 2);
         memcpy(got->bytes[i] + nbytes, want->bytes[i] + nbytes, sizeof got->bytes[i] - nbytes);
         if (i == 2) got->bytes[i][0] = want->bytes[i][0];
     }
     model *saved = rank == 0 ? want : got; // those of other ranks are not looked at
-    rank_ok(rank,
-            idist_checkpoint_save(&d, 12, 0.5, saved->tensors, N_TENSORS, rank ? NULL : &want->info, sizeof want->info, &o));
+    rank_ok(rank, idist_checkpoint_save(&d, 12, 0.5, saved->tensors, N_TENSORS,
+                                        rank ? NULL : &want->info, sizeof want->info, &o));
     rank_ok(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o));
-    rank_check(strcmp(path, in_folder("checkpoint_12_score=0.5.idist")) == 0, "rank %d: found %s", rank, path);
-    rank_ok(rank, idist_checkpoint_load(rank ? NULL : path, got->tensors, N_TENSORS, &got->info, sizeof got->info, &o));
+    rank_check(strcmp(path, in_folder("checkpoint_12_score=0.5.idist")) == 0, "rank %d: found %s",
+               rank, path);
+    rank_ok(rank, idist_checkpoint_load(rank ? NULL : path, got->tensors, N_TENSORS, &got->info,
+                                        sizeof got->info, &o));
     rank_check(model_equal(want, got), "rank %d: other bytes came back", rank);
     free(want);
     free(got);
@@ -182,21 +191,29 @@ static void keeps_best(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     d.low_is_best = arg != NULL;
     for (uint64_t i = 0; i < 6; i++)
-        rank_ok(rank, idist_checkpoint_save(&d, i, d.low_is_best ? -scores[i] : scores[i], &small, 1, NULL, 0, &o));
+        rank_ok(rank, idist_checkpoint_save(&d, i, d.low_is_best ? -scores[i] : scores[i], &small,
+                                            1, NULL, 0, &o));
     rank_ok(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o));
-    rank_check(strstr(path, "checkpoint_3_"), "rank %d: of equal scores the later one is the best, not %s", rank, path);
-    if (rank == 0) rank_check(count_entries(folder, "") == 2, "%d files", count_entries(folder, ""));
-    const char *second = d.low_is_best ? "checkpoint_1_score=-0.7.idist" : "checkpoint_1_score=0.7.idist";
+    rank_check(strstr(path, "checkpoint_3_"),
+               "rank %d: of equal scores the later one is the best, not %s", rank, path);
+    if (rank == 0)
+        rank_check(count_entries(folder, "") == 2, "%d files", count_entries(folder, ""));
+    const char *second =
+        d.low_is_best ? "checkpoint_1_score=-0.7.idist" : "checkpoint_1_score=0.7.idist";
     if (rank == 0) rank_check(is_there(second), "%s is not there", second);
-    rank_is(rank, idist_checkpoint_find(&d, false, path, rank == n - 1 ? 20 : sizeof path, &o), IDIST_ERR_TRUNCATED);
+    rank_is(rank, idist_checkpoint_find(&d, false, path, rank == n - 1 ? 20 : sizeof path, &o),
+            IDIST_ERR_TRUNCATED);
     d.prefix = "check";
     rank_is(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o), IDIST_ERR_NOT_FOUND);
     d.prefix = NULL;
     d.keep = -1;
-    for (uint64_t i = 10; i < 13; i++) rank_ok(rank, idist_checkpoint_save(&d, i, 0.25, &small, 1, NULL, 0, &o));
+    for (uint64_t i = 10; i < 13; i++)
+        rank_ok(rank, idist_checkpoint_save(&d, i, 0.25, &small, 1, NULL, 0, &o));
     rank_ok(rank, idist_checkpoint_find(&d, true, path, sizeof path, &o));
-    rank_check(strstr(path, "checkpoint_12_score=0.25.idist"), "rank %d: the latest is not %s", rank, path);
-    if (rank == 0) rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
+    rank_check(strstr(path, "checkpoint_12_score=0.25.idist"), "rank %d: the latest is not %s",
+               rank, path);
+    if (rank == 0)
+        rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
 }
 
 // Others' files are neither counted nor removed.
@@ -214,30 +231,36 @@ static void leaves_others_alone(void) {
     TAP_REQUIRE(mkdir(in_folder("checkpoint_4_score=9.idist"), 0700) == 0);
     tap_is(idist_checkpoint_find(&d, false, path, sizeof path, NULL), IDIST_ERR_NOT_FOUND,
            "among other files there is none");
-    tap_is(idist_checkpoint_save(&d, 5, 1, &small, 1, NULL, 0, NULL), IDIST_OK, "a first one among them");
+    tap_is(idist_checkpoint_save(&d, 5, 1, &small, 1, NULL, 0, NULL), IDIST_OK,
+           "a first one among them");
     char file[1000];
     size_t n = get_file(in_folder("checkpoint_5_score=1.idist"), file, sizeof file);
     put_file(in_folder("checkpoint_5.idist"), file, n);
     file[8 * IDIST__HEAD_SCORE + 6] ^= 1;
-    put_file(in_folder("checkpoint_8_score=9.idist"), file, n); // a score that is not the one of its checksum
+    put_file(in_folder("checkpoint_8_score=9.idist"), file,
+             n); // a score that is not the one of its checksum
     tap_is(idist_checkpoint_save(&d, 6, 2, &small, 1, NULL, 0, NULL), IDIST_OK, "a better one");
-    tap_ok(is_there("checkpoint_6_score=2.idist") && !is_there("checkpoint_5_score=1.idist"), "replaces it");
+    tap_ok(is_there("checkpoint_6_score=2.idist") && !is_there("checkpoint_5_score=1.idist"),
+           "replaces it");
     steps.armed = true;
     idist_status status = idist_checkpoint_save(&d, 7, 1.5, &small, 1, NULL, 0, NULL);
     steps.armed = false;
     tap_is(status, IDIST_OK, "a worse one");
     tap_ok(steps.order[0] == 0, "is not written at all");
-    tap_like(said, "info: checkpoint_save: checkpoint_7_score=1.5.idist is not written to ", "and says so");
+    tap_like(said, "info: checkpoint_save: checkpoint_7_score=1.5.idist is not written to ",
+             "and says so");
     tap_like(said, folder, "and where");
     tap_like(said, "checkpoint_6_score=2.idist", "and names what is better");
     said[0] = 0;
     tap_is(idist_checkpoint_save(&d, 5, 1.5, &small, 1, NULL, 0, NULL), IDIST_OK,
            "one of a step before that of a better one");
-    tap_like(said, "warning: checkpoint_save: checkpoint_5_score=1.5.idist is not written to ", "is a warning");
+    tap_like(said, "warning: checkpoint_save: checkpoint_5_score=1.5.idist is not written to ",
+             "is a warning");
     tap_like(said, "earlier run", "of another run's files");
-    tap_is(count_entries(folder, ""), 10, "what a crash left is removed, all other files are there");
-    tap_is(idist_checkpoint_load(in_folder("checkpoint_3_score=9.idist"), &small, 1, NULL, 0, NULL), IDIST_ERR_ARG,
-           "a pipe is not waited for");
+    tap_is(count_entries(folder, ""), 10,
+           "what a crash left is removed, all other files are there");
+    tap_is(idist_checkpoint_load(in_folder("checkpoint_3_score=9.idist"), &small, 1, NULL, 0, NULL),
+           IDIST_ERR_ARG, "a pipe is not waited for");
     rmdir(in_folder("checkpoint_4_score=9.idist"));
 }
 
@@ -248,24 +271,30 @@ static void same_name(void) {
     const idist_tensor from = {x, 1, IDIST_F32}, to = {y, 1, IDIST_F32};
     for (int i = 0; i < 2; i++) {
         d.keep = i ? -1 : 1;
-        tap_is(idist_checkpoint_save(&d, 7, 0.91234567, &from, 1, NULL, 0, NULL), IDIST_OK, "a good one");
+        tap_is(idist_checkpoint_save(&d, 7, 0.91234567, &from, 1, NULL, 0, NULL), IDIST_OK,
+               "a good one");
         x[0] = 6;
         said[0] = 0;
-        tap_is(idist_checkpoint_save(&d, 7, 0.91234561, &from, 1, NULL, 0, NULL), IDIST_OK, "a worse one of that name");
-        tap_is(idist_checkpoint_load(in_folder("checkpoint_7_score=0.912346.idist"), &to, 1, NULL, 0, NULL), IDIST_OK,
-               "that name");
+        tap_is(idist_checkpoint_save(&d, 7, 0.91234561, &from, 1, NULL, 0, NULL), IDIST_OK,
+               "a worse one of that name");
+        tap_is(idist_checkpoint_load(in_folder("checkpoint_7_score=0.912346.idist"), &to, 1, NULL,
+                                     0, NULL),
+               IDIST_OK, "that name");
         tap_is((int)y[0], 5, "is still the good one");
         tap_like(said, "is not written", "and it says so");
         x[0] = 7;
-        tap_is(idist_checkpoint_save(&d, 7, 0.91234568, &from, 1, NULL, 0, NULL), IDIST_OK, "a better one of that name");
-        tap_is(idist_checkpoint_load(in_folder("checkpoint_7_score=0.912346.idist"), &to, 1, NULL, 0, NULL), IDIST_OK,
-               "that name");
+        tap_is(idist_checkpoint_save(&d, 7, 0.91234568, &from, 1, NULL, 0, NULL), IDIST_OK,
+               "a better one of that name");
+        tap_is(idist_checkpoint_load(in_folder("checkpoint_7_score=0.912346.idist"), &to, 1, NULL,
+                                     0, NULL),
+               IDIST_OK, "that name");
         tap_is((int)y[0], 7, "is the better one");
         TAP_REQUIRE(unlink(in_folder("checkpoint_7_score=0.912346.idist")) == 0);
         x[0] = 5;
     }
     TAP_REQUIRE(mkdir(in_folder(".checkpoint_7_score=1.idist.tmp"), 0700) == 0);
-    tap_is(idist_checkpoint_save(&d, 7, 1, &from, 1, NULL, 0, NULL), IDIST_ERR_SYSTEM, "a folder in the way");
+    tap_is(idist_checkpoint_save(&d, 7, 1, &from, 1, NULL, 0, NULL), IDIST_ERR_SYSTEM,
+           "a folder in the way");
     tap_like(idist_last_error(), "/.checkpoint_7_score=1.idist.tmp: File exists", "is named");
     rmdir(in_folder(".checkpoint_7_score=1.idist.tmp"));
 }
@@ -286,7 +315,8 @@ static void damaged(void) {
     char inner[100];
     snprintf(inner, sizeof inner, "%s/inner", folder);
     d.folder = inner;
-    tap_is(idist_checkpoint_save(&d, 1, 1, two, 2, info, 5, NULL), IDIST_OK, "another one in a folder that is not there");
+    tap_is(idist_checkpoint_save(&d, 1, 1, two, 2, info, 5, NULL), IDIST_OK,
+           "another one in a folder that is not there");
     TAP_REQUIRE(unlink(in_folder("inner/checkpoint_1_score=1.idist")) == 0 && rmdir(inner) == 0);
     size_t n = get_file(in_folder("checkpoint_1_score=1.idist"), file, sizeof file);
     tap_is(n, 64 + 32 + 32 + 32 + 32 + 8, "has the bytes of the drawing");
@@ -308,16 +338,20 @@ static void damaged(void) {
     tap_is(n_taken, 0, "any other length: refused");
     tap_ok(weights[0] == 77 && weights[2] == 77, "and nothing was written to the tensors");
     put_file(in_folder("bad"), file, n);
-    tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_OK, "unchanged: taken");
+    tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_OK,
+           "unchanged: taken");
     tap_ok(weights[0] == 0, "into the tensors");
-    steps.lie_at = steps.reads + 11; // head, two of the table, all, sum, what is between, info, tensor
-    tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM, "other bytes when read again");
+    steps.lie_at =
+        steps.reads + 11; // head, two of the table, all, sum, what is between, info, tensor
+    tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM,
+           "other bytes when read again");
     tap_like(idist_last_error(), "what has arrived is not what was in the file", "are noticed");
 }
 
 // Heads that lie, with the right checksum over the lie.
 static void lies(void) {
-    static const uint64_t values[] = {0, 1, 3, 7, 1u << 31, UINT64_MAX / 16, UINT64_MAX - 3, UINT64_MAX};
+    static const uint64_t values[] = {0,         1, 3, 7, 1u << 31, UINT64_MAX / 16, UINT64_MAX - 3,
+                                      UINT64_MAX};
     static uint64_t file[100];
     idist_checkpoint_desc d = desc_of(1);
     char info[5] = "info";
@@ -327,7 +361,8 @@ static void lies(void) {
     for (int word = 0; word < 10; word++) {
         for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
             uint64_t bad[100];
-            if (word == IDIST__HEAD_STEP || word == IDIST__HEAD_SCORE || word == IDIST__HEAD_SUM) continue;
+            if (word == IDIST__HEAD_STEP || word == IDIST__HEAD_SCORE || word == IDIST__HEAD_SUM)
+                continue;
             memcpy(bad, file, n);
             if (bad[word] == values[i]) continue;
             bad[word] = values[i];
@@ -336,7 +371,8 @@ static void lies(void) {
             idist__sum_add(&sum, bad, n - 8);
             bad[n / 8 - 1] = idist__sum_end(&sum);
             put_file(in_folder("bad"), bad, n);
-            n_taken += idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL) != IDIST_ERR_ARG;
+            n_taken +=
+                idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL) != IDIST_ERR_ARG;
         }
     }
     tap_is(n_taken, 0, "other numbers in the head or the table: refused");
@@ -346,7 +382,8 @@ static void lies(void) {
     idist__sum_add(&sum, file, n - 8);
     file[n / 8 - 1] = idist__sum_end(&sum);
     put_file(in_folder("bad"), file, n);
-    tap_is(idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL), IDIST_ERR_ARG, "something between the parts");
+    tap_is(idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL), IDIST_ERR_ARG,
+           "something between the parts");
     tap_ok(weights[0] == 7, "is noticed before anything is written to");
 }
 
@@ -354,38 +391,49 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
     idist_checkpoint_desc d = desc_of(1);
     idist_opts o = opts_of(world);
     float x[9] = {0};
-    idist_tensor t[2] = {{x, 3, IDIST_F32}, {x + 3, 6, IDIST_F32}}, wrong[2] = {{x, 3, IDIST_F32}, {x + 3, 5, IDIST_F32}};
+    idist_tensor t[2] = {{x, 3, IDIST_F32}, {x + 3, 6, IDIST_F32}},
+                 wrong[2] = {{x, 3, IDIST_F32}, {x + 3, 5, IDIST_F32}};
     char path[300];
     int32_t one = 1, sum = 0;
     (void)arg;
     copy_text(path, sizeof path, in_folder("checkpoint_1_score=1.idist"));
     rank_ok(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o));
     rank_is(rank, idist_checkpoint_load(path, wrong, 2, NULL, 0, &o), IDIST_ERR_ARG);
-    rank_check(strstr(idist_last_error(), "tensor 1 is F32 x 6 there, and F32 x 5"), "rank %d: %s", rank,
+    rank_check(strstr(idist_last_error(), "tensor 1 is F32 x 6 there, and F32 x 5"), "rank %d: %s",
+               rank, idist_last_error());
+    rank_check(!rank == !strstr(idist_last_error(), "(on rank 0)"), "rank %d: %s", rank,
                idist_last_error());
-    rank_check(!rank == !strstr(idist_last_error(), "(on rank 0)"), "rank %d: %s", rank, idist_last_error());
     rank_is(rank, idist_checkpoint_load(path, t, 1, NULL, 0, &o), IDIST_ERR_ARG);
-    rank_check(strstr(idist_last_error(), "has 2 tensors"), "rank %d: %s", rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "has 2 tensors"), "rank %d: %s", rank,
+               idist_last_error());
     rank_is(rank, idist_checkpoint_load(path, t, 2, x, 4, &o), IDIST_ERR_ARG);
-    rank_check(strstr(idist_last_error(), "bytes of info"), "rank %d: %s", rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "bytes of info"), "rank %d: %s", rank,
+               idist_last_error());
     rank_is(rank, idist_checkpoint_load(in_folder("none"), t, 2, NULL, 0, &o), IDIST_ERR_NOT_FOUND);
     // One rank has others than the rest.
     if (n > 1) {
-        rank_is(rank, idist_checkpoint_load(path, rank == n - 1 ? wrong : t, 2, NULL, 0, &o), IDIST_ERR_ARG);
-        rank_check(strstr(idist_last_error(), "others than on rank 0"), "rank %d: %s", rank, idist_last_error());
-        rank_is(rank, idist_checkpoint_load(path, t, rank == n - 1 ? -1 : 2, NULL, 0, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_checkpoint_load(path, rank == n - 1 ? wrong : t, 2, NULL, 0, &o),
+                IDIST_ERR_ARG);
+        rank_check(strstr(idist_last_error(), "others than on rank 0"), "rank %d: %s", rank,
+                   idist_last_error());
+        rank_is(rank, idist_checkpoint_load(path, t, rank == n - 1 ? -1 : 2, NULL, 0, &o),
+                IDIST_ERR_ARG);
     }
     d.folder = rank ? "/none" : "";
     rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_ARG);
     d.folder = "/proc/none/none";
     rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_SYSTEM);
-    rank_check(strstr(idist_last_error(), "/proc/none/none: No such file"), "rank %d: %s", rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "/proc/none/none: No such file"), "rank %d: %s", rank,
+               idist_last_error());
     rank_is(rank, idist_checkpoint_find(&d, false, NULL, 0, &o), IDIST_ERR_NOT_FOUND);
     d.folder = folder;
     d.prefix = "a/b";
     rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_ARG);
     d.prefix = NULL;
-    rank_is(rank, idist_checkpoint_save(&d, 1, (double)idist__bits_to_float(0x7fc00000u), t, 2, NULL, 0, &o), IDIST_ERR_ARG);
+    rank_is(rank,
+            idist_checkpoint_save(&d, 1, (double)idist__bits_to_float(0x7fc00000u), t, 2, NULL, 0,
+                                  &o),
+            IDIST_ERR_ARG);
     rank_ok(rank, idist_all_reduce(&one, &sum, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(sum == n, "rank %d: after all this, got %d expected %d", rank, sum, n);
 }
@@ -394,14 +442,16 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
 // crashes and full disks
 //------------------------------------------------------------------------------
 
-// In a process of its own: saves once more, and crashes or fails on the way. The exit code is 55, or 56 + -status.
+// In a process of its own: saves once more, and crashes or fails on the way. The exit code is 55,
+// or 56 + -status.
 static int save_with(int crash_at, int fail_at, int err) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
     idist_checkpoint_desc d = desc_of(1);
     int status;
     // The file, its name, the folder, and only then the old one goes, if that is still there.
-    const char *order = access(in_folder("checkpoint_1_score=1.idist"), F_OK) == 0 ? "wfrfu" : "wfrf";
+    const char *order =
+        access(in_folder("checkpoint_1_score=1.idist"), F_OK) == 0 ? "wfrfu" : "wfrf";
     pid_t pid = fork();
     TAP_REQUIRE(pid >= 0);
     if (pid == 0) {
@@ -453,19 +503,23 @@ static void crashes(void) {
         n_wrong += save_with(0, 0, 0) != 56 || best_there() != 2 || count_entries(folder, "") != 1;
         remove_folder();
     }
-    tap_is(code, 56, "without a crash the save succeeds: write, fsync, rename, fsync of the folder, removal");
-    tap_ok(i > 10 && n_wrong == 0, "a crash at each of %d steps leaves a whole file, and the next save tidies up", i - 2);
+    tap_is(code, 56,
+           "without a crash the save succeeds: write, fsync, rename, fsync of the folder, removal");
+    tap_ok(i > 10 && n_wrong == 0,
+           "a crash at each of %d steps leaves a whole file, and the next save tidies up", i - 2);
     tap_ok(n_new >= 2 && n_new < i - 2, "the new one from the renaming on");
     for (i = 1, n_wrong = 0; i < 11; i++) {
         new_folder();
         save_first();
         code = save_with(0, i, ENOSPC);
         if (code == 56) break;
-        n_wrong += code != 56 - (int)IDIST_ERR_NO_SPACE || best_there() < 1 || count_entries(folder, ".tmp") != 0;
+        n_wrong += code != 56 - (int)IDIST_ERR_NO_SPACE || best_there() < 1 ||
+                   count_entries(folder, ".tmp") != 0;
         remove_folder();
     }
-    tap_ok(i == 11 && n_wrong == 0,
-           "a full disk at each step: IDIST_ERR_NO_SPACE, what was there is there, and nothing else");
+    tap_ok(
+        i == 11 && n_wrong == 0,
+        "a full disk at each step: IDIST_ERR_NO_SPACE, what was there is there, and nothing else");
     new_folder();
     save_first();
     tap_is(save_with(0, 4, EIO), 56 - (int)IDIST_ERR_SYSTEM, "an error of the disk");
@@ -483,7 +537,9 @@ static void full_disk(void) {
     TAP_REQUIRE(pid >= 0);
     if (pid == 0) {
         const long new_mounts = 0x00020000; // CLONE_NEWNS
-        if (syscall(SYS_unshare, new_mounts) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) _exit(77);
+        if (syscall(SYS_unshare, new_mounts) != 0 ||
+            mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+            _exit(77);
         if (mount("none", folder, "tmpfs", 0, "size=65536") != 0) _exit(77);
         if (idist_initialize(NULL) != IDIST_OK) _exit(3);
         save_first();
@@ -491,7 +547,8 @@ static void full_disk(void) {
         _exit(best_there() == 1 && count_entries(folder, "") == 1 ? 0 : 2);
     }
     TAP_REQUIRE(waitpid(pid, &status, 0) == pid);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tap_skip("a full file system", "mounts are not allowed here");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        tap_skip("a full file system", "mounts are not allowed here");
     else tap_ok(status == 0, "a full file system (wait status 0x%x)", (unsigned)status);
 }
 
@@ -516,17 +573,22 @@ static void train(training *t, bool stop, idist_group *world, int rank) {
     memset(&sd, 0, sizeof sd);
     sd.length = SAMPLES;
     sd.group = world;
-    if (!rank_ok(rank, idist_sampler_create(&sd, &s)) || !rank_ok(rank, idist_sampler_set_state(s, t->at))) return;
+    if (!rank_ok(rank, idist_sampler_create(&sd, &s)) ||
+        !rank_ok(rank, idist_sampler_set_state(s, t->at)))
+        return;
     for (uint64_t epoch = t->at.epoch; epoch < EPOCHS; epoch++) {
         if (epoch != t->at.epoch && !rank_ok(rank, idist_sampler_set_epoch(s, epoch))) break;
         while (idist_sampler_next(s, &index)) {
             double g[4];
-            for (int i = 0; i < 4; i++) g[i] = t->w[(i + 1) % 4] * 0.1 - (double)(index + (size_t)i) / 7.0;
+            for (int i = 0; i < 4; i++)
+                g[i] = t->w[(i + 1) % 4] * 0.1 - (double)(index + (size_t)i) / 7.0;
             if (!rank_ok(rank, idist_all_reduce(g, g, 4, IDIST_F64, IDIST_AVG, &o))) return;
-            for (int i = 0; i < 4; i++) t->w[i] -= 0.01 * (t->momentum[i] = 0.9 * t->momentum[i] + g[i]);
+            for (int i = 0; i < 4; i++)
+                t->w[i] -= 0.01 * (t->momentum[i] = 0.9 * t->momentum[i] + g[i]);
             t->at = idist_sampler_get_state(s);
             if (!stop || epoch != STOP_EPOCH || t->at.position != STOP_AT) continue;
-            rank_ok(rank, idist_checkpoint_save(&d, epoch, 0, tensors, 2, &t->at, sizeof t->at, &o));
+            rank_ok(rank,
+                    idist_checkpoint_save(&d, epoch, 0, tensors, 2, &t->at, sizeof t->at, &o));
             idist_sampler_free(&s);
             return;
         }
@@ -545,8 +607,8 @@ static void goes_on(idist_group *world, int rank, int n, void *arg) {
     memset(&second, 0xFF, sizeof second);
     train(&whole, false, world, rank);
     train(&first, true, world, rank);
-    if (!rank_ok(rank, idist_checkpoint_load(in_folder("checkpoint_1_score=0.idist"), tensors, 2, &second.at,
-                                             sizeof second.at, &o)))
+    if (!rank_ok(rank, idist_checkpoint_load(in_folder("checkpoint_1_score=0.idist"), tensors, 2,
+                                             &second.at, sizeof second.at, &o)))
         return;
     rank_check(memcmp(&first, &second, sizeof first) == 0, "rank %d: it is not where it was", rank);
     train(&second, false, world, rank);
@@ -563,7 +625,8 @@ int main(void) {
     }
     for (int low = 0; low < 2; low++) {
         new_folder();
-        ranks_case(2, NULL, keeps_best, low ? folder : NULL, "the two with the %s scores", low ? "lowest" : "highest");
+        ranks_case(2, NULL, keeps_best, low ? folder : NULL, "the two with the %s scores",
+                   low ? "lowest" : "highest");
         remove_folder();
     }
     for (int i = 0; i < 3; i++) {
@@ -571,7 +634,8 @@ int main(void) {
         ranks_case(sizes[i], NULL, other_tensors, NULL, "wrong calls, %d ranks", sizes[i]);
         remove_folder();
         new_folder();
-        ranks_case(sizes[i], NULL, goes_on, NULL, "a training goes on bit for bit, %d ranks", sizes[i]);
+        ranks_case(sizes[i], NULL, goes_on, NULL, "a training goes on bit for bit, %d ranks",
+                   sizes[i]);
         remove_folder();
     }
     tap_is(idist_checkpoint_load("x", &small, 1, NULL, 0, NULL), IDIST_ERR_STATE, "no world");

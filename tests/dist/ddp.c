@@ -1,5 +1,5 @@
-// ddp: buckets, averages, no_sync, unused parameters, buffers, factors, compression, hooks, uneven inputs; ranks that do not
-// agree; broadcast_parameters, broadcast_optimizer_state, auto_optim
+// ddp: buckets, averages, no_sync, unused parameters, buffers, factors, compression, hooks, uneven
+// inputs; ranks that do not agree; broadcast_parameters, broadcast_optimizer_state, auto_optim
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -74,18 +74,24 @@ static double grad_sum(int n, int step, int param, size_t i) {
 
 static void fill_grad(model *m, const idist_ddp *ddp, int rank, int step, int param) {
     if (ddp) m->grads[param].data = idist_ddp_grad(ddp, param);
-    for (size_t i = 0; i < m->grads[param].count; i++) set_value(&m->grads[param], i, grad_of(rank, step, param, i));
+    for (size_t i = 0; i < m->grads[param].count; i++)
+        set_value(&m->grads[param], i, grad_of(rank, step, param, i));
 }
 
 // scale * sum over the ranks, rounded as the dtype rounds.
 static void check_grads(const model *m, int rank, int n, int step, double scale, const char *what) {
     for (int p = 0; p < N_PARAMS; p++) {
         const idist_tensor *g = &m->grads[p];
-        double slack = g->dtype == IDIST_F64 ? 1e-15 : g->dtype == IDIST_F32 ? 1e-6 : g->dtype == IDIST_F16 ? 1e-3 : 8e-3;
+        double slack = g->dtype == IDIST_F64   ? 1e-15
+                       : g->dtype == IDIST_F32 ? 1e-6
+                       : g->dtype == IDIST_F16 ? 1e-3
+                                               : 8e-3;
         for (size_t i = 0; i < g->count; i++) {
-            double want = grad_sum(n, step, p, i) * scale, got = value_of(g, i), off = got < want ? want - got : got - want;
+            double want = grad_sum(n, step, p, i) * scale, got = value_of(g, i),
+                   off = got < want ? want - got : got - want;
             if (off <= slack * (want < 0 ? -want : want)) continue;
-            rank_fail("rank %d of %d, %s: gradient %d, element %zu: got %g expected %g", rank, n, what, p, i, got, want);
+            rank_fail("rank %d of %d, %s: gradient %d, element %zu: got %g expected %g", rank, n,
+                      what, p, i, got, want);
             return;
         }
     }
@@ -124,13 +130,14 @@ static void averages(idist_group *world, int rank, int n, void *arg) {
         check_grads(&m, rank, n, step, 1.0 / n, layout_names[layout]);
         rank_check(idist_ddp_used(ddp, 0) && idist_ddp_active(ddp) == n, "all used, all active");
     }
-    for (int p = 0; p < N_PARAMS; p++) fill_grad(&m, ddp, rank, 9, p); // wait alone, and what is not ready counts as ready
+    for (int p = 0; p < N_PARAMS; p++)
+        fill_grad(&m, ddp, rank, 9, p); // wait alone, and what is not ready counts as ready
     rank_ok(rank, idist_ddp_ready(ddp, 4));
     rank_ok(rank, idist_ddp_wait(ddp));
     check_grads(&m, rank, n, 9, 1.0 / n, "without ready");
     for (int b = 0; b < idist_ddp_buckets(ddp) && !mixed && layout != APART; b++)
-        rank_check(ddp->buckets[b].view == (layout == IN_A_ROW), "rank %d: bucket %d is%s a view", rank, b,
-                   ddp->buckets[b].view ? "" : " not");
+        rank_check(ddp->buckets[b].view == (layout == IN_A_ROW), "rank %d: bucket %d is%s a view",
+                   rank, b, ddp->buckets[b].view ? "" : " not");
     idist_ddp_free(&ddp);
     rank_check(ddp == NULL, "free leaves the pointer");
     free(m.memory);
@@ -146,16 +153,18 @@ static void assignment(void) {
     for (int i = 0; i < 6; i++) grads[i].count = nbytes[i];
     for (int i = 0; i < 6; i++) grads[i].dtype = IDIST_U8;
     n = idist__ddp_assign(grads, 6, mib, mib, bucket);
-    tap_ok(n == 4 && memcmp(bucket, want, sizeof want) == 0, "the buckets of PyTorch, from the other end");
+    tap_ok(n == 4 && memcmp(bucket, want, sizeof want) == 0,
+           "the buckets of PyTorch, from the other end");
     n = idist__ddp_assign(grads, 6, SIZE_MAX, SIZE_MAX, bucket);
     tap_ok(n == 1 && bucket[0] == 0 && bucket[5] == 0, "one bucket without a limit");
     n = idist__ddp_assign(grads, 6, mib, 25 * mib, bucket);
-    tap_ok(n == 2 && bucket[5] == 0 && bucket[4] == 1 && bucket[0] == 1, "the first limit, then the other one");
+    tap_ok(n == 2 && bucket[5] == 0 && bucket[4] == 1 && bucket[0] == 1,
+           "the first limit, then the other one");
     grads[4].dtype = grads[1].dtype = IDIST_F64;
     grads[4].count = grads[1].count = mib / 8;
     n = idist__ddp_assign(grads, 6, mib, mib, bucket);
-    tap_ok(n == 5 && bucket[5] == 0 && bucket[4] == 1 && bucket[3] == 2 && bucket[2] == 3 && bucket[1] == 4 &&
-               bucket[0] == 3,
+    tap_ok(n == 5 && bucket[5] == 0 && bucket[4] == 1 && bucket[3] == 2 && bucket[2] == 3 &&
+               bucket[1] == 4 && bucket[0] == 3,
            "a bucket has one dtype, and its number is that of its first gradient");
 }
 
@@ -176,7 +185,9 @@ static void no_sync(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_ddp_ready(ddp, p));
         }
         rank_ok(rank, idist_ddp_wait(ddp));
-        if (step < 2) rank_check(value_of(&m.grads[1], 5) == (step + 1) * grad_of(rank, 0, 1, 5), "only of this rank yet");
+        if (step < 2)
+            rank_check(value_of(&m.grads[1], 5) == (step + 1) * grad_of(rank, 0, 1, 5),
+                       "only of this rank yet");
     }
     check_grads(&m, rank, n, 0, 3.0 / n, "three passes");
     rank_ok(rank, idist_ddp_ready(ddp, 0));
@@ -187,7 +198,9 @@ static void no_sync(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Parameter 1: only rank 0 has a gradient. 4 and 7: nobody. The others: all.
-static bool has_grad(int rank, int param) { return param == 1 ? rank == 0 : param != 4 && param != 7; }
+static bool has_grad(int rank, int param) {
+    return param == 1 ? rank == 0 : param != 4 && param != 7;
+}
 
 static void unused(idist_group *world, int rank, int n, void *arg) {
     model m;
@@ -203,13 +216,14 @@ static void unused(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_ddp_wait(ddp));
         for (int p = 0; p < N_PARAMS; p++) {
             bool any = has_grad(0, p);
-            rank_check(idist_ddp_used(ddp, p) == any, "rank %d: parameter %d is%s used", rank, p, any ? "" : " not");
+            rank_check(idist_ddp_used(ddp, p) == any, "rank %d: parameter %d is%s used", rank, p,
+                       any ? "" : " not");
             for (size_t i = 0; i < counts[p] && i < 40; i++) {
                 double want = p == 1 ? grad_of(0, step, p, i) / n : grad_of(rank, step, p, i),
                        got = value_of(&m.grads[p], i);
                 if (any && p != 1) want = grad_sum(n, step, p, i) / n;
-                rank_check(got - want < 0.02 && want - got < 0.02, "rank %d: gradient %d[%zu] is %g, expected %g", rank, p,
-                           i, got, want);
+                rank_check(got - want < 0.02 && want - got < 0.02,
+                           "rank %d: gradient %d[%zu] is %g, expected %g", rank, p, i, got, want);
             }
         }
     }
@@ -220,8 +234,10 @@ static void unused(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_ddp_no_sync(ddp, false));
     rank_ok(rank, idist_ddp_wait(ddp));
     double want = grad_of(n - 1, 5, 4, 3) / n, got = value_of(&m.grads[4], 3);
-    rank_check(idist_ddp_used(ddp, 4) && !idist_ddp_used(ddp, 3), "rank %d: 4 was used, 3 was not", rank);
-    rank_check(got - want < 0.02 && want - got < 0.02, "rank %d: of no_sync: got %g expected %g", rank, got, want);
+    rank_check(idist_ddp_used(ddp, 4) && !idist_ddp_used(ddp, 3), "rank %d: 4 was used, 3 was not",
+               rank);
+    rank_check(got - want < 0.02 && want - got < 0.02, "rank %d: of no_sync: got %g expected %g",
+               rank, got, want);
     idist_ddp_free(&ddp);
     free(m.memory);
 }
@@ -239,11 +255,13 @@ static void buffers(idist_group *world, int rank, int n, void *arg) {
     m.desc.buffers = list;
     m.desc.n_buffers = 2;
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
-    rank_check(mean[99] == 99 && steps == 50, "rank %d: buffers of rank 0 at the start: %g", rank, (double)mean[99]);
+    rank_check(mean[99] == 99 && steps == 50, "rank %d: buffers of rank 0 at the start: %g", rank,
+               (double)mean[99]);
     for (int step = 0; step < 2; step++) {
         for (int i = 0; i < 100; i++) mean[i] = (float)(rank * 100 + i + step);
         rank_ok(rank, idist_ddp_forward(ddp));
-        rank_check(mean[99] == (float)(99 + step), "rank %d: buffers of rank 0: %g", rank, (double)mean[99]);
+        rank_check(mean[99] == (float)(99 + step), "rank %d: buffers of rank 0: %g", rank,
+                   (double)mean[99]);
         mean[99] = (float)(rank + 7); // without a backward pass
         rank_ok(rank, idist_ddp_forward(ddp));
         rank_check(mean[99] == 7, "rank %d: buffers of rank 0 again: %g", rank, (double)mean[99]);
@@ -287,7 +305,8 @@ static void factors(idist_group *world, int rank, int n, void *arg) {
 
 // What is to come of halves: each rounded, the average rounded once.
 static void halves(idist_group *world, int rank, int n, void *arg) {
-    idist_dtype dtype = *(const idist_compression *)arg == IDIST_COMPRESS_F16 ? IDIST_F16 : IDIST_BF16;
+    idist_dtype dtype =
+        *(const idist_compression *)arg == IDIST_COMPRESS_F16 ? IDIST_F16 : IDIST_BF16;
     for (int wide = 0; wide < 2; wide++) {
         model m;
         idist_ddp *ddp = NULL;
@@ -300,7 +319,8 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
         m.desc.compression = *(const idist_compression *)arg;
         rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
         for (int p = N_PARAMS - 1; p >= 0; p--) {
-            for (size_t i = 0; i < counts[p]; i++) set_value(&m.grads[p], i, grad_of(rank, 0, p, i) * 1.2345678);
+            for (size_t i = 0; i < counts[p]; i++)
+                set_value(&m.grads[p], i, grad_of(rank, 0, p, i) * 1.2345678);
             rank_ok(rank, idist_ddp_ready(ddp, p));
         }
         rank_ok(rank, idist_ddp_wait(ddp));
@@ -326,7 +346,8 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Bytes: what comes out is the same everywhere, near the average, and over many steps no more away from it than in one.
+// Bytes: what comes out is the same everywhere, near the average, and over many steps no more away
+// from it than in one.
 static void bytes(idist_group *world, int rank, int n, void *arg) {
     enum { STEPS = 40, WATCHED = 200 };
     model m;
@@ -342,7 +363,8 @@ static void bytes(idist_group *world, int rank, int n, void *arg) {
         for (int p = N_PARAMS - 1; p >= 0; p--) {
             for (size_t i = 0; i < counts[p]; i++)
                 set_value(&m.grads[p], i,
-                          grad_of(rank, 0, p, i) / 1000 + (i % 1000 == 999 ? 1 : 0)); // one large, many small
+                          grad_of(rank, 0, p, i) / 1000 +
+                              (i % 1000 == 999 ? 1 : 0)); // one large, many small
             rank_ok(rank, idist_ddp_ready(ddp, p));
         }
         rank_ok(rank, idist_ddp_wait(ddp));
@@ -351,15 +373,18 @@ static void bytes(idist_group *world, int rank, int n, void *arg) {
             want[i] += grad_sum(n, 0, 1, i + 5000) / 1000 / n + ((i + 5000) % 1000 == 999 ? 1 : 0);
         }
         uint64_t hash = 0, all[RANKS_MAX];
-        for (size_t i = 0; i < counts[1]; i++) hash = hash * 31 + idist__float_to_bits(((const float *)m.grads[1].data)[i]);
+        for (size_t i = 0; i < counts[1]; i++)
+            hash = hash * 31 + idist__float_to_bits(((const float *)m.grads[1].data)[i]);
         rank_ok(rank, idist_all_gather(&hash, all, 1, IDIST_U64, &o));
-        for (int r = 1; r < n; r++) rank_check(all[r] == all[0], "step %d: rank %d has other bits than rank 0", step, r);
+        for (int r = 1; r < n; r++)
+            rank_check(all[r] == all[0], "step %d: rank %d has other bits than rank 0", step, r);
     }
     for (size_t i = 0; i < WATCHED; i++) {
         double off = got[i] < want[i] ? want[i] - got[i] : got[i] - want[i];
         worst = off > worst ? off : worst;
     }
-    // One rounding is off by up to 0.5/127 of the largest, in each of the two; without feedback 40 of them add up.
+    // One rounding is off by up to 0.5/127 of the largest, in each of the two; without feedback 40
+    // of them add up.
     rank_check(worst < 0.012, "rank %d: off by %g after %d steps", rank, worst, STEPS);
     for (int p = N_PARAMS - 1; p >= 0; p--)
         for (size_t i = 0; i < counts[p]; i++) set_value(&m.grads[p], i, 0);
@@ -367,19 +392,21 @@ static void bytes(idist_group *world, int rank, int n, void *arg) {
     ((float *)m.grads[1].data)[40] = rank ? 0 : (least[0] / least[1]); // NaN
     rank_ok(rank, idist_ddp_wait(ddp));
     rank_check(value_of(&m.grads[1], 40) != value_of(&m.grads[1], 40), "rank %d: NaN stays", rank);
-    rank_check(value_of(&m.grads[1], 20000) == value_of(&m.grads[1], 20000), "rank %d: and stays where it is", rank);
+    rank_check(value_of(&m.grads[1], 20000) == value_of(&m.grads[1], 20000),
+               "rank %d: and stays where it is", rank);
     idist_ddp_free(&ddp);
     free(m.memory);
 }
 
-// Bytes and find_unused: parameter 0 has no gradient in every second step, on no rank (arg 0) or on all but the last one.
-// What its rounding took has to come all the same, later.
+// Bytes and find_unused: parameter 0 has no gradient in every second step, on no rank (arg 0) or on
+// all but the last one. What its rounding took has to come all the same, later.
 static void held(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 3000, OTHER = 700, STEPS = 40 }; // in the blocks of two ranks
     bool nobody = *(const int *)arg == 0;
     float values[OTHER + COUNT], grads[OTHER + COUNT];
     idist_tensor params[2] = {{values, COUNT, IDIST_F32}, {values + COUNT, OTHER, IDIST_F32}};
-    idist_tensor list[2] = {{grads + OTHER, COUNT, IDIST_F32}, {grads, OTHER, IDIST_F32}}; // not in a row: copied
+    idist_tensor list[2] = {{grads + OTHER, COUNT, IDIST_F32},
+                            {grads, OTHER, IDIST_F32}}; // not in a row: copied
     double given = 0, got = 0, got_behind = 0;
     idist_ddp_desc desc;
     idist_ddp *ddp = NULL;
@@ -397,12 +424,14 @@ static void held(idist_group *world, int rank, int n, void *arg) {
         bool used = step % 2 == 0 || (!nobody && rank == n - 1);
         float *g = (float *)list[0].data, *other = (float *)list[1].data;
         for (int i = 0; i < OTHER; i++) other[i] = 1;
-        for (int i = 0; i < COUNT; i++) g[i] = !used ? 77 : i % 500 == 0 ? 127 : 0.3f + 0.03f * (float)rank;
+        for (int i = 0; i < COUNT; i++)
+            g[i] = !used ? 77 : i % 500 == 0 ? 127 : 0.3f + 0.03f * (float)rank;
         if (used) rank_ok(rank, idist_ddp_ready(ddp, 0));
         rank_ok(rank, idist_ddp_ready(ddp, 1));
         rank_ok(rank, idist_ddp_wait(ddp));
         if (!idist_ddp_used(ddp, 0)) {
-            rank_check(nobody && g[5] == 77, "rank %d: a gradient that nobody had is %g", rank, (double)g[5]);
+            rank_check(nobody && g[5] == 77, "rank %d: a gradient that nobody had is %g", rank,
+                       (double)g[5]);
             continue;
         }
         got += (double)g[5];
@@ -411,13 +440,15 @@ static void held(idist_group *world, int rank, int n, void *arg) {
             if (step % 2 == 0 || (!nobody && r == n - 1)) given += (0.3 + 0.03 * r) / n;
     }
     // Two roundings are on their way, each by half of 127/127 and a little.
-    rank_check(got - given < 1.02 && given - got < 1.02, "rank %d: %g was given, and %g came", rank, given, got);
-    rank_check(got_behind - given < 1.02 && given - got_behind < 1.02, "rank %d: %g was given, and %g came behind", rank,
-               given, got_behind);
+    rank_check(got - given < 1.02 && given - got < 1.02, "rank %d: %g was given, and %g came", rank,
+               given, got);
+    rank_check(got_behind - given < 1.02 && given - got_behind < 1.02,
+               "rank %d: %g was given, and %g came behind", rank, given, got_behind);
     idist_ddp_free(&ddp);
 }
 
-// A rank without the gradient adds exactly nothing, and what it has left goes out when it has one again.
+// A rank without the gradient adds exactly nothing, and what it has left goes out when it has one
+// again.
 static void held_exactly(idist_group *world, int rank, int n, void *arg) {
     static const float scale[3] = {127, 0, 0};
     float values[1030], grads[1030];
@@ -441,7 +472,8 @@ static void held_exactly(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_ddp_wait(ddp));
         double want = step == 0 ? 0 : step == 1 ? 0.4 : 0.4 * (n - 1), got = (double)grads[7];
         if (n == 1 && step == 2) want = (double)grads[7]; // nobody
-        rank_check(got - want < 0.01 && want - got < 0.01, "rank %d, step %d: %g came, not %g", rank, step, got, want);
+        rank_check(got - want < 0.01 && want - got < 0.01, "rank %d, step %d: %g came, not %g",
+                   rank, step, got, want);
     }
     idist_ddp_free(&ddp);
 }
@@ -458,7 +490,8 @@ static idist_status hook_start(idist_bucket *b, void *arg) {
     if (b->state) ++*(int *)b->state;
     if (b->index && h->started % 7 == 0) h->order_wrong++; // 7 buckets
     if (++h->started == h->fail_at)
-        return h->silent ? IDIST_ERR_CALLBACK : idist__fail(IDIST_ERR_CALLBACK, "hook: this is enough");
+        return h->silent ? IDIST_ERR_CALLBACK
+                         : idist__fail(IDIST_ERR_CALLBACK, "hook: this is enough");
     return idist_all_reduce(b->data, b->data, b->count, b->dtype, IDIST_SUM, &b->opts);
 }
 
@@ -492,8 +525,8 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
     memset(&hook, 0, sizeof hook); // it was copied
     one_step(&m, ddp, rank, 0);
     check_grads(&m, rank, n, 0, 4.0 / n, "a hook");
-    rank_check(h.started == buckets && h.finished == buckets && !h.order_wrong, "rank %d: %d started, %d finished of %d",
-               rank, h.started, h.finished, buckets);
+    rank_check(h.started == buckets && h.finished == buckets && !h.order_wrong,
+               "rank %d: %d started, %d finished of %d", rank, h.started, h.finished, buckets);
     if (fails) {
         idist_barrier(&o); // as in `lost`
         h.fail_at = rank == n - 1 ? h.started + 3 : 0;
@@ -504,8 +537,8 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
         }
         rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_CALLBACK);
         const char *why = h.silent ? "the hook's start failed for bucket 2" : "this is enough";
-        rank_check(strstr(idist_last_error(), why) && text_names_rank(idist_last_error(), n - 1), "rank %d: \"%s\"", rank,
-                   idist_last_error());
+        rank_check(strstr(idist_last_error(), why) && text_names_rank(idist_last_error(), n - 1),
+                   "rank %d: \"%s\"", rank, idist_last_error());
         rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_CALLBACK); // the group is gone
     }
     int started = h.started;
@@ -537,26 +570,28 @@ static void uneven(idist_group *world, int rank, int n, void *arg) {
                 if (steps_of(r) > step) active++, first = r;
             for (int i = 0; i < 10; i++) mean[i] = (float)(rank * 100 + step);
             rank_ok(rank, idist_ddp_forward(ddp));
-            rank_check(mean[9] == (float)(first * 100 + step), "rank %d: buffers of rank %d, got %g", rank, first,
-                       (double)mean[9]);
+            rank_check(mean[9] == (float)(first * 100 + step),
+                       "rank %d: buffers of rank %d, got %g", rank, first, (double)mean[9]);
             for (int p = N_PARAMS - 1; p >= 0; p--) {
                 fill_grad(&m, ddp, rank, step, p);
                 rank_ok(rank, idist_ddp_ready(ddp, p));
             }
             rank_ok(rank, idist_ddp_wait(ddp));
-            rank_check(idist_ddp_active(ddp) == active, "rank %d: %d active", rank, idist_ddp_active(ddp));
+            rank_check(idist_ddp_active(ddp) == active, "rank %d: %d active", rank,
+                       idist_ddp_active(ddp));
             double sum = 0, got = value_of(&m.grads[1], 33);
             for (int r = 0; r < n; r++) sum += steps_of(r) > step ? grad_of(r, step, 1, 33) : 0;
             sum /= m.desc.divide_by_active ? active : n;
-            rank_check(got - sum < 1e-5 && sum - got < 1e-5, "rank %d, step %d: got %g expected %g", rank, step, got, sum);
+            rank_check(got - sum < 1e-5 && sum - got < 1e-5, "rank %d, step %d: got %g expected %g",
+                       rank, step, got, sum);
             for (int p = 0; p < N_PARAMS; p++)
                 if (counts[p]) set_value(&m.params[p], 0, epoch * 100 + step); // "the optimizer"
         }
         rank_ok(rank, idist_ddp_join(ddp, &last));
         int most = n == 2 ? 1 : n - 1;
         rank_check(last == most, "rank %d: the last one was %d, not %d", rank, most, last);
-        rank_check(value_of(&m.params[1], 0) == epoch * 100 + steps_of(most) - 1, "rank %d: parameters of the last: %g",
-                   rank, value_of(&m.params[1], 0));
+        rank_check(value_of(&m.params[1], 0) == epoch * 100 + steps_of(most) - 1,
+                   "rank %d: parameters of the last: %g", rank, value_of(&m.params[1], 0));
         rank_check(idist_ddp_active(ddp) == n, "all are back");
     }
     rank_ok(rank, idist_ddp_join(ddp, &last)); // nobody had anything
@@ -591,7 +626,8 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG);
     m.desc.prescale = 0;
     m.desc.on_device = true; // there is none
-    rank_check(idist_ddp_create(&m.desc, &ddp) != IDIST_OK && text_has_word(idist_last_error(), "device"),
+    rank_check(idist_ddp_create(&m.desc, &ddp) != IDIST_OK &&
+                   text_has_word(idist_last_error(), "device"),
                "rank %d: on a device that is not there: got \"%s\"", rank, idist_last_error());
     m.desc.on_device = false;
     idist_tensor huge[9];
@@ -617,7 +653,8 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_STATE); // nothing would be done on return
     rank_is(rank, idist_ddp_ready(ddp, 2), IDIST_ERR_STATE);
     rank_ok(rank, idist_group_end());
-    rank_check(idist_ddp_grad(ddp, -1) == NULL && idist_ddp_bucket(ddp, N_PARAMS) == -1, "getters outside");
+    rank_check(idist_ddp_grad(ddp, -1) == NULL && idist_ddp_bucket(ddp, N_PARAMS) == -1,
+               "getters outside");
     rank_ok(rank, idist_ddp_wait(ddp));
     rank_ok(rank, idist_ddp_forward(ddp)); // to validate
     rank_ok(rank, idist_ddp_no_sync(ddp, true));
@@ -646,8 +683,8 @@ static void disagree(idist_group *world, int rank, int n, void *arg) {
         if (rank == odd && how == 6) m.desc.n_buffers = 1, m.desc.buffers = m.params;
         if (rank == odd && how == 7) m.desc.postscale = 2.5;
         rank_is(rank, idist_ddp_create(&m.desc, &ddp), want);
-        rank_check(!ddp && (rank == odd || text_names_rank(idist_last_error(), odd)), "rank %d, %d: \"%s\"", rank, how,
-                   idist_last_error());
+        rank_check(!ddp && (rank == odd || text_names_rank(idist_last_error(), odd)),
+                   "rank %d, %d: \"%s\"", rank, how, idist_last_error());
         static const char *const texts[8] = {"parameter 5 is F32 x 16 here, and F32 x 17 on rank 0",
                                              "gradient 2 is I32",
                                              "number of parameters is 8 here, and 9 on rank 0",
@@ -693,22 +730,29 @@ static void parameters(idist_group *world, int rank, int n, void *arg) {
     if (rank == 0) list[150].count++;
     if (n > 1) {
         rank_is(rank, idist_broadcast_parameters(list, MANY, root, &o), IDIST_ERR_MISMATCH);
-        rank_check(strstr(idist_last_error(), "parameter 150") != NULL, "\"%s\"", idist_last_error());
-        rank_is(rank, idist_broadcast_parameters(list, rank == root ? 101 : 100, root, &o), IDIST_ERR_MISMATCH);
-        rank_check(strstr(idist_last_error(), "number of parameters is 100 here, and 101 on rank") != NULL, "\"%s\"",
+        rank_check(strstr(idist_last_error(), "parameter 150") != NULL, "\"%s\"",
                    idist_last_error());
-        rank_is(rank, idist_broadcast_optimizer_state(NULL, 0, &options, 4 + (size_t)rank, root, &o), IDIST_ERR_MISMATCH);
+        rank_is(rank, idist_broadcast_parameters(list, rank == root ? 101 : 100, root, &o),
+                IDIST_ERR_MISMATCH);
+        rank_check(strstr(idist_last_error(),
+                          "number of parameters is 100 here, and 101 on rank") != NULL,
+                   "\"%s\"", idist_last_error());
+        rank_is(rank,
+                idist_broadcast_optimizer_state(NULL, 0, &options, 4 + (size_t)rank, root, &o),
+                IDIST_ERR_MISMATCH);
     }
     if (rank == 0) list[150].count--;
     rank_is(rank, idist_broadcast_parameters(list, MANY, n, &o), IDIST_ERR_ARG);
-    rank_is(rank, idist_broadcast_parameters(list, MANY, rank == n - 1 ? 77 : 0, &o), IDIST_ERR_ARG); // of one rank only
+    rank_is(rank, idist_broadcast_parameters(list, MANY, rank == n - 1 ? 77 : 0, &o),
+            IDIST_ERR_ARG); // of one rank only
     for (int i = 0; i < MANY; i++) free(list[i].data);
 }
 
 // Gradients at odd addresses, halves and bytes on the way.
 static void misaligned(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 3000 };
-    static const idist_compression list[3] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16, IDIST_COMPRESS_I8};
+    static const idist_compression list[3] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16,
+                                              IDIST_COMPRESS_I8};
     (void)arg;
     for (int k = 0; k < 3; k++) {
         float *values = (float *)malloc(COUNT * sizeof *values), one;
@@ -727,7 +771,8 @@ static void misaligned(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_ddp_create(&desc, &ddp));
         rank_ok(rank, idist_ddp_wait(ddp));
         memcpy(&one, raw + 1 + 2999 * sizeof one, sizeof one);
-        rank_check(one - (float)(n - 1) < 0.1f && (float)(n - 1) - one < 0.1f, "rank %d: got %g", rank, (double)one);
+        rank_check(one - (float)(n - 1) < 0.1f && (float)(n - 1) - one < 0.1f, "rank %d: got %g",
+                   rank, (double)one);
         idist_ddp_free(&ddp);
         free(values);
         free(raw);
@@ -784,14 +829,16 @@ static void lost(idist_group *world, int rank, int n, void *arg) {
     one_step(&m, ddp, rank, 0);
     fill_grad(&m, ddp, rank, 1, 8);
     rank_ok(rank, idist_ddp_ready(ddp, 8));
-    idist_barrier(&o); // all are through the first step; who leaves late may hear of the abort in here
+    idist_barrier(
+        &o); // all are through the first step; who leaves late may hear of the abort in here
     if (rank == n - 1) {
         idist_ddp_free(&ddp);
         idist_abort(world);
     } else {
         rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
         rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
-        rank_check(text_names_rank(idist_last_error(), n - 1), "rank %d: \"%s\"", rank, idist_last_error());
+        rank_check(text_names_rank(idist_last_error(), n - 1), "rank %d: \"%s\"", rank,
+                   idist_last_error());
         idist_ddp_free(&ddp);
     }
     free(m.memory);
@@ -838,37 +885,46 @@ int main(void) {
     assignment();
     finalized();
     for (int begun = 0; begun < 2; begun++)
-        ranks_case_fault(1, NULL, lost_alone, &begun, "a world of 1 that is gone, %s an iteration", begun ? "in" : "before");
+        ranks_case_fault(1, NULL, lost_alone, &begun, "a world of 1 that is gone, %s an iteration",
+                         begun ? "in" : "before");
     for (int k = 0; k < n_sizes; k++) {
         int n = sizes[k];
         for (int how = 0; how < 2 * N_LAYOUTS; how++)
-            ranks_case(n, NULL, averages, &how, "averages with %d ranks, gradients %s, %s", n, layout_names[how % N_LAYOUTS],
+            ranks_case(n, NULL, averages, &how, "averages with %d ranks, gradients %s, %s", n,
+                       layout_names[how % N_LAYOUTS],
                        how / N_LAYOUTS ? "of four dtypes" : "of one dtype");
         for (int how = 0; how < N_LAYOUTS; how++)
-            ranks_case(n, NULL, unused, &how, "unused parameters with %d ranks, gradients %s", n, layout_names[how]);
+            ranks_case(n, NULL, unused, &how, "unused parameters with %d ranks, gradients %s", n,
+                       layout_names[how]);
         ranks_case(n, NULL, no_sync, NULL, "no_sync with %d ranks", n);
         ranks_case(n, NULL, buffers, NULL, "buffers with %d ranks", n);
         ranks_case(n, NULL, factors, NULL, "factors with %d ranks", n);
         for (int c = 0; c < 2; c++)
-            ranks_case(n, NULL, halves, (void *)(uintptr_t)&compressions[c], "halves with %d ranks, %s", n,
-                       c ? "BF16" : "F16");
+            ranks_case(n, NULL, halves, (void *)(uintptr_t)&compressions[c],
+                       "halves with %d ranks, %s", n, c ? "BF16" : "F16");
         ranks_case(n, NULL, bytes, NULL, "bytes with error feedback, %d ranks", n);
         for (int how = 0; how < 2; how++) {
-            ranks_case(n, NULL, held, &how, "bytes of gradients that %s not have, %d ranks", how ? "some do" : "all do", n);
-            ranks_case(n, NULL, held_exactly, &how, "bytes of a gradient that rank %d has, %d ranks", how ? 0 : n - 1, n);
+            ranks_case(n, NULL, held, &how, "bytes of gradients that %s not have, %d ranks",
+                       how ? "some do" : "all do", n);
+            ranks_case(n, NULL, held_exactly, &how,
+                       "bytes of a gradient that rank %d has, %d ranks", how ? 0 : n - 1, n);
         }
         int fails = 0;
         ranks_case(n, NULL, hooks, &fails, "a hook with %d ranks", n);
         for (fails = 1; fails <= 2; fails++)
-            ranks_case_fault(n, NULL, hooks, &fails, "a hook that fails%s, with %d ranks", fails == 2 ? " silently" : "", n);
-        for (int how = 0; how < 5; how++) ranks_case(n, NULL, uneven, &how, "uneven inputs with %d ranks, %d", n, how);
+            ranks_case_fault(n, NULL, hooks, &fails, "a hook that fails%s, with %d ranks",
+                             fails == 2 ? " silently" : "", n);
+        for (int how = 0; how < 5; how++)
+            ranks_case(n, NULL, uneven, &how, "uneven inputs with %d ranks, %d", n, how);
         ranks_case(n, NULL, wrong_calls, NULL, "wrong calls with %d ranks", n);
         if (n > 1) ranks_case(n, NULL, disagree, NULL, "a rank that is different, of %d", n);
-        ranks_case(n, NULL, parameters, NULL, "broadcast_parameters and _optimizer_state with %d ranks", n);
+        ranks_case(n, NULL, parameters, NULL,
+                   "broadcast_parameters and _optimizer_state with %d ranks", n);
         ranks_case(n, NULL, misaligned, NULL, "gradients at odd addresses, %d ranks", n);
         ranks_case(n, NULL, auto_optim, NULL, "auto_optim with %d ranks", n);
         if (n > 1) ranks_case(n, NULL, in_groups, NULL, "in two groups of %d ranks", n);
-        if (n > 1) ranks_case_fault(n, NULL, lost, NULL, "a rank that leaves %d others alone", n - 1);
+        if (n > 1)
+            ranks_case_fault(n, NULL, lost, NULL, "a rank that leaves %d others alone", n - 1);
     }
     return tap_done();
 }

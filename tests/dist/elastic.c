@@ -27,8 +27,8 @@ static bool process(int rank, idist_sampler *s, int batches) {
     return true;
 }
 
-// All ranks; then those of even number, as if the others were lost; then all again, the others without a record. Every
-// sample is processed, and only what makes shares even comes twice.
+// All ranks; then those of even number, as if the others were lost; then all again, the others
+// without a record. Every sample is processed, and only what makes shares even comes twice.
 static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;
@@ -42,14 +42,16 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_sampler_create(&d, &s));
     rank_ok(rank, idist_sampler_set_epoch(s, 2));
     rank_check(process(rank, s, 2), "two batches for each");
-    for (int k = 0; k < 3; k++) rank_check(idist_sampler_next(s, &index), "handed out, not recorded");
+    for (int k = 0; k < 3; k++)
+        rank_check(idist_sampler_next(s, &index), "handed out, not recorded");
     rank_ok(rank, idist_split(world, rank % 2 ? -1 : 0, rank, &left));
     some = opts_of(left);
     if (rank % 2 == 0) {
         rank_ok(rank, idist_sampler_reshard(s, &some));
         before = (size_t)(2 * BATCH * n);
         size_t m = (size_t)idist_group_size(left), want = (LENGTH - before + m - 1) / m;
-        rank_check(idist_sampler_count(s) == want, "%zu are left for each, not %zu", want, idist_sampler_count(s));
+        rank_check(idist_sampler_count(s) == want, "%zu are left for each, not %zu", want,
+                   idist_sampler_count(s));
         rank_check(process(rank, s, 1), "one more batch for some");
     } else {
         idist_sampler_free(&s); // begun anew, it knows nothing
@@ -57,7 +59,8 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     }
     rank_ok(rank, idist_sampler_reshard(s, &all));
     idist_sampler_state state = idist_sampler_get_state(s);
-    rank_check(state.epoch == 2 && state.processed == (uint64_t)(2 * BATCH * n + BATCH * ((n + 1) / 2)),
+    rank_check(state.epoch == 2 &&
+                   state.processed == (uint64_t)(2 * BATCH * n + BATCH * ((n + 1) / 2)),
                "rank %d: epoch %d, %d processed", rank, (int)state.epoch, (int)state.processed);
     while (process(rank, s, 1)) {}
     rank_ok(rank, idist_barrier(&all));
@@ -66,10 +69,12 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
         twice += seen[i] == 2;
         wrong += seen[i] < 1 || seen[i] > 2;
     }
-    rank_check(!wrong && twice < n, "%d of %d samples were processed more than twice or never, %d twice", wrong, LENGTH,
+    rank_check(!wrong && twice < n,
+               "%d of %d samples were processed more than twice or never, %d twice", wrong, LENGTH,
                twice);
     rank_ok(rank, idist_sampler_set_epoch(s, 3));
-    rank_check(idist_sampler_count(s) == (size_t)(LENGTH + n - 1) / (size_t)n, "the next epoch has all samples");
+    rank_check(idist_sampler_count(s) == (size_t)(LENGTH + n - 1) / (size_t)n,
+               "the next epoch has all samples");
     idist_sampler_free(&s);
     rank_ok(rank, idist_free_group(&left));
 }
@@ -85,7 +90,8 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_sampler_create(&d, &s));
     rank_is(rank, idist_sampler_record(s, 60), IDIST_ERR_ARG);
     if (n > 1) rank_is(rank, idist_sampler_reshard(s, &o), IDIST_ERR_MISMATCH);
-    rank_is(rank, idist_sampler_reshard(rank ? s : NULL, &o), IDIST_ERR_ARG); // of one rank, and all know
+    rank_is(rank, idist_sampler_reshard(rank ? s : NULL, &o),
+            IDIST_ERR_ARG); // of one rank, and all know
     idist_sampler_free(&s);
     d.num_replicas = 3;
     rank_ok(rank, idist_sampler_create(&d, &s));
@@ -110,8 +116,10 @@ int main(void) {
     for (int n = 1; n <= 5; n++)
         for (uint64_t seed = 0; seed < 3; seed++) {
             memset(seen, 0, LENGTH);
-            ranks_case(n, NULL, comes_and_goes, &seed, "%d ranks, fewer, and %d again, seed %d", n, n, (int)seed);
+            ranks_case(n, NULL, comes_and_goes, &seed, "%d ranks, fewer, and %d again, seed %d", n,
+                       n, (int)seed);
         }
-    for (int n = 1; n <= 3; n++) ranks_case(n, NULL, wrong_calls, NULL, "wrong calls with %d ranks", n);
+    for (int n = 1; n <= 3; n++)
+        ranks_case(n, NULL, wrong_calls, NULL, "wrong calls with %d ranks", n);
     return tap_done();
 }

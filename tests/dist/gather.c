@@ -11,8 +11,10 @@ static void one(grid_case *c) {
     unsigned char *own = recv.p + block * (size_t)c->rank;
     const void *from = in_place ? own : send.p;
     pat_fill(in_place ? own : send.p, 0, c->count, esize, c->rank, c->salt);
-    if (grid_done(c, idist_gather(from, no_recv ? NULL : recv.p, c->count, c->dtype, c->root, &c->opts))) {
-        for (int k = 0; k < c->n && is_root; k++) grid_check_pat(c, recv.p + block * (size_t)k, 0, c->count, k);
+    if (grid_done(c, idist_gather(from, no_recv ? NULL : recv.p, c->count, c->dtype, c->root,
+                                  &c->opts))) {
+        for (int k = 0; k < c->n && is_root; k++)
+            grid_check_pat(c, recv.p + block * (size_t)k, 0, c->count, k);
         if (!is_root) grid_check_untouched(c, &recv, "receive");
         grid_check_guards(c, &recv, "receive");
         if (!in_place) grid_check_send_pat(c, &send, c->count);

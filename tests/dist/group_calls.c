@@ -3,7 +3,8 @@
 
 #include "grid.h"
 
-// All sends first, on all ranks: one by one the large ones would wait for receives that nobody has posted.
+// All sends first, on all ranks: one by one the large ones would wait for receives that nobody has
+// posted.
 static void all_pairs(idist_group *world, int rank, int n, void *arg) {
     size_t count = *(const size_t *)arg;
     idist_opts o = opts_of(world);
@@ -12,13 +13,17 @@ static void all_pairs(idist_group *world, int rank, int n, void *arg) {
     memset(info, 0xFF, sizeof info);
     pat_fill(s.p, 0, count * (size_t)n, 4, rank, 1);
     rank_ok(rank, idist_group_begin());
-    for (int k = 0; k < n; k++) rank_ok(rank, idist_send(s.p + (size_t)k * count * 4, count, IDIST_I32, k, 3, &o));
-    for (int k = 0; k < n; k++) rank_ok(rank, idist_recv(r.p + (size_t)k * count * 4, count, IDIST_I32, k, 3, &info[k], &o));
+    for (int k = 0; k < n; k++)
+        rank_ok(rank, idist_send(s.p + (size_t)k * count * 4, count, IDIST_I32, k, 3, &o));
+    for (int k = 0; k < n; k++)
+        rank_ok(rank,
+                idist_recv(r.p + (size_t)k * count * 4, count, IDIST_I32, k, 3, &info[k], &o));
     rank_ok(rank, idist_group_end());
     for (int k = 0; k < n; k++) {
-        rank_check(info[k].source == k && info[k].count == count, "rank %d: info of %d: got %d, %zu", rank, k,
-                   info[k].source, info[k].count);
-        size_t wrong = pat_find_wrong(r.p + (size_t)k * count * 4, count * (size_t)rank, count, 4, k, 1);
+        rank_check(info[k].source == k && info[k].count == count,
+                   "rank %d: info of %d: got %d, %zu", rank, k, info[k].source, info[k].count);
+        size_t wrong =
+            pat_find_wrong(r.p + (size_t)k * count * 4, count * (size_t)rank, count, 4, k, 1);
         rank_check(wrong == count, "rank %d: from rank %d: element %zu is wrong", rank, k, wrong);
     }
     gbuf_free(&s);
@@ -41,10 +46,12 @@ static void nested(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_all_gather(&out, c, 1, IDIST_I32, &o));
     rank_ok(rank, idist_group_end());
     rank_check(a == n - 1 && b == n && in == left * 7, "rank %d: got %d %d %d", rank, a, b, in);
-    for (int k = 0; k < n; k++) rank_check(c[k] == k * 7, "rank %d: block %d: got %d expected %d", rank, k, c[k], k * 7);
+    for (int k = 0; k < n; k++)
+        rank_check(c[k] == k * 7, "rank %d: block %d: got %d expected %d", rank, k, c[k], k * 7);
 }
 
-// Two groups, whose collectives are called in opposite orders by the two ranks: one by one that is a deadlock.
+// Two groups, whose collectives are called in opposite orders by the two ranks: one by one that is
+// a deadlock.
 static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
     idist_group *g[2] = {NULL, NULL};
     int32_t x[2] = {rank + 1, rank + 10};
@@ -58,7 +65,8 @@ static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_all_reduce(&x[which], &x[which], 1, IDIST_I32, IDIST_SUM, &o));
     }
     rank_ok(rank, idist_group_end());
-    rank_check(x[0] == n * (n + 1) / 2 && x[1] == n * (n - 1) / 2 + 10 * n, "rank %d: got %d %d", rank, x[0], x[1]);
+    rank_check(x[0] == n * (n + 1) / 2 && x[1] == n * (n - 1) / 2 + 10 * n, "rank %d: got %d %d",
+               rank, x[0], x[1]);
     rank_ok(rank, idist_free_group(&g[0]));
     rank_ok(rank, idist_free_group(&g[1]));
 }
@@ -89,14 +97,16 @@ static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused there and then
     rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
     rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // and once more at the end; the rest completes
-    rank_check(strstr(idist_last_error(), "99") != NULL, "rank %d: got \"%s\"", rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "99") != NULL, "rank %d: got \"%s\"", rank,
+               idist_last_error());
     rank_check(y == n, "rank %d: the call beside it: got %d expected %d", rank, y, n);
     rank_ok(rank, idist_group_begin());
     rank_ok(rank, idist_group_end()); // the next pair knows nothing of it
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The first failure by order of the calls, not in time, comes out of idist_group_end, and the others complete.
+// The first failure by order of the calls, not in time, comes out of idist_group_end, and the
+// others complete.
 static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
     int32_t x = 0, y = 0, z = 5, pair[2] = {1, 2};
@@ -109,7 +119,8 @@ static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &o));
         rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 3, NULL, &o)); // too short
         rank_is(rank, idist_group_end(), IDIST_ERR_TIMEOUT);
-        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"", idist_last_error());
+        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"",
+                   idist_last_error());
         rank_check(y == 5, "got %d expected 5", y);
         rank_ok(rank, idist_recv(pair, 2, IDIST_I32, 1, 3, NULL, &o));
     } else if (rank == 1) {
@@ -127,9 +138,11 @@ int main(void) {
             idist_desc d = desc_with(t ? "tcp" : "auto", "auto");
             for (int i = 0; i < 4; i++) {
                 size_t count = counts[i];
-                ranks_case(n, &d, all_pairs, &count, "all pairs n=%d count %zu, %s", n, count, d.transport);
+                ranks_case(n, &d, all_pairs, &count, "all pairs n=%d count %zu, %s", n, count,
+                           d.transport);
             }
-            ranks_case(n, &d, nested, NULL, "collectives and messages, nested n=%d, %s", n, d.transport);
+            ranks_case(n, &d, nested, NULL, "collectives and messages, nested n=%d, %s", n,
+                       d.transport);
         }
         ranks_case(n, NULL, odd_uses, NULL, "odd uses n=%d", n);
         ranks_case(n, NULL, inner_end_does_not_wait, NULL, "the inner end does not wait n=%d", n);

@@ -1,4 +1,5 @@
-// groups: new_group, split, translate, non-members, overlapping groups at work at the same time, free
+// groups: new_group, split, translate, non-members, overlapping groups at work at the same time,
+// free
 #ifndef RANKS_MPI
 #define IDIST_IMPLEMENTATION
 #endif
@@ -17,15 +18,19 @@ static void new_group(idist_group *world, int rank, int n, void *arg) {
     static const int unsorted[3] = {4, 0, 2};
     idist_group *g = NULL;
     (void)arg;
-    rank_check(idist_group_rank(world) == rank && idist_group_size(world) == n, "rank %d: world is %d of %d", rank,
-               idist_group_rank(world), idist_group_size(world));
-    // idist_new_group takes ranks of the default world; these worlds come from idist_open and use idist_split
+    rank_check(idist_group_rank(world) == rank && idist_group_size(world) == n,
+               "rank %d: world is %d of %d", rank, idist_group_rank(world),
+               idist_group_size(world));
+    // idist_new_group takes ranks of the default world; these worlds come from idist_open and use
+    // idist_split
     bool inside = rank == 0 || rank == 2 || rank == 4;
     rank_ok(rank, idist_split(world, inside ? 1 : -1, rank, &g));
     rank_check(g != NULL, "rank %d: everyone gets a group", rank);
-    rank_check(idist_group_rank(g) == (inside ? rank / 2 : -1), "rank %d: group rank: got %d", rank, idist_group_rank(g));
+    rank_check(idist_group_rank(g) == (inside ? rank / 2 : -1), "rank %d: group rank: got %d", rank,
+               idist_group_rank(g));
     if (inside) {
-        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank, idist_group_size(g));
+        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank,
+                   idist_group_size(g));
         rank_check(sum_in(g, rank, unsorted[rank / 2]) == 6, "rank %d: wrong sum", rank);
     } else {
         idist_opts o = opts_of(g);
@@ -40,13 +45,16 @@ static void new_group(idist_group *world, int rank, int n, void *arg) {
         int want = inside && k % 2 == 0 ? k / 2 : -1;
         int back = inside && k < 3 ? k * 2 : -1;
         if (inside) {
-            rank_check(idist_group_translate(world, k, g) == want, "rank %d: world %d in group: got %d expected %d", rank, k,
+            rank_check(idist_group_translate(world, k, g) == want,
+                       "rank %d: world %d in group: got %d expected %d", rank, k,
                        idist_group_translate(world, k, g), want);
-            rank_check(idist_group_translate(g, k, world) == back, "rank %d: group %d in world: got %d expected %d", rank, k,
+            rank_check(idist_group_translate(g, k, world) == back,
+                       "rank %d: group %d in world: got %d expected %d", rank, k,
                        idist_group_translate(g, k, world), back);
         }
     }
-    rank_check(idist_group_translate(world, -1, world) == -1 && idist_group_translate(world, n, world) == -1,
+    rank_check(idist_group_translate(world, -1, world) == -1 &&
+                   idist_group_translate(world, n, world) == -1,
                "rank %d: ranks outside translate to -1", rank);
     rank_ok(rank, idist_free_group(&g));
     rank_check(g == NULL, "rank %d: freeing sets the pointer to NULL", rank);
@@ -60,15 +68,17 @@ static void split_keys(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_split(world, rank % 2, -rank, &g));
     int size = (n + 1 - rank % 2) / 2;
     rank_check(idist_group_size(g) == size && idist_group_rank(g) == size - 1 - rank / 2,
-               "rank %d: reversed: got %d of %d expected %d of %d", rank, idist_group_rank(g), idist_group_size(g),
-               size - 1 - rank / 2, size);
+               "rank %d: reversed: got %d of %d expected %d of %d", rank, idist_group_rank(g),
+               idist_group_size(g), size - 1 - rank / 2, size);
     int32_t mine = rank, all[RANKS_MAX];
     idist_opts o = opts_of(g);
     rank_ok(rank, idist_all_gather(&mine, all, 1, IDIST_I32, &o));
     for (int k = 0; k < size; k++)
-        rank_check(all[k] == (size - 1 - k) * 2 + rank % 2, "rank %d: member %d: got %d", rank, k, all[k]);
+        rank_check(all[k] == (size - 1 - k) * 2 + rank % 2, "rank %d: member %d: got %d", rank, k,
+                   all[k]);
     rank_ok(rank, idist_broadcast(&mine, 1, IDIST_I32, 0, &o)); // root is a rank of the group
-    rank_check(mine == all[0], "rank %d: broadcast in the group: got %d expected %d", rank, mine, all[0]);
+    rank_check(mine == all[0], "rank %d: broadcast in the group: got %d expected %d", rank, mine,
+               all[0]);
     rank_ok(rank, idist_split(g, 7, 0, &h)); // of a group, all keys equal
     rank_check(idist_group_rank(h) == idist_group_rank(g) && idist_group_size(h) == size,
                "rank %d: split of a split: got %d", rank, idist_group_rank(h));
@@ -108,8 +118,8 @@ static void overlapping(idist_group *world, int rank, int n, void *arg) {
             int size = idist_group_size(groups[i]);
             for (size_t j = 0; j < count; j++) {
                 if (x[i][j] == size * (1 + (int32_t)j % 3)) continue;
-                rank_fail("rank %d round %d group %d element %zu: got %d expected %d", rank, round, i, j, x[i][j],
-                          size * (1 + (int32_t)j % 3));
+                rank_fail("rank %d round %d group %d element %zu: got %d expected %d", rank, round,
+                          i, j, x[i][j], size * (1 + (int32_t)j % 3));
                 break;
             }
             free(x[i]);
@@ -132,9 +142,12 @@ static void messages_stay_inside(idist_group *world, int rank, int n, void *arg)
         rank_ok(rank, idist_send(&b, 1, IDIST_I32, n - 2, 0, &in_group)); // rank 1 of the world
     } else if (rank == 1) {
         idist_recv_info info = {-1, -1, 0};
-        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_group));
-        rank_check(x == 2 && info.source == n - 1, "got %d from %d expected 2 from %d", x, info.source, n - 1);
-        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_world));
+        rank_ok(rank,
+                idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_group));
+        rank_check(x == 2 && info.source == n - 1, "got %d from %d expected 2 from %d", x,
+                   info.source, n - 1);
+        rank_ok(rank,
+                idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_world));
         rank_check(x == 1 && info.source == 0, "got %d from %d expected 1 from 0", x, info.source);
     }
     rank_ok(rank, idist_barrier(&in_world));
@@ -146,12 +159,15 @@ static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 300; i++) { // more than any fixed table of groups would hold
         idist_group *g = NULL;
         if (!rank_ok(rank, idist_split(world, (rank + i) % 2, rank, &g))) return;
-        if (i % 10 == 0) rank_check(sum_in(g, rank, 1) == idist_group_size(g), "rank %d: round %d: wrong sum", rank, i);
+        if (i % 10 == 0)
+            rank_check(sum_in(g, rank, 1) == idist_group_size(g), "rank %d: round %d: wrong sum",
+                       rank, i);
         rank_ok(rank, idist_free_group(&g));
     }
     idist_group *none = NULL;
     rank_ok(rank, idist_split(world, -1, 0, &none)); // nobody is in it
-    rank_check(idist_group_rank(none) == -1, "rank %d: got %d expected -1", rank, idist_group_rank(none));
+    rank_check(idist_group_rank(none) == -1, "rank %d: got %d expected -1", rank,
+               idist_group_rank(none));
     rank_ok(rank, idist_free_group(&none));
     (void)n;
 }
@@ -202,37 +218,45 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
     free(x);
 }
 
-// Every collective that goes by host, in a group of all ranks but the last, in another order: blocks of each host follow
-// each other in one of them, and not in the other. Sums are of small integers and powers of two, so they are exact.
+// Every collective that goes by host, in a group of all ranks but the last, in another order:
+// blocks of each host follow each other in one of them, and not in the other. Sums are of small
+// integers and powers of two, so they are exact.
 static void by_host(idist_group *g, int rank, int n) {
     idist_opts o = opts_of(g);
     int r = idist_group_rank(g);
     float x[3 * RANKS_MAX], y[3 * RANKS_MAX], total = (float)(n * (n - 1) / 2);
     for (int i = 0; i < 3 * n; i++) x[i] = (float)(r + i);
     rank_ok(rank, idist_all_reduce(x, y, 3, IDIST_F32, IDIST_SUM, &o));
-    for (int i = 0; i < 3; i++) rank_check(y[i] == total + (float)(n * i), "rank %d: sum %d: %g", rank, i, (double)y[i]);
+    for (int i = 0; i < 3; i++)
+        rank_check(y[i] == total + (float)(n * i), "rank %d: sum %d: %g", rank, i, (double)y[i]);
     rank_ok(rank, idist_all_reduce(x, y, 3, IDIST_F32, IDIST_MAX, &o));
-    for (int i = 0; i < 3; i++) rank_check(y[i] == (float)(n - 1 + i), "rank %d: max %d: %g", rank, i, (double)y[i]);
+    for (int i = 0; i < 3; i++)
+        rank_check(y[i] == (float)(n - 1 + i), "rank %d: max %d: %g", rank, i, (double)y[i]);
     rank_ok(rank, idist_reduce_scatter(x, y, 3, IDIST_F32, IDIST_SUM, &o));
     for (int i = 0; i < 3; i++)
-        rank_check(y[i] == total + (float)(n * (3 * r + i)), "rank %d: part %d: %g", rank, i, (double)y[i]);
+        rank_check(y[i] == total + (float)(n * (3 * r + i)), "rank %d: part %d: %g", rank, i,
+                   (double)y[i]);
     rank_ok(rank, idist_reduce_scatter(x, y, 3, IDIST_F32, IDIST_AVG, &o));
     for (int i = 0; i < 3; i++)
-        rank_check(y[i] == (total + (float)(n * (3 * r + i))) / (float)n, "rank %d: mean %d: %g", rank, i, (double)y[i]);
+        rank_check(y[i] == (total + (float)(n * (3 * r + i))) / (float)n, "rank %d: mean %d: %g",
+                   rank, i, (double)y[i]);
     rank_ok(rank, idist_all_gather(x, y, 3, IDIST_F32, &o));
     for (int i = 0; i < 3 * n; i++)
-        rank_check(y[i] == (float)(i / 3 + i % 3), "rank %d: gathered %d: %g", rank, i, (double)y[i]);
+        rank_check(y[i] == (float)(i / 3 + i % 3), "rank %d: gathered %d: %g", rank, i,
+                   (double)y[i]);
     for (int root = 0; root < n; root++) {
         y[0] = y[1] = y[2] = -1;
         rank_ok(rank, idist_reduce(x, y, 3, IDIST_F32, IDIST_AVG, root, &o));
         for (int i = 0; i < 3 && r == root; i++)
-            rank_check(y[i] == (total + (float)(n * i)) / (float)n, "rank %d: mean %d at %d: %g", rank, i, root,
-                       (double)y[i]);
-        for (int i = 0; i < 3 && r != root; i++) rank_check(y[i] == -1, "rank %d: written to, root %d", rank, root);
+            rank_check(y[i] == (total + (float)(n * i)) / (float)n, "rank %d: mean %d at %d: %g",
+                       rank, i, root, (double)y[i]);
+        for (int i = 0; i < 3 && r != root; i++)
+            rank_check(y[i] == -1, "rank %d: written to, root %d", rank, root);
         for (int i = 0; i < 3; i++) y[i] = (float)(r == root ? 100 * root + i : -1);
         rank_ok(rank, idist_broadcast(y, 3, IDIST_F32, root, &o));
         for (int i = 0; i < 3; i++)
-            rank_check(y[i] == (float)(100 * root + i), "rank %d: from %d: %g", rank, root, (double)y[i]);
+            rank_check(y[i] == (float)(100 * root + i), "rank %d: from %d: %g", rank, root,
+                       (double)y[i]);
     }
     rank_ok(rank, idist_barrier(&o));
 }
@@ -253,7 +277,8 @@ static void over_hosts(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// Shared memory is there again for a new group when an old one is freed, and nothing of it stays in the world.
+// Shared memory is there again for a new group when an old one is freed, and nothing of it stays in
+// the world.
 static void used_again(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     idist_opts o = opts_of(world);
@@ -261,7 +286,8 @@ static void used_again(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int turn = 0; turn < 100; turn++) { // some of them fail before all members have met
         idist_status s = idist_split(world, 0, rank, &g);
-        rank_check(s == IDIST_OK || s == IDIST_ERR_ABORTED, "rank %d: split: got %s", rank, idist_status_name(s));
+        rank_check(s == IDIST_OK || s == IDIST_ERR_ABORTED, "rank %d: split: got %s", rank,
+                   idist_status_name(s));
         if (g && rank == turn % n) rank_ok(rank, idist_abort(g));
         if (g) rank_ok(rank, idist_free_group(&g));
         rank_ok(rank, idist_barrier(&o));
@@ -288,12 +314,13 @@ static int new_group_worker(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;
     if (!rank_ok(rank, idist_new_group(list, 3, &g))) return 1;
-    rank_check(idist_group_rank(g) == index_of[rank], "rank %d: got %d expected %d", rank, idist_group_rank(g),
-               index_of[rank]);
+    rank_check(idist_group_rank(g) == index_of[rank], "rank %d: got %d expected %d", rank,
+               idist_group_rank(g), index_of[rank]);
     if (rank != 2) {
-        rank_check(idist_group_translate(NULL, 3, g) == 2 && idist_group_translate(g, 2, NULL) == 3, "rank %d: translate",
-                   rank);
-        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank, idist_group_size(g));
+        rank_check(idist_group_translate(NULL, 3, g) == 2 && idist_group_translate(g, 2, NULL) == 3,
+                   "rank %d: translate", rank);
+        rank_check(idist_group_size(g) == 3, "rank %d: size: got %d expected 3", rank,
+                   idist_group_size(g));
         rank_check(sum_in(g, rank, rank) == 4, "rank %d: wrong sum", rank);
         int32_t x = rank;
         idist_opts o = opts_of(g);
@@ -331,8 +358,10 @@ int main(void) {
     tap_deadline(60);
     ranks_case(5, NULL, new_group, NULL, "members and others n=5");
     ranks_case(5, &tcp, new_group, NULL, "members and others n=5, tcp");
-    for (int n = 1; n <= 7; n += 2) ranks_case(n, NULL, split_keys, NULL, "split by colors and keys n=%d", n);
-    for (int n = 2; n <= 8; n += 2) ranks_case(n, NULL, overlapping, NULL, "rows, columns and world at once n=%d", n);
+    for (int n = 1; n <= 7; n += 2)
+        ranks_case(n, NULL, split_keys, NULL, "split by colors and keys n=%d", n);
+    for (int n = 2; n <= 8; n += 2)
+        ranks_case(n, NULL, overlapping, NULL, "rows, columns and world at once n=%d", n);
     ranks_case(6, &tcp, overlapping, NULL, "rows, columns and world at once n=6, tcp");
     ranks_case(4, NULL, messages_stay_inside, NULL, "messages stay inside their group");
     ranks_case(4, NULL, made_and_freed, NULL, "300 groups made and freed");
@@ -344,7 +373,8 @@ int main(void) {
     for (int t = N_TRANSPORTS; t < N_PLACEMENTS; t++)
         for (int n = 4; n <= 8; n += 2) {
             idist_desc d = desc_with(transport_names[t], "auto");
-            ranks_case(n, &d, over_hosts, NULL, "groups over several hosts n=%d, %s", n, d.transport);
+            ranks_case(n, &d, over_hosts, NULL, "groups over several hosts n=%d, %s", n,
+                       d.transport);
         }
 #ifndef RANKS_MPI
     of_the_ring();

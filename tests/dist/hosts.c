@@ -1,8 +1,10 @@
-// hosts: every operation on 32 MiB, by ranks that believe to be on several hosts, with each element checked
+// hosts: every operation on 32 MiB, by ranks that believe to be on several hosts, with each element
+// checked
 //
-// Ranks of one host talk through shared memory, hosts through TCP, and every rank has more streams than it asks one by one
-// (idist__ring_move). The announcement of a waiting rank, which would wake the others after 20 ms, never comes: a lost
-// wake-up is a hang, and that a time-out. IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3.
+// Ranks of one host talk through shared memory, hosts through TCP, and every rank has more streams
+// than it asks one by one (idist__ring_move). The announcement of a waiting rank, which would wake
+// the others after 20 ms, never comes: a lost wake-up is a hang, and that a time-out.
+// IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
@@ -27,7 +29,9 @@ typedef struct buffers {
 } buffers;
 
 // What `rank` gives as element i.
-static uint32_t value_of(int rank, size_t i) { return (uint32_t)i * 0x27D4EB2Fu + (uint32_t)(rank + 1) * 0x9E3779B9u; }
+static uint32_t value_of(int rank, size_t i) {
+    return (uint32_t)i * 0x27D4EB2Fu + (uint32_t)(rank + 1) * 0x9E3779B9u;
+}
 
 // The sum over the ranks from `lo`, by `step`, that are below `hi`.
 static uint32_t sum_of(int lo, int hi, int step, size_t i) {
@@ -36,13 +40,14 @@ static uint32_t sum_of(int lo, int hi, int step, size_t i) {
     return sum;
 }
 
-static void check_sum(const buffers *b, const char *what, const uint32_t *got, size_t first, size_t count, int lo, int hi,
-                      int step) {
+static void check_sum(const buffers *b, const char *what, const uint32_t *got, size_t first,
+                      size_t count, int lo, int hi, int step) {
     uint32_t at_zero = sum_of(lo, hi, step, 0), slope = sum_of(lo, hi, step, 1) - at_zero;
     for (size_t i = 0; i < count; i++) {
         uint32_t want = at_zero + (uint32_t)(first + i) * slope;
         if (got[i] == want) continue;
-        rank_fail("%s: rank %d: element %zu of %zu: got %u expected %u", what, b->rank, i, count, got[i], want);
+        rank_fail("%s: rank %d: element %zu of %zu: got %u expected %u", what, b->rank, i, count,
+                  got[i], want);
         return;
     }
 }
@@ -50,7 +55,8 @@ static void check_sum(const buffers *b, const char *what, const uint32_t *got, s
 // The block that each rank gave as number `block`, behind each other.
 static void check_blocks(const buffers *b, const char *what, int block) {
     for (int k = 0; k < b->n; k++)
-        check_sum(b, what, b->recv + (size_t)k * b->block, (size_t)block * b->block, b->block, k, k + 1, 1);
+        check_sum(b, what, b->recv + (size_t)k * b->block, (size_t)block * b->block, b->block, k,
+                  k + 1, 1);
 }
 
 static void group_calls(const buffers *b) {
@@ -71,10 +77,12 @@ static void requests(const buffers *b) {
     idist_opts world = opts_async(b->world, &r[0]), half = opts_async(b->half, &r[1]);
     size_t quarter = b->count / 2;
     rank_ok(b->rank, idist_all_reduce(b->send, b->recv, quarter, IDIST_U32, IDIST_SUM, &world));
-    rank_ok(b->rank, idist_all_reduce(b->send, b->recv + quarter, quarter, IDIST_U32, IDIST_SUM, &half));
+    rank_ok(b->rank,
+            idist_all_reduce(b->send, b->recv + quarter, quarter, IDIST_U32, IDIST_SUM, &half));
     rank_ok(b->rank, idist_wait_all(r, 2));
     check_sum(b, "all_reduce by request", b->recv, 0, quarter, 0, b->n, 1);
-    check_sum(b, "all_reduce by request of a half", b->recv + quarter, 0, quarter, b->rank % 2, b->n, 2);
+    check_sum(b, "all_reduce by request of a half", b->recv + quarter, 0, quarter, b->rank % 2,
+              b->n, 2);
 }
 
 static void operation(const buffers *b, int which, int root) {
@@ -124,23 +132,28 @@ static void operation(const buffers *b, int which, int root) {
         check_blocks(b, "all_to_all", r);
         break;
     case 10:
-        rank_ok(r, idist_all_gatherv(b->send, b->block, b->recv, b->counts, b->displs, IDIST_U32, &o));
+        rank_ok(r,
+                idist_all_gatherv(b->send, b->block, b->recv, b->counts, b->displs, IDIST_U32, &o));
         check_blocks(b, "all_gatherv", 0);
         break;
     case 11:
-        rank_ok(r, idist_gatherv(b->send, b->block, b->recv, b->counts, b->displs, IDIST_U32, root, &o));
+        rank_ok(r, idist_gatherv(b->send, b->block, b->recv, b->counts, b->displs, IDIST_U32, root,
+                                 &o));
         if (r == root) check_blocks(b, "gatherv", 0);
         break;
     case 12:
-        rank_ok(r, idist_scatterv(b->send, b->counts, b->displs, b->recv, b->block, IDIST_U32, root, &o));
+        rank_ok(r, idist_scatterv(b->send, b->counts, b->displs, b->recv, b->block, IDIST_U32, root,
+                                  &o));
         check_sum(b, "scatterv", b->recv, (size_t)r * b->block, b->block, root, root + 1, 1);
         break;
     case 13:
-        rank_ok(r, idist_all_to_allv(b->send, b->counts, b->displs, b->recv, b->counts, b->displs, IDIST_U32, &o));
+        rank_ok(r, idist_all_to_allv(b->send, b->counts, b->displs, b->recv, b->counts, b->displs,
+                                     IDIST_U32, &o));
         check_blocks(b, "all_to_allv", r);
         break;
     case 14:
-        rank_ok(r, idist_sendrecv(b->send, b->count, next, 7, b->recv, b->count, before, 7, IDIST_U32, NULL, &o));
+        rank_ok(r, idist_sendrecv(b->send, b->count, next, 7, b->recv, b->count, before, 7,
+                                  IDIST_U32, NULL, &o));
         check_sum(b, "sendrecv", b->recv, 0, b->count, before, before + 1, 1);
         break;
     case 15: group_calls(b); break;
@@ -169,7 +182,8 @@ static void all_operations(idist_group *world, int rank, int n, void *arg) {
     if (!rank_ok(rank, idist_split(world, rank % 2, rank, &b.half))) return;
     for (int round = 0; round < l->rounds; round++) {
         alarm((unsigned)(60 * test_slow_factor())); // that of the process, anew
-        for (int which = 0; which < N_OPERATIONS; which++) operation(&b, which, (round + which) % n);
+        for (int which = 0; which < N_OPERATIONS; which++)
+            operation(&b, which, (round + which) % n);
         if (!rank_ok(rank, idist_barrier(&o))) break;
     }
     rank_ok(rank, idist_free_group(&b.half));
@@ -205,7 +219,8 @@ static void *free_groups(void *arg) {
     return NULL;
 }
 
-// Rank 0 receives in one thread and frees groups in another, which do nothing else that would wake each other.
+// Rank 0 receives in one thread and frees groups in another, which do nothing else that would wake
+// each other.
 static void free_beside_receive(idist_group *world, int rank, int n, void *arg) {
     freeing *f = (freeing *)arg, mine;
     idist_opts o = opts_of(world);
@@ -213,7 +228,8 @@ static void free_beside_receive(idist_group *world, int rank, int n, void *arg) 
     (void)n;
     memset(&mine, 0, sizeof mine);
     for (int k = 0; k < N_FREED; k++)
-        if (!rank_ok(rank, idist_split(world, rank, 0, rank ? &mine.groups[k] : &f->groups[k]))) return;
+        if (!rank_ok(rank, idist_split(world, rank, 0, rank ? &mine.groups[k] : &f->groups[k])))
+            return;
     if (rank == 0) TAP_REQUIRE(pthread_create(&thread, NULL, free_groups, f) == 0);
     for (int k = 0; k < N_FREED; k++) {
         int got = -1;
@@ -221,7 +237,8 @@ static void free_beside_receive(idist_group *world, int rank, int n, void *arg) 
             int64_t begun = tap_now_ns();
             rank_ok(rank, idist_recv(&got, 1, IDIST_I32, 1, 0, NULL, &o));
             rank_check(got == k, "got %d expected %d", got, k);
-            rank_check(tap_now_ns() - begun < 5000000000 * test_slow_factor(), "message %d: the receiver overslept", k);
+            rank_check(tap_now_ns() - begun < 5000000000 * test_slow_factor(),
+                       "message %d: the receiver overslept", k);
             rank_ok(rank, idist_send(&k, 1, IDIST_I32, 1, 1, &o));
         } else {
             tap_sleep_ms(1 + k % 2); // until the receiver sleeps
@@ -264,8 +281,8 @@ int main(void) {
         freeing f;
         memset(&f, 0, sizeof f);
         d.transport = transport_names[i];
-        ranks_case(2, &d, free_beside_receive, &f, "groups are freed while another thread sleeps in a receive, %s",
-                   d.transport);
+        ranks_case(2, &d, free_beside_receive, &f,
+                   "groups are freed while another thread sleeps in a receive, %s", d.transport);
     }
     return tap_done();
 }

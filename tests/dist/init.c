@@ -1,5 +1,5 @@
-// How ranks find each other: every init method between real processes, and the table of hosts with uneven and cyclic
-// placements (hosts are told apart by desc.host_id, the ranks share one machine).
+// How ranks find each other: every init method between real processes, and the table of hosts with
+// uneven and cyclic placements (hosts are told apart by desc.host_id, the ranks share one machine).
 #include "idist.h"
 
 #include <sys/wait.h>
@@ -22,12 +22,16 @@ static int fail(const char *what, int rank) {
 static int run_rank(idist_desc d, const placement *p) {
     int64_t sum = 0, mine = 1 << d.rank;
     if (idist_initialize(&d) != IDIST_OK) return fail("initialize", d.rank);
-    if (idist_all_reduce(&mine, &sum, 1, IDIST_I64, IDIST_SUM, NULL) != IDIST_OK) return fail("all_reduce", d.rank);
-    if (sum != (1 << d.world_size) - 1 || idist_get_world_size() != d.world_size) return fail("wrong sum", d.rank);
-    if (p && (idist_get_local_rank() != p->local_rank[d.rank] || idist_get_nproc_per_node() != p->local_size[d.rank] ||
+    if (idist_all_reduce(&mine, &sum, 1, IDIST_I64, IDIST_SUM, NULL) != IDIST_OK)
+        return fail("all_reduce", d.rank);
+    if (sum != (1 << d.world_size) - 1 || idist_get_world_size() != d.world_size)
+        return fail("wrong sum", d.rank);
+    if (p && (idist_get_local_rank() != p->local_rank[d.rank] ||
+              idist_get_nproc_per_node() != p->local_size[d.rank] ||
               idist_get_node_rank() != p->node_rank[d.rank] || idist_get_nnodes() != p->nnodes)) {
-        fprintf(stderr, "# rank %d: local %d of %d, node %d of %d\n", d.rank, idist_get_local_rank(),
-                idist_get_nproc_per_node(), idist_get_node_rank(), idist_get_nnodes());
+        fprintf(stderr, "# rank %d: local %d of %d, node %d of %d\n", d.rank,
+                idist_get_local_rank(), idist_get_nproc_per_node(), idist_get_node_rank(),
+                idist_get_nnodes());
         return 1;
     }
     return idist_finalize() == IDIST_OK ? 0 : fail("finalize", d.rank);
@@ -82,7 +86,8 @@ static int takes_rank(int number, void *arg) {
     d.world_size = 3;
     d.init_timeout_ms = 1000 * test_slow_factor();
     idist_status status = idist_initialize(&d);
-    if (status == IDIST_ERR_RANK_TAKEN && number) __atomic_add_fetch(&t->n_told, 1, __ATOMIC_ACQ_REL);
+    if (status == IDIST_ERR_RANK_TAKEN && number)
+        __atomic_add_fetch(&t->n_told, 1, __ATOMIC_ACQ_REL);
     return status == IDIST_OK;
 }
 
@@ -102,7 +107,9 @@ static void other_version(void) {
     idist_store *store = NULL;
     idist_group *world = NULL;
     idist_desc d = desc_with("auto", "auto");
-    if (idist_store_open("mem://", NULL, &store) || idist_store_set(store, "idist/1/job", "12345678", 8)) tap_bail("store");
+    if (idist_store_open("mem://", NULL, &store) ||
+        idist_store_set(store, "idist/1/job", "12345678", 8))
+        tap_bail("store");
     d.store = store;
     d.rank = 1;
     d.world_size = 2;
@@ -155,7 +162,8 @@ static void lies(int port) {
 // Wrong answers in the group: those who ask go on asking.
 static void wrong_answers(const char *url, int port) {
     idist_desc d = desc_with("auto", "auto");
-    pid_t liar = fork(); // a thread would be one more in the ranks' parent, which the thread sanitizer cannot take
+    pid_t liar = fork(); // a thread would be one more in the ranks' parent, which the thread
+                         // sanitizer cannot take
     int status = 0;
     if (liar == 0) lies(port);
     d.init_method = url;
@@ -168,8 +176,13 @@ static void wrong_answers(const char *url, int port) {
 int main(void) {
     static const char *const transports[] = {"auto", "tcp"};
     static const placement placements[] = {
-        {4, {"a", "a", "a", "b"}, {0, 1, 2, 0}, {3, 3, 3, 1}, {0, 0, 0, 1}, 2},               // uneven
-        {5, {"a", "b", "a", "b", "a"}, {0, 0, 1, 1, 2}, {3, 2, 3, 2, 3}, {0, 1, 0, 1, 0}, 2}, // cyclic
+        {4, {"a", "a", "a", "b"}, {0, 1, 2, 0}, {3, 3, 3, 1}, {0, 0, 0, 1}, 2}, // uneven
+        {5,
+         {"a", "b", "a", "b", "a"},
+         {0, 0, 1, 1, 2},
+         {3, 2, 3, 2, 3},
+         {0, 1, 0, 1, 0},
+         2}, // cyclic
         {3, {"c", "b", "a"}, {0, 0, 0}, {1, 1, 1}, {0, 1, 2}, 3}};
     char file[64], url[96];
     int port = 20000 + (int)(getpid() % 20000);
@@ -207,7 +220,8 @@ int main(void) {
         memset(&d, 0, sizeof d);
         d.master_addr = "127.0.0.1";
         d.master_port = port;
-        tap_ok(run_all(&d, placements[i].n, &placements[i]), "hosts and local ranks of placement %d", (int)i);
+        tap_ok(run_all(&d, placements[i].n, &placements[i]),
+               "hosts and local ranks of placement %d", (int)i);
     }
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     tap_running("IDIST_HOSTID");

@@ -20,11 +20,13 @@ static void one_after_another(const char *transport, int n) {
     idist_desc d = desc_with(transport, "auto");
     tap_running("12 worlds of %d, %s", n, transport);
     ranks_reset();
-    ranks_threads(n, &d, a_little_work, NULL); // whatever stays for good (a random fd, a lock) is made here
+    ranks_threads(n, &d, a_little_work,
+                  NULL); // whatever stays for good (a random fd, a lock) is made here
     int fds = count_fds(), threads = count_threads();
     for (int i = 0; i < 12; i++) ranks_threads(n, &d, a_little_work, NULL);
     int fds_now = count_fds(), threads_now = count_threads();
-    for (int i = 0; i < 100 && threads_now != threads; i++) { // a joined thread leaves /proc a moment later
+    for (int i = 0; i < 100 && threads_now != threads;
+         i++) { // a joined thread leaves /proc a moment later
         tap_sleep_ms(5);
         threads_now = count_threads();
     }
@@ -33,7 +35,8 @@ static void one_after_another(const char *transport, int n) {
     ranks_report("12 worlds of %d one after another leave no fd and no thread, %s", n, transport);
 }
 
-// Outside of a world the getters answer as a world of 1; around initialize / finalize the state changes.
+// Outside of a world the getters answer as a world of 1; around initialize / finalize the state
+// changes.
 static void default_world_of_one(void) {
     idist_desc d = desc_with(NULL, NULL);
     tap_ok(!idist_is_initialized(), "not initialized at first");
@@ -45,20 +48,23 @@ static void default_world_of_one(void) {
     tap_is(idist_get_node_rank(), 0, "node rank before");
     tap_is(idist_group_rank(NULL), 0, "rank in the world before");
     tap_is(idist_group_size(NULL), 1, "size of the world before");
-    tap_ok(idist_backend() && idist_device() && idist_hostname() && idist_launcher() && idist_show_config(),
+    tap_ok(idist_backend() && idist_device() && idist_hostname() && idist_launcher() &&
+               idist_show_config(),
            "strings before");
     tap_like(idist_available_backends(), "ring", "ring is in the build");
     for (int i = 0; i < 12; i++) {
         tap_is(idist_initialize(&d), IDIST_OK, "initialize %d", i);
         tap_ok(idist_is_initialized(), "initialized %d", i);
         int32_t x = 5, y = 0;
-        tap_is(idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL), IDIST_OK, "all_reduce in a world of 1");
+        tap_is(idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL), IDIST_OK,
+               "all_reduce in a world of 1");
         tap_is(y, 5, "its value");
         tap_is(idist_finalize(), IDIST_OK, "finalize %d", i);
         tap_ok(!idist_is_initialized(), "not initialized after finalize %d", i);
     }
     tap_is(idist_initialize(NULL), IDIST_OK, "initialize(NULL)");
-    tap_ok(strcmp(idist_backend(), "self") == 0, "backend of a world of 1 is self, got %s", idist_backend());
+    tap_ok(strcmp(idist_backend(), "self") == 0, "backend of a world of 1 is self, got %s",
+           idist_backend());
     tap_ok(strcmp(idist_device(), "cpu") == 0, "device is cpu, got %s", idist_device());
     tap_is(idist_finalize(), IDIST_OK, "finalize");
     tap_is(idist_finalize(), IDIST_ERR_STATE, "finalize again");
@@ -89,7 +95,8 @@ static void *two_worlds_thread(void *p) {
             rank_ok(rank, idist_all_gather(&x, all, 1, IDIST_I32, &o));
             for (int k = 0; k < n; k++) {
                 int want = (i == 0 ? k : n - 1 - k) * 100 + i;
-                rank_check(all[k] == want, "rank %d world %d: got %d expected %d", rank, i, all[k], want);
+                rank_check(all[k] == want, "rank %d world %d: got %d expected %d", rank, i, all[k],
+                           want);
             }
         }
     }
@@ -142,7 +149,8 @@ static void is_of_no_more_use(idist_group *g) {
     int flag = 1;
     int32_t x = 1, y = 2;
     rank_is(0, idist_barrier(&o), IDIST_ERR_STATE);
-    rank_check(strstr(idist_last_error(), "world of this group was closed"), "got \"%s\"", idist_last_error());
+    rank_check(strstr(idist_last_error(), "world of this group was closed"), "got \"%s\"",
+               idist_last_error());
     rank_is(0, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &a), IDIST_ERR_STATE);
     rank_ok(0, idist_wait(&request));
     rank_is(0, idist_send(&x, 1, IDIST_I32, 0, 0, &o), IDIST_ERR_STATE);
@@ -154,8 +162,8 @@ static void is_of_no_more_use(idist_group *g) {
     rank_is(0, idist_op_create_premul_sum(2, g, &op), IDIST_ERR_STATE);
     rank_is(0, idist_op_free(IDIST_OP_USER, g), IDIST_ERR_STATE);
     rank_check(idist_alloc(64, &o) == NULL, "idist_alloc gave memory");
-    rank_check(idist_group_rank(g) == -1 && idist_group_size(g) == 0, "rank %d of %d", idist_group_rank(g),
-               idist_group_size(g));
+    rank_check(idist_group_rank(g) == -1 && idist_group_size(g) == 0, "rank %d of %d",
+               idist_group_rank(g), idist_group_size(g));
     rank_check(idist_group_translate(g, 0, g) == -1, "translate");
 }
 
@@ -171,7 +179,8 @@ static void handles_of_closed_worlds(const char *transport, int n) {
     for (int i = 0; i < n; i++) {
         idist_group *copy = old.world[i];
         for (int k = 0; k < n; k++)
-            rank_check(old.part[i] != later.part[k] && old.outside[i] != later.outside[k] && old.world[i] != later.world[k],
+            rank_check(old.part[i] != later.part[k] && old.outside[i] != later.outside[k] &&
+                           old.world[i] != later.world[k],
                        "a handle is used again");
         is_of_no_more_use(old.world[i]);
         is_of_no_more_use(old.part[i]);
@@ -196,7 +205,9 @@ static void handles_after_finalize(void) {
         rank_ok(0, idist_finalize());
         if (i % 50 == 0) is_of_no_more_use(g);
     }
-    rank_check(idist__ended_groups.n <= IDIST__ENDED_GROUPS + 3 * RANKS_MAX && // as many more may have been open at once
+    rank_check(idist__ended_groups.n <=
+                       IDIST__ENDED_GROUPS +
+                           3 * RANKS_MAX && // as many more may have been open at once
                    idist__ended_worlds.n <= IDIST__ENDED_WORLDS + RANKS_MAX,
                "%d groups and %d worlds are kept", idist__ended_groups.n, idist__ended_worlds.n);
     ranks_report("calls on groups after idist_finalize are refused");
@@ -279,9 +290,11 @@ static void logger(void) {
     d.logger.user = &l;
     setenv("IDIST_LOG", "info", 1);
     tap_is(idist_initialize(&d), IDIST_OK, "initialize with a logger");
-    tap_ok(l.n == 1 && l.last_level == IDIST_LOG_INFO && strstr(l.last, "joined a world of 1"), "it got \"%s\"", l.last);
+    tap_ok(l.n == 1 && l.last_level == IDIST_LOG_INFO && strstr(l.last, "joined a world of 1"),
+           "it got \"%s\"", l.last);
     idist_abort(NULL);
-    tap_ok(l.last_level == IDIST_LOG_WARN && strstr(l.last, "idist_abort"), "it got \"%s\"", l.last);
+    tap_ok(l.last_level == IDIST_LOG_WARN && strstr(l.last, "idist_abort"), "it got \"%s\"",
+           l.last);
     idist_finalize();
     setenv("IDIST_LOG", "error", 1);
     l.n = 0;
@@ -330,8 +343,10 @@ static void backends(void) {
            "a backend of another abi");
     odd = *idist_ring_backend();
     odd.size--;
-    tap_is(idist_open_with(NULL, &w, idist_backend_list_of(&odd, NULL, NULL)), IDIST_ERR_NO_BACKEND, "of another size");
-    const char *names = idist_available_backends_of(idist_backend_list_of(NULL, idist_ring_backend(), NULL));
+    tap_is(idist_open_with(NULL, &w, idist_backend_list_of(&odd, NULL, NULL)), IDIST_ERR_NO_BACKEND,
+           "of another size");
+    const char *names =
+        idist_available_backends_of(idist_backend_list_of(NULL, idist_ring_backend(), NULL));
     tap_ok(strcmp(names, "ring,self") == 0, "names of the backends: got %s", names);
     d.backend = "self,ring"; // self refuses a world of two, ring is the next and waits for rank 1
     d.world_size = 2;
@@ -392,7 +407,8 @@ static void names_of_others(void) {
     tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "gloo is ring");
     tap_ok(strstr(l.last, "gloo") && strstr(l.last, "ring"), "and says so: \"%s\"", l.last);
     if (w) idist_close(&w);
-    tap_is(idist_open_with(&d, &w, idist_backend_list_of(NULL, NULL, NULL)), IDIST_ERR_NO_BACKEND, "gloo without ring");
+    tap_is(idist_open_with(&d, &w, idist_backend_list_of(NULL, NULL, NULL)), IDIST_ERR_NO_BACKEND,
+           "gloo without ring");
     tap_like(idist_last_error(), "idist_ring.h", "names what is missing");
 
     d.backend = "nccl";
@@ -416,8 +432,9 @@ static void names_of_others(void) {
 
     d.backend = "horovod";
     tap_is(idist_open_with(&d, &w, with), IDIST_ERR_NO_BACKEND, "a name that nobody has");
-    tap_ok(!strstr(idist_last_error(), "idist_horovod.h") && strstr(idist_last_error(), "ring (or gloo)"), "got \"%s\"",
-           idist_last_error());
+    tap_ok(!strstr(idist_last_error(), "idist_horovod.h") &&
+               strstr(idist_last_error(), "ring (or gloo)"),
+           "got \"%s\"", idist_last_error());
     setenv("IDIST_LOG", "error", 1);
     memset(&d, 0, sizeof d);
     d.backend = "gloo";
@@ -429,14 +446,18 @@ static void names_of_others(void) {
 
 static int init_worker(int local_rank, void *arg) {
     int expected = *(const int *)arg;
-    rank_check(idist_is_initialized() && idist_get_rank() == local_rank && idist_get_local_rank() == local_rank,
-               "worker %d: rank %d local rank %d", local_rank, idist_get_rank(), idist_get_local_rank());
-    rank_check(idist_get_world_size() == expected && idist_get_nproc_per_node() == expected, "worker %d: size %d",
-               local_rank, idist_get_world_size());
-    rank_check(idist_get_nnodes() == 1 && idist_get_node_rank() == 0, "worker %d: nodes %d", local_rank, idist_get_nnodes());
-    rank_check(strcmp(idist_launcher(), "spawn") == 0, "worker %d: launcher is %s", local_rank, idist_launcher());
-    rank_check(strcmp(idist_backend(), expected == 1 ? idist_backend() : "ring") == 0, "worker %d: backend is %s",
-               local_rank, idist_backend());
+    rank_check(idist_is_initialized() && idist_get_rank() == local_rank &&
+                   idist_get_local_rank() == local_rank,
+               "worker %d: rank %d local rank %d", local_rank, idist_get_rank(),
+               idist_get_local_rank());
+    rank_check(idist_get_world_size() == expected && idist_get_nproc_per_node() == expected,
+               "worker %d: size %d", local_rank, idist_get_world_size());
+    rank_check(idist_get_nnodes() == 1 && idist_get_node_rank() == 0, "worker %d: nodes %d",
+               local_rank, idist_get_nnodes());
+    rank_check(strcmp(idist_launcher(), "spawn") == 0, "worker %d: launcher is %s", local_rank,
+               idist_launcher());
+    rank_check(strcmp(idist_backend(), expected == 1 ? idist_backend() : "ring") == 0,
+               "worker %d: backend is %s", local_rank, idist_backend());
     rank_is(local_rank, idist_initialize(NULL), IDIST_ERR_STATE);
     return 0;
 }
@@ -462,7 +483,8 @@ int main(void) {
     one_after_another("tcp", 3);
     two_at_once();
     allocator_is_used();
-    for (int i = 0; i < 3; i++) handles_of_closed_worlds(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
+    for (int i = 0; i < 3; i++)
+        handles_of_closed_worlds(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
     handles_after_finalize();
     buffers();
     logger();

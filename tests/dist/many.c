@@ -1,4 +1,5 @@
-// many: hundreds of ranks on this machine, and a start among thousands of connections that say nothing
+// many: hundreds of ranks on this machine, and a start among thousands of connections that say
+// nothing
 //
 // IDIST_TEST_FULL=1: 512 ranks, which otherwise are 320; MANY_RANKS: another number.
 #include "idist.h"
@@ -38,7 +39,8 @@ static int connect_to(const struct sockaddr *a, socklen_t size) {
     return -1;
 }
 
-// Connections to a listener of rank 0: its TCP port, or its local sockets, whose names everybody can read.
+// Connections to a listener of rank 0: its TCP port, or its local sockets, whose names everybody
+// can read.
 static int open_silent(int port, bool local, int *fds, int most) {
     char line[300], name[200];
     int n = 0;
@@ -53,7 +55,8 @@ static int open_silent(int port, bool local, int *fds, int most) {
             memset(&names[n_names], 0, sizeof names[0]);
             names[n_names].sun_family = AF_UNIX;
             memcpy(names[n_names].sun_path + 1, name, strlen(name));
-            sizes[n_names++] = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
+            sizes[n_names++] =
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
         }
         if (f) fclose(f);
         for (int i = 0; i < 4 * most && n < most && n_names; i++) {
@@ -123,7 +126,8 @@ static long long start_among(int n_silent, const char *transport, bool local) {
     for (int k = 0; k < 4; k++) {
         waitpid(pids[k], NULL, 0);
         tap_forget_child(pids[k]);
-        rank_check(out->status[k] == IDIST_OK, "rank %d: got %s", k, idist_status_name((idist_status)out->status[k]));
+        rank_check(out->status[k] == IDIST_OK, "rank %d: got %s", k,
+                   idist_status_name((idist_status)out->status[k]));
         if (out->up_ns[k] / 1000000 - ms > 0 && k == 3) ms = out->up_ns[k] / 1000000 - ms;
     }
     for (int i = 0; i < n; i++) close(fds[i]);
@@ -152,12 +156,15 @@ int main(void) {
             ranks_reset();
             long long alone = start_among(0, ways[i].transport, ways[i].local);
             long long among = start_among(N_SILENT, ways[i].transport, ways[i].local);
-            rank_check(among - alone < LIMIT_MS * test_slow_factor(), "they add %lld ms, limit %d", among - alone, LIMIT_MS);
-            ranks_report("%d silent connections do not hold up a start, %s", N_SILENT, ways[i].transport);
+            rank_check(among - alone < LIMIT_MS * test_slow_factor(), "they add %lld ms, limit %d",
+                       among - alone, LIMIT_MS);
+            ranks_report("%d silent connections do not hold up a start, %s", N_SILENT,
+                         ways[i].transport);
             tap_diag("alone %lld ms, among them %lld ms", alone, among);
         }
     }
-    if (test_sanitized()) tap_skip("hundreds of ranks", "a sanitizer takes too much memory for each");
+    if (test_sanitized())
+        tap_skip("hundreds of ranks", "a sanitizer takes too much memory for each");
     else hundreds();
     return tap_done();
 }

@@ -1,6 +1,6 @@
-// metrics.c - batch statistics and clipped gradients against what PyTorch computes (tests/data/norm.txt, made by norm.py
-// beside it); accuracy, means, confusion and epoch metrics over ranks
-// A rank that has no memory is made by the malloc here.
+// metrics.c - batch statistics and clipped gradients against what PyTorch computes
+// (tests/data/norm.txt, made by norm.py beside it); accuracy, means, confusion and epoch metrics
+// over ranks A rank that has no memory is made by the malloc here.
 #define malloc test_malloc
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -11,11 +11,15 @@
 
 static __thread size_t no_memory_from = SIZE_MAX; // bytes, in this thread
 
-void *test_malloc(size_t nbytes) { return nbytes >= no_memory_from ? NULL : calloc(nbytes ? nbytes : 1, 1); }
+void *test_malloc(size_t nbytes) {
+    return nbytes >= no_memory_from ? NULL : calloc(nbytes ? nbytes : 1, 1);
+}
 
 static double distance(double a, double b) { return a < b ? b - a : a - b; }
 static double size_of(double a) { return a < 0 ? -a : a; }
-static bool near(double a, double b, double relative) { return distance(a, b) <= relative * (size_of(b) + 1e-30); }
+static bool near(double a, double b, double relative) {
+    return distance(a, b) <= relative * (size_of(b) + 1e-30);
+}
 
 static void read_floats(FILE *f, float *x, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -58,8 +62,10 @@ static void local_statistics(const float *x, int rows, int channels, float *mean
     for (int c = 0; c < channels; c++) {
         double m = 0, v = 0;
         for (int i = 0; i < rows; i++) m += (double)x[i * channels + c] / rows;
-        for (int i = 0; i < rows; i++) v += ((double)x[i * channels + c] - m) * ((double)x[i * channels + c] - m) / rows;
-        mean[c] = rows ? (float)m : 99; // a rank without values has no mean: what is there does not count
+        for (int i = 0; i < rows; i++)
+            v += ((double)x[i * channels + c] - m) * ((double)x[i * channels + c] - m) / rows;
+        mean[c] =
+            rows ? (float)m : 99; // a rank without values has no mean: what is there does not count
         var[c] = rows ? (float)v : 99;
     }
 }
@@ -76,9 +82,10 @@ static void batch_norm(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_sync_batch_norm(mean, var, b->channels, &count, &o));
     rank_check(count == (uint64_t)total, "rank %d: %llu values", rank, (unsigned long long)count);
     for (int c = 0; c < b->channels; c++) {
-        rank_check(near((double)mean[c], (double)b->mean[c], 1e-6) && near((double)var[c], (double)b->var[c], 1e-5),
-                   "rank %d, channel %d: %g %g expected %g %g", rank, c, (double)mean[c], (double)var[c], (double)b->mean[c],
-                   (double)b->var[c]);
+        rank_check(near((double)mean[c], (double)b->mean[c], 1e-6) &&
+                       near((double)var[c], (double)b->var[c], 1e-5),
+                   "rank %d, channel %d: %g %g expected %g %g", rank, c, (double)mean[c],
+                   (double)var[c], (double)b->mean[c], (double)b->var[c]);
         for (int i = first + c; i < first + rows * b->channels; i += b->channels) {
             sum_dy[c] += b->dy[i];
             sum_dy_xmu[c] += b->dy[i] * (b->x[i] - mean[c]);
@@ -88,9 +95,11 @@ static void batch_norm(idist_group *world, int rank, int n, void *arg) {
     for (int i = first; i < first + rows * b->channels; i++) {
         int c = i % b->channels;
         double v = (double)var[c] + 1e-5, xmu = (double)(b->x[i] - mean[c]);
-        double dx =
-            ((double)b->dy[i] - (double)sum_dy[c] / total - xmu * (double)sum_dy_xmu[c] / total / v) / idist__norm_root(v);
-        rank_check(distance(dx, (double)b->dx[i]) < 2e-5, "rank %d: dx %d is %g, not %g", rank, i, dx, (double)b->dx[i]);
+        double dx = ((double)b->dy[i] - (double)sum_dy[c] / total -
+                     xmu * (double)sum_dy_xmu[c] / total / v) /
+                    idist__norm_root(v);
+        rank_check(distance(dx, (double)b->dx[i]) < 2e-5, "rank %d: dx %d is %g, not %g", rank, i,
+                   dx, (double)b->dx[i]);
     }
 }
 
@@ -119,8 +128,9 @@ static void clipped(idist_group *world, int rank, int n, void *arg) {
         for (int i = 0; i < c->n; i++)
             for (int k = 0; k < c->counts[i]; k++) {
                 double want = (double)(shared || i % n == rank ? c->after : c->before)[i][k];
-                rank_check(near((double)x[i][k], want, 1e-6), "rank %d: gradient %d [%d] is %g, not %g", rank, i, k,
-                           (double)x[i][k], want);
+                rank_check(near((double)x[i][k], want, 1e-6),
+                           "rank %d: gradient %d [%d] is %g, not %g", rank, i, k, (double)x[i][k],
+                           want);
             }
     }
 }
@@ -175,8 +185,9 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     uint16_t half[2], bf16[2];
     uint8_t e4m3[2], e5m2[2];
     char bytes[17]; // a tensor at an odd address
-    idist_tensor t[6] = {{x, 2, IDIST_F64},         {half, 2, IDIST_F16},    {bf16, 2, IDIST_BF16},
-                         {bytes + 1, 2, IDIST_F32}, {e4m3, 2, IDIST_F8E4M3}, {e5m2, 2, IDIST_F8E5M2}};
+    idist_tensor t[6] = {{x, 2, IDIST_F64},       {half, 2, IDIST_F16},
+                         {bf16, 2, IDIST_BF16},   {bytes + 1, 2, IDIST_F32},
+                         {e4m3, 2, IDIST_F8E4M3}, {e5m2, 2, IDIST_F8E5M2}};
     float odd[2] = {1, 1}, infinite = 1;
     (void)arg;
     for (int i = 0; i < 2; i++) {
@@ -191,10 +202,12 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     rank_check(near(norm * norm, 315.0 * n, 1e-12) && x[0] == 3, "rank %d: norm %g", rank, norm);
     rank_ok(rank, idist_clip_grad_norm(t, 6, norm / 2, false, NULL, &o));
     memcpy(odd, bytes + 1, sizeof odd);
-    rank_check(near(x[1], 2, 1e-6) && (double)odd[1] > 0.49999 && (double)odd[1] < 0.50001, "rank %d: %g %g", rank, x[1],
-               (double)odd[1]);
-    rank_check(idist__half_to_float(half[1]) == 3 && idist__bf16_to_float(bf16[0]) == -3, "rank %d: 16 bits", rank);
-    rank_check(idist__f8e4m3_to_float(e4m3[1]) == -3 && idist__f8e5m2_to_float(e5m2[0]) == 3, "rank %d: 8 bits", rank);
+    rank_check(near(x[1], 2, 1e-6) && (double)odd[1] > 0.49999 && (double)odd[1] < 0.50001,
+               "rank %d: %g %g", rank, x[1], (double)odd[1]);
+    rank_check(idist__half_to_float(half[1]) == 3 && idist__bf16_to_float(bf16[0]) == -3,
+               "rank %d: 16 bits", rank);
+    rank_check(idist__f8e4m3_to_float(e4m3[1]) == -3 && idist__f8e5m2_to_float(e5m2[0]) == 3,
+               "rank %d: 8 bits", rank);
     // One rank has a gradient that is not finite: an error on all.
     for (int k = 0; k < 400; k++) infinite *= rank == n - 1 ? 10.0f : 1.0f;
     memcpy(bytes + 1, &infinite, sizeof infinite);
@@ -244,15 +257,18 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     static const int ones[2] = {1, 1};
     rank_ok(rank, idist_accuracy_update(&accuracy, not_a_number, ones, 1, 2));
     static const int zero[1] = {0};
-    rank_check(accuracy.total == 5 && accuracy.correct == (rank ? 2 : 4), "rank %d: a NaN is right", rank);
+    rank_check(accuracy.total == 5 && accuracy.correct == (rank ? 2 : 4), "rank %d: a NaN is right",
+               rank);
     idist_accuracy one_class = {0, 0};
     rank_ok(rank, idist_accuracy_update(&one_class, not_a_number, zero, 1, 1));
     rank_ok(rank, idist_accuracy_update(&one_class, not_a_number + 1, zero, 1, 1));
-    rank_check(one_class.total == 2 && one_class.correct == 1, "rank %d: of one class a NaN is right", rank);
+    rank_check(one_class.total == 2 && one_class.correct == 1,
+               "rank %d: of one class a NaN is right", rank);
     idist_mean_update(&mean, rank, 1);
     idist_mean_update(&mean, 10, 3);
     rank_ok(rank, idist_mean_compute(&mean, &value, &o));
-    rank_check(near(value, (30.0 * n + n * (n - 1) / 2.0) / (4.0 * n), 1e-14), "rank %d: mean %g", rank, value);
+    rank_check(near(value, (30.0 * n + n * (n - 1) / 2.0) / (4.0 * n), 1e-14), "rank %d: mean %g",
+               rank, value);
     // Only the first rank has begun, then all have.
     if (rank == 0) idist_running_average_update(&average, 3);
     rank_ok(rank, idist_running_average_compute(&average, &value, &o));
@@ -266,7 +282,8 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_running_average_compute(&half, &value, &o));
     rank_check(near(value, 1.5 + (n - 1) / 4.0, 1e-14), "rank %d: running average %g", rank, value);
     rank_is(rank, idist_mean_compute(NULL, &value, &o), IDIST_ERR_ARG);
-    rank_ok(rank, idist_accuracy_compute(&accuracy, rank ? NULL : &value, &o)); // only rank 0 wants it
+    rank_ok(rank,
+            idist_accuracy_compute(&accuracy, rank ? NULL : &value, &o)); // only rank 0 wants it
 }
 
 static void confusion(idist_group *world, int rank, int n, void *arg) {
@@ -281,11 +298,13 @@ static void confusion(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_confusion_update(&m, below, labels, 1), IDIST_ERR_ARG);
     rank_ok(rank, idist_confusion_compute(&m, all, &o));
     uint64_t each = (uint64_t)(n * (n + 1) / 2);
-    rank_check(all[0] == each && all[1] == 0 && all[2] == each && all[3] == each, "rank %d: wrong cells", rank);
+    rank_check(all[0] == each && all[1] == 0 && all[2] == each && all[3] == each,
+               "rank %d: wrong cells", rank);
     rank_check(own[2] == (uint64_t)rank + 1, "rank %d: its own cells have changed", rank);
     rank_is(rank, idist_confusion_compute(&m, own, &o), IDIST_ERR_ARG);
     memset(all, 0, sizeof all);
-    rank_ok(rank, idist_confusion_compute(&m, rank == n - 1 ? all : NULL, &o)); // only the last rank wants it
+    rank_ok(rank, idist_confusion_compute(&m, rank == n - 1 ? all : NULL,
+                                          &o)); // only the last rank wants it
     rank_check(all[0] == (rank == n - 1 ? each : 0), "rank %d: wrong cells of all", rank);
 }
 
@@ -314,16 +333,25 @@ static void epoch_metric(idist_group *world, int rank, int n, void *arg) {
     rank_check(value == want, "rank %d: %g expected %g", rank, value, want);
     fails = 3;
     rank_is(rank, idist_epoch_metric(rows, own, 8, fold, &fails, &value, &o), IDIST_ERR_CALLBACK);
-    rank_check(strstr(idist_last_error(), "failed with 3") && value == want, "rank %d: %s", rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "failed with 3") && value == want, "rank %d: %s", rank,
+               idist_last_error());
     fails = 0;
-    if (n > 1) rank_is(rank, idist_epoch_metric(rows, own, rank ? 8 : 4, fold, &fails, &value, &o), IDIST_ERR_ARG);
-    rank_is(rank, idist_epoch_metric(rows, own, 8, rank == n - 1 ? NULL : fold, &fails, &value, &o), IDIST_ERR_ARG);
+    if (n > 1)
+        rank_is(rank, idist_epoch_metric(rows, own, rank ? 8 : 4, fold, &fails, &value, &o),
+                IDIST_ERR_ARG);
+    rank_is(rank, idist_epoch_metric(rows, own, 8, rank == n - 1 ? NULL : fold, &fails, &value, &o),
+            IDIST_ERR_ARG);
     rank_is(rank, idist_epoch_metric(NULL, 0, 0, fold, &fails, &value, &o), IDIST_ERR_ARG);
-    rank_is(rank, idist_epoch_metric(rows, rank == n - 1 ? SIZE_MAX / 4 : own, 8, fold, &fails, &value, &o), IDIST_ERR_ARG);
+    rank_is(rank,
+            idist_epoch_metric(rows, rank == n - 1 ? SIZE_MAX / 4 : own, 8, fold, &fails, &value,
+                               &o),
+            IDIST_ERR_ARG);
     rank_ok(rank, idist_epoch_metric(NULL, 0, 8, fold, &fails, &value, &o));
     rank_check(value == 0, "rank %d: of no rows %g", rank, value);
-    rank_ok(rank, idist_epoch_metric(own ? rows : NULL, own, 8, fold, &fails, rank == n - 1 ? &value : NULL, &o));
-    rank_check(value == (rank == n - 1 ? want : 0), "rank %d: %g, which only the last one wants", rank, value);
+    rank_ok(rank, idist_epoch_metric(own ? rows : NULL, own, 8, fold, &fails,
+                                     rank == n - 1 ? &value : NULL, &o));
+    rank_check(value == (rank == n - 1 ? want : 0), "rank %d: %g, which only the last one wants",
+               rank, value);
 }
 
 // One rank has no memory in the middle of what all do: an error on all, which names it.
@@ -342,8 +370,9 @@ static void no_memory(idist_group *world, int rank, int n, void *arg) {
     else s = idist_confusion_compute(&m, NULL, &o);
     no_memory_from = SIZE_MAX;
     rank_is(rank, s, IDIST_ERR_NO_MEMORY);
-    rank_check(strstr(idist_last_error(), "no memory") && text_names_rank(idist_last_error(), n - 1), "rank %d: \"%s\"",
-               rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "no memory") &&
+                   text_names_rank(idist_last_error(), n - 1),
+               "rank %d: \"%s\"", rank, idist_last_error());
 }
 
 static int seeds(int local_rank, void *arg) {
@@ -363,7 +392,8 @@ int main(void) {
         ranks_case(sizes[i], NULL, confusion, NULL, "confusion, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, epoch_metric, NULL, "epoch metric, %d ranks", sizes[i]);
         for (int k = 0; k < 3; k++)
-            ranks_case_fault(sizes[i], NULL, no_memory, &k, "a rank without memory, of %d: %s", sizes[i],
+            ranks_case_fault(sizes[i], NULL, no_memory, &k, "a rank without memory, of %d: %s",
+                             sizes[i],
                              k == 2 ? "confusion"
                              : k    ? "backward norm"
                                     : "batch norm");

@@ -1,4 +1,5 @@
-// one_rank_first, one_rank_only: who runs the function, when, and who learns that it failed; on one host and on two
+// one_rank_first, one_rank_only: who runs the function, when, and who learns that it failed; on one
+// host and on two
 #include "idist.h"
 
 #include "grid.h"
@@ -30,16 +31,21 @@ static void on_one_host(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     job j = {&all[0], rank, first};
     rank_ok(rank, idist_one_rank_first(task, &j, first, false, &o));
-    rank_check(all[0].n_runs[rank] == 1 && all[0].n_early == 0, "first: rank %d ran %d times, %d too early", rank,
-               all[0].n_runs[rank], all[0].n_early);
+    rank_check(all[0].n_runs[rank] == 1 && all[0].n_early == 0,
+               "first: rank %d ran %d times, %d too early", rank, all[0].n_runs[rank],
+               all[0].n_early);
     j.all = &all[1];
     rank_ok(rank, idist_one_rank_only(task, &j, first, true, &o));
-    rank_check(all[1].n_runs[rank] == (rank == first), "only: rank %d ran %d times", rank, all[1].n_runs[rank]);
-    rank_check(all[1].n_runs[first] == 1, "only: rank %d goes on before rank %d was through", rank, first);
+    rank_check(all[1].n_runs[rank] == (rank == first), "only: rank %d ran %d times", rank,
+               all[1].n_runs[rank]);
+    rank_check(all[1].n_runs[first] == 1, "only: rank %d goes on before rank %d was through", rank,
+               first);
     j.all = &all[2];
     rank_is(rank, idist_one_rank_first(task, &j, first, false, &o), IDIST_ERR_CALLBACK);
-    rank_check(text_names_rank(idist_last_error(), first), "rank %d: got \"%s\"", rank, idist_last_error());
-    rank_check(all[2].n_runs[rank] == (rank == first), "rank %d runs although the first failed", rank);
+    rank_check(text_names_rank(idist_last_error(), first), "rank %d: got \"%s\"", rank,
+               idist_last_error());
+    rank_check(all[2].n_runs[rank] == (rank == first), "rank %d runs although the first failed",
+               rank);
     j.all = &all[3];
     rank_is(rank, idist_one_rank_only(task, &j, first, true, &o), IDIST_ERR_CALLBACK);
     rank_ok(rank, idist_barrier(&o));
@@ -64,9 +70,11 @@ static int on_two_hosts(int rank, void *arg) {
     if (!rank_ok(rank, idist_initialize(&d))) return 1;
     job j = {&all[0], rank, rank % 2};
     for (int i = 0; i < 2; i++) rank_ok(rank, idist_one_rank_first(task, &j, 0, true, NULL));
-    rank_check(all[0].n_runs[rank] == 2 && all[0].n_early == 0, "rank %d ran %d times", rank, all[0].n_runs[rank]);
+    rank_check(all[0].n_runs[rank] == 2 && all[0].n_early == 0, "rank %d ran %d times", rank,
+               all[0].n_runs[rank]);
     j.all = &all[1]; // rank 1 fails: rank 3 learns of it, host a does not
-    rank_is(rank, idist_one_rank_first(task, &j, 0, true, NULL), rank % 2 ? IDIST_ERR_CALLBACK : IDIST_OK);
+    rank_is(rank, idist_one_rank_first(task, &j, 0, true, NULL),
+            rank % 2 ? IDIST_ERR_CALLBACK : IDIST_OK);
     rank_ok(rank, idist_finalize());
     return 0;
 }
@@ -88,7 +96,8 @@ int main(void) {
         tally calls[4];
         memset(calls, 0, sizeof calls);
         for (int k = 0; k < 4; k++) calls[k].fails_on = k < 2 ? -1 : sizes[i] - 1;
-        ranks_case(sizes[i], NULL, on_one_host, calls, "one rank first, one rank only n=%d", sizes[i]);
+        ranks_case(sizes[i], NULL, on_one_host, calls, "one rank first, one rank only n=%d",
+                   sizes[i]);
     }
     return tap_done();
 }

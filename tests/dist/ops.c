@@ -1,4 +1,5 @@
-// operations: all ops x all dtypes against the serial reference, user functions, premultiplied sums, reduce_local
+// operations: all ops x all dtypes against the serial reference, user functions, premultiplied
+// sums, reduce_local
 #include "idist.h"
 
 #include "grid.h"
@@ -26,7 +27,8 @@ static void all_combinations(idist_group *world, int rank, int n, void *arg) {
             red_fill(s.p, c.dtype, c.op, n, 0, COUNT * (size_t)n, rank, c.salt);
             if (!op_allowed(c.op, c.dtype)) {
                 rank_is(rank, idist_all_reduce(s.p, r.p, COUNT, c.dtype, c.op, &o), IDIST_ERR_ARG);
-                rank_is(rank, idist_reduce_scatter(s.p, r.p, COUNT, c.dtype, c.op, &o), IDIST_ERR_ARG);
+                rank_is(rank, idist_reduce_scatter(s.p, r.p, COUNT, c.dtype, c.op, &o),
+                        IDIST_ERR_ARG);
                 gbuf_free(&s);
                 gbuf_free(&r);
                 continue;
@@ -60,14 +62,15 @@ static void local_combinations(void) {
             red_fill(inout.p, dtype, (idist_op)op, 2, 0, COUNT, 1, 3);
             idist_status status = idist_reduce_local(in.p, inout.p, COUNT, dtype, (idist_op)op);
             if (op == IDIST_AVG || !op_allowed((idist_op)op, dtype)) {
-                rank_check(status == IDIST_ERR_ARG, "%s %s: got %s", idist_dtype_name(dtype), idist_op_name((idist_op)op),
-                           idist_status_name(status));
+                rank_check(status == IDIST_ERR_ARG, "%s %s: got %s", idist_dtype_name(dtype),
+                           idist_op_name((idist_op)op), idist_status_name(status));
             } else {
                 size_t i = red_find_wrong(inout.p, dtype, (idist_op)op, 2, 0, 2, 0, COUNT, 3);
-                rank_check(status == IDIST_OK && i == COUNT, "%s %s: element %zu", idist_dtype_name(dtype),
-                           idist_op_name((idist_op)op), i);
+                rank_check(status == IDIST_OK && i == COUNT, "%s %s: element %zu",
+                           idist_dtype_name(dtype), idist_op_name((idist_op)op), i);
             }
-            rank_check(gbuf_guards_hold(&in) && gbuf_guards_hold(&inout), "%s: written outside", idist_dtype_name(dtype));
+            rank_check(gbuf_guards_hold(&in) && gbuf_guards_hold(&inout), "%s: written outside",
+                       idist_dtype_name(dtype));
             gbuf_free(&in);
             gbuf_free(&inout);
         }
@@ -88,7 +91,8 @@ static void add_mod(const void *in, void *inout, size_t count, idist_dtype dtype
     }
 }
 
-// Not commutative, but associative: composition of affine maps x -> p x + q modulo 2^16, packed as p << 16 | q in a U32.
+// Not commutative, but associative: composition of affine maps x -> p x + q modulo 2^16, packed as
+// p << 16 | q in a U32.
 static uint32_t compose(uint32_t first, uint32_t second) {
     uint32_t p = (first >> 16) * (second >> 16) & 0xFFFF,
              q = ((first & 0xFFFF) * (second >> 16) + (second & 0xFFFF)) & 0xFFFF;
@@ -109,27 +113,31 @@ static void affine(const void *in, void *inout, size_t count, idist_dtype dtype,
     }
 }
 
-static uint32_t user_value(int rank, size_t i) { return (uint32_t)pat_bits(rank, i, 17) % 0xFFFF0000u | 0x10001u; }
+static uint32_t user_value(int rank, size_t i) {
+    return (uint32_t)pat_bits(rank, i, 17) % 0xFFFF0000u | 0x10001u;
+}
 
 static uint32_t user_expected(int which, int lo, int hi, size_t i) {
     uint32_t acc = user_value(lo, i);
     for (int k = lo + 1; k < hi; k++)
-        acc = which == 0 ? (uint32_t)(((uint64_t)acc + user_value(k, i)) % 1000003u) : compose(acc, user_value(k, i));
+        acc = which == 0 ? (uint32_t)(((uint64_t)acc + user_value(k, i)) % 1000003u)
+                         : compose(acc, user_value(k, i));
     return acc;
 }
 
-static void check_user(const uint32_t *got, const char *what, int which, int rank, int lo, int hi, size_t first,
-                       size_t count) {
+static void check_user(const uint32_t *got, const char *what, int which, int rank, int lo, int hi,
+                       size_t first, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t want = user_expected(which, lo, hi, first + i);
         if (got[i] == want) continue;
-        rank_fail("%s %s: rank %d element %zu of %zu: got %08x expected %08x", what, which ? "affine" : "add_mod", rank, i,
-                  count, got[i], want);
+        rank_fail("%s %s: rank %d element %zu of %zu: got %08x expected %08x", what,
+                  which ? "affine" : "add_mod", rank, i, count, got[i], want);
         return;
     }
 }
 
-static void user_collectives(idist_group *world, int rank, int n, idist_op op, int which, size_t count) {
+static void user_collectives(idist_group *world, int rank, int n, idist_op op, int which,
+                             size_t count) {
     idist_opts o = opts_of(world);
     uint32_t *s = (uint32_t *)malloc(count * (size_t)n * 4), *r = (uint32_t *)malloc(count * 4);
     TAP_REQUIRE(s && r);
@@ -158,8 +166,8 @@ static void user_ops(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     rank_ok(rank, idist_op_create(add_mod, &modulus, true, world, &sum_op));
     rank_ok(rank, idist_op_create(affine, NULL, false, world, &affine_op));
-    rank_check(sum_op >= IDIST_OP_USER && sum_op <= IDIST_OP_LAST && sum_op != affine_op, "got %d and %d", (int)sum_op,
-               (int)affine_op);
+    rank_check(sum_op >= IDIST_OP_USER && sum_op <= IDIST_OP_LAST && sum_op != affine_op,
+               "got %d and %d", (int)sum_op, (int)affine_op);
     for (int i = 0; i < 4; i++) {
         user_collectives(world, rank, n, sum_op, 0, counts[i]);
         user_collectives(world, rank, n, affine_op, 1, counts[i]);
@@ -182,14 +190,16 @@ static void many_user_ops(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 224; i++)
         if (!rank_ok(rank, idist_op_create(add_mod, &modulus, true, world, &op[i]))) return;
     idist_status status = idist_op_create(add_mod, &modulus, true, world, &extra);
-    rank_check(status != IDIST_OK && idist_last_error()[0], "the 225th op: got %s", idist_status_name(status));
+    rank_check(status != IDIST_OK && idist_last_error()[0], "the 225th op: got %s",
+               idist_status_name(status));
     for (int i = 0; i < 224; i++) rank_ok(rank, idist_op_free(op[i], world));
     (void)n;
 }
 
 // factor_k * x_k with powers of two: exact.
 static void premul(idist_group *world, int rank, int n, void *arg) {
-    static const idist_dtype dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
+    static const idist_dtype dtypes[] = {IDIST_F32,  IDIST_F64,    IDIST_F16,
+                                         IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
     idist_opts o = opts_of(world);
     idist_op op;
     (void)arg;
@@ -197,10 +207,12 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
     for (int d = 0; d < 6; d++) {
         size_t esize = idist_dtype_size(dtypes[d]);
         unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8], once[8]; // as the dtype holds it
-        for (size_t i = 0; i < COUNT; i++) store_double(s + i * esize, dtypes[d], (double)((int)(i % 7) - 3 + rank) * 2);
+        for (size_t i = 0; i < COUNT; i++)
+            store_double(s + i * esize, dtypes[d], (double)((int)(i % 7) - 3 + rank) * 2);
         memcpy(copy, s, sizeof s);
         rank_ok(rank, idist_all_reduce(s, r, COUNT, dtypes[d], op, &o));
-        rank_check(memcmp(copy, s, COUNT * esize) == 0, "rank %d: the send buffer was modified", rank);
+        rank_check(memcmp(copy, s, COUNT * esize) == 0, "rank %d: the send buffer was modified",
+                   rank);
         for (size_t i = 0; i < COUNT; i++) {
             double want = 0, got = load_double(r + i * esize, dtypes[d]);
             for (int k = 0; k < n; k++) {
@@ -209,8 +221,8 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
             }
             store_double(once, dtypes[d], want);
             want = load_double(once, dtypes[d]);
-            rank_check(got == want, "rank %d: %s element %zu: got %g expected %g", rank, idist_dtype_name(dtypes[d]), i, got,
-                       want);
+            rank_check(got == want, "rank %d: %s element %zu: got %g expected %g", rank,
+                       idist_dtype_name(dtypes[d]), i, got, want);
             if (got != want) break;
         }
     }
@@ -267,19 +279,22 @@ static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (uint32_t k = 0; k < CALLS * MANY; k++) x[k] = k + 1;
     rank_ok(rank, idist_op_create(add_mod, &all, true, world, &op));
-    if (rank == 0) tap_sleep_ms(50); // the others are in the call, with the op already gone; right without it as well
+    if (rank == 0)
+        tap_sleep_ms(
+            50); // the others are in the call, with the op already gone; right without it as well
     for (int c = 0; c < CALLS; c++) {
         idist_opts a = opts_async(world, &r[c]);
         rank_ok(rank, idist_all_reduce(x + c * MANY, x + c * MANY, MANY, IDIST_U32, op, &a));
     }
     rank_ok(rank, idist_op_free(op, world));
     rank_ok(rank, idist_op_create(add_mod, &tiny, true, world, &other));
-    rank_check(op == other, "rank %d: the number is used again: got %d and %d", rank, (int)op, (int)other);
+    rank_check(op == other, "rank %d: the number is used again: got %d and %d", rank, (int)op,
+               (int)other);
     rank_ok(rank, idist_wait_all(r, CALLS));
     size_t i = 0;
     while (i < CALLS * MANY && x[i] == (i + 1) * (uint32_t)n) i++;
-    rank_check(i == CALLS * MANY, "rank %d: element %zu: got %u expected %zu", rank, i, x[i % (CALLS * MANY)],
-               (i + 1) * (size_t)n);
+    rank_check(i == CALLS * MANY, "rank %d: element %zu: got %u expected %zu", rank, i,
+               x[i % (CALLS * MANY)], (i + 1) * (size_t)n);
     rank_ok(rank, idist_op_free(other, world));
     rank_ok(rank, idist_barrier(&o));
     free(x);
@@ -295,17 +310,22 @@ int main(void) {
     for (int i = 0; i < 5; i++) {
         for (int a = 0; a < (sizes[i] == 1 ? 1 : N_ALGORITHMS); a++) {
             idist_desc d = desc_with("auto", algorithm_names[a]);
-            ranks_case(sizes[i], &d, all_combinations, NULL, "all ops x all dtypes n=%d %s", sizes[i], algorithm_names[a]);
-            ranks_case(sizes[i], &d, user_ops, NULL, "user functions n=%d %s", sizes[i], algorithm_names[a]);
-            ranks_case(sizes[i], &d, premul, NULL, "premultiplied sum n=%d %s", sizes[i], algorithm_names[a]);
+            ranks_case(sizes[i], &d, all_combinations, NULL, "all ops x all dtypes n=%d %s",
+                       sizes[i], algorithm_names[a]);
+            ranks_case(sizes[i], &d, user_ops, NULL, "user functions n=%d %s", sizes[i],
+                       algorithm_names[a]);
+            ranks_case(sizes[i], &d, premul, NULL, "premultiplied sum n=%d %s", sizes[i],
+                       algorithm_names[a]);
         }
     }
     ranks_case(2, NULL, many_user_ops, NULL, "224 user ops, and no more");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
-        ranks_case(2, &d, call_from_an_op, NULL, "a call from a user function is refused, %s", d.transport);
+        ranks_case(2, &d, call_from_an_op, NULL, "a call from a user function is refused, %s",
+                   d.transport);
         for (int n = 2; n <= 3; n++)
-            ranks_case(n, &d, freed_while_used, NULL, "an op freed while a call runs n=%d, %s", n, d.transport);
+            ranks_case(n, &d, freed_while_used, NULL, "an op freed while a call runs n=%d, %s", n,
+                       d.transport);
     }
     return tap_done();
 }

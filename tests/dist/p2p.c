@@ -12,18 +12,22 @@ static void ring_sendrecv(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 9; i++) {
         for (int d = i; d < IDIST_DTYPE_COUNT; d += i < 5 ? 1 : 5) {
             size_t esize = idist_dtype_size((idist_dtype)d), count = counts[i];
-            gbuf s = gbuf_make(count * esize, (size_t)(d % 2)), r = gbuf_make(count * esize, (size_t)(i % 2));
+            gbuf s = gbuf_make(count * esize, (size_t)(d % 2)),
+                 r = gbuf_make(count * esize, (size_t)(i % 2));
             idist_recv_info info = {-5, -5, 99};
             pat_fill(s.p, 0, count, esize, rank, (uint64_t)i);
-            rank_ok(rank, idist_sendrecv(s.p, count, right, i, r.p, count, left, i, (idist_dtype)d, &info, &o));
+            rank_ok(rank, idist_sendrecv(s.p, count, right, i, r.p, count, left, i, (idist_dtype)d,
+                                         &info, &o));
             rank_check(info.source == left && info.tag == i && info.count == count,
-                       "rank %d: info got %d,%d,%zu expected %d,%d,%zu", rank, info.source, info.tag, info.count, left, i,
-                       count);
-            rank_check(pat_find_wrong(r.p, 0, count, esize, left, (uint64_t)i) == count, "rank %d: %zu x %s: wrong data",
-                       rank, count, idist_dtype_name((idist_dtype)d));
-            rank_check(pat_find_wrong(s.p, 0, count, esize, rank, (uint64_t)i) == count, "rank %d: send buffer changed",
-                       rank);
-            rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r), "rank %d: written outside of a buffer", rank);
+                       "rank %d: info got %d,%d,%zu expected %d,%d,%zu", rank, info.source,
+                       info.tag, info.count, left, i, count);
+            rank_check(pat_find_wrong(r.p, 0, count, esize, left, (uint64_t)i) == count,
+                       "rank %d: %zu x %s: wrong data", rank, count,
+                       idist_dtype_name((idist_dtype)d));
+            rank_check(pat_find_wrong(s.p, 0, count, esize, rank, (uint64_t)i) == count,
+                       "rank %d: send buffer changed", rank);
+            rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r),
+                       "rank %d: written outside of a buffer", rank);
             gbuf_free(&s);
             gbuf_free(&r);
         }
@@ -37,7 +41,8 @@ static void tags_out_of_order(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     (void)n;
     if (rank == 0)
-        for (int32_t tag = 0; tag < 10; tag++) rank_ok(rank, idist_send(&tag, 1, IDIST_I32, 1, tag, &o));
+        for (int32_t tag = 0; tag < 10; tag++)
+            rank_ok(rank, idist_send(&tag, 1, IDIST_I32, 1, tag, &o));
     if (rank == 1) {
         for (int tag = 9; tag >= 0; tag--) {
             x = -1;
@@ -49,7 +54,8 @@ static void tags_out_of_order(idist_group *world, int rank, int n, void *arg) {
 }
 
 static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
-    static const size_t counts[5] = {1, 20000, 3, 200000, 0}; // across both ways a message can travel
+    static const size_t counts[5] = {1, 20000, 3, 200000,
+                                     0}; // across both ways a message can travel
     idist_opts o = opts_of(world);
     int32_t *x = (int32_t *)malloc(200000 * sizeof *x);
     TAP_REQUIRE(x);
@@ -64,9 +70,10 @@ static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
             idist_recv_info info;
             int tag = i % 3 == 0 ? IDIST_ANY_TAG : 7, src = i % 4 == 0 ? IDIST_ANY_SOURCE : 0;
             rank_ok(rank, idist_recv(x, 200000, IDIST_I32, src, tag, &info, &o));
-            rank_check(info.count == count && info.tag == 7 && info.source == 0, "message %d: got %zu elements expected %zu",
-                       i, info.count, count);
-            rank_check(pat_find_wrong(x, 0, count, 4, 0, (uint64_t)i) == count, "message %d: wrong data", i);
+            rank_check(info.count == count && info.tag == 7 && info.source == 0,
+                       "message %d: got %zu elements expected %zu", i, info.count, count);
+            rank_check(pat_find_wrong(x, 0, count, 4, 0, (uint64_t)i) == count,
+                       "message %d: wrong data", i);
         }
     }
     free(x);
@@ -91,9 +98,10 @@ static void wildcards(idist_group *world, int rank, int n, void *arg) {
             rank_fail("source: got %d expected 1..%d", info.source, n - 1);
             break;
         }
-        rank_check(info.count == 2 && x[0] == info.source && x[1] == seen[info.source] && x[2] == -1,
-                   "from rank %d: got %d,%d (count %zu) expected number %d", info.source, x[0], x[1], info.count,
-                   seen[info.source]);
+        rank_check(info.count == 2 && x[0] == info.source && x[1] == seen[info.source] &&
+                       x[2] == -1,
+                   "from rank %d: got %d,%d (count %zu) expected number %d", info.source, x[0],
+                   x[1], info.count, seen[info.source]);
         rank_check(info.tag == info.source * 1000 + x[1], "tag: got %d", info.tag);
         seen[info.source]++;
     }
@@ -116,8 +124,8 @@ static void selective(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A message that is too long, or of another dtype, stays for a better receive. Both for messages that were sent at once
-// and for large ones that wait at the sender.
+// A message that is too long, or of another dtype, stays for a better receive. Both for messages
+// that were sent at once and for large ones that wait at the sender.
 static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {10, 5000, 100000};
     idist_opts o = opts_of(world);
@@ -131,14 +139,17 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &o));
         } else if (rank == 1) {
             idist_recv_info info = {-1, -1, 0};
-            rank_is(rank, idist_recv(b.p, count - 1, IDIST_F32, 0, 5, NULL, &o), IDIST_ERR_TRUNCATED);
+            rank_is(rank, idist_recv(b.p, count - 1, IDIST_F32, 0, 5, NULL, &o),
+                    IDIST_ERR_TRUNCATED);
             rank_check(idist_last_error()[0] != 0, "a failure has a text");
-            rank_check(gbuf_untouched(&b), "count %zu: nothing is written when the message is too long", count);
+            rank_check(gbuf_untouched(&b),
+                       "count %zu: nothing is written when the message is too long", count);
             rank_is(rank, idist_recv(b.p, count, IDIST_I32, 0, 5, NULL, &o), IDIST_ERR_MISMATCH);
-            rank_check(gbuf_untouched(&b), "count %zu: nothing is written when the dtype is another", count);
+            rank_check(gbuf_untouched(&b),
+                       "count %zu: nothing is written when the dtype is another", count);
             rank_ok(rank, idist_recv(b.p, count, IDIST_F32, IDIST_ANY_SOURCE, 5, &info, &o));
-            rank_check(info.count == count && pat_find_wrong(b.p, 0, count, 4, 0, 8) == count, "count %zu: wrong data",
-                       count);
+            rank_check(info.count == count && pat_find_wrong(b.p, 0, count, 4, 0, 8) == count,
+                       "count %zu: wrong data", count);
         }
         gbuf_free(&b);
         rank_ok(rank, idist_barrier(&o)); // nothing is broken
@@ -178,14 +189,18 @@ static void to_self(idist_group *world, int rank, int n, void *arg) {
         idist_recv_info info = {-1, -1, 0};
         pat_fill(s.p, 0, counts[i], 8, rank, 3);
         rank_ok(rank, idist_send(s.p, counts[i], IDIST_F64, rank, 4, &a));
-        rank_ok(rank, idist_recv(r.p, counts[i], IDIST_F64, i % 2 ? rank : IDIST_ANY_SOURCE, 4, &info, &b));
+        rank_ok(rank, idist_recv(r.p, counts[i], IDIST_F64, i % 2 ? rank : IDIST_ANY_SOURCE, 4,
+                                 &info, &b));
         rank_ok(rank, idist_wait_all(request, 2));
-        rank_check(info.source == rank && info.count == counts[i], "rank %d: got %zu from %d", rank, info.count,
-                   info.source);
-        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i], "rank %d: wrong data", rank);
+        rank_check(info.source == rank && info.count == counts[i], "rank %d: got %zu from %d", rank,
+                   info.count, info.source);
+        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i],
+                   "rank %d: wrong data", rank);
         memset(r.p, 0, nbytes);
-        rank_ok(rank, idist_sendrecv(s.p, counts[i], rank, 1, r.p, counts[i], rank, 1, IDIST_F64, NULL, &o));
-        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i], "rank %d: wrong data by sendrecv", rank);
+        rank_ok(rank, idist_sendrecv(s.p, counts[i], rank, 1, r.p, counts[i], rank, 1, IDIST_F64,
+                                     NULL, &o));
+        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i],
+                   "rank %d: wrong data by sendrecv", rank);
         gbuf_free(&s);
         gbuf_free(&r);
     }
@@ -199,8 +214,8 @@ static void nothing_sent(idist_group *world, int rank, int n, void *arg) {
     if (rank > 0) {
         idist_recv_info info = {-1, -1, 77};
         rank_ok(rank, idist_recv(NULL, 0, IDIST_F64, 0, IDIST_ANY_TAG, &info, &o));
-        rank_check(info.source == 0 && info.tag == 3 && info.count == 0, "rank %d: got %d %d %zu", rank, info.source,
-                   info.tag, info.count);
+        rank_check(info.source == 0 && info.tag == 3 && info.count == 0, "rank %d: got %d %d %zu",
+                   rank, info.source, info.tag, info.count);
     }
     rank_ok(rank, idist_barrier(&o));
 }
@@ -222,9 +237,10 @@ static void large_blocking(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_recv(r.p, counts[i], IDIST_U8, peer, i, NULL, &o));
             rank_ok(rank, idist_send(s.p, counts[i], IDIST_U8, peer, i, &o));
         }
-        rank_check(pat_find_wrong(r.p, 0, counts[i], 1, peer, 6) == counts[i], "rank %d: %zu bytes: wrong data", rank,
-                   counts[i]);
-        rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r), "rank %d: written outside of a buffer", rank);
+        rank_check(pat_find_wrong(r.p, 0, counts[i], 1, peer, 6) == counts[i],
+                   "rank %d: %zu bytes: wrong data", rank, counts[i]);
+        rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r),
+                   "rank %d: written outside of a buffer", rank);
         gbuf_free(&s);
         gbuf_free(&r);
     }
@@ -254,8 +270,10 @@ static void large_reversed(idist_group *world, int rank, int n, void *arg) {
     }
     rank_ok(rank, idist_wait_all(request, 2 * K));
     for (int i = 0; i < K; i++) {
-        rank_check(info[i].tag == i && info[i].count == count, "rank %d: tag %d: got tag %d", rank, i, info[i].tag);
-        rank_check(pat_find_wrong(r[i].p, 0, count, 4, peer, (uint64_t)i) == count, "rank %d: tag %d: wrong data", rank, i);
+        rank_check(info[i].tag == i && info[i].count == count, "rank %d: tag %d: got tag %d", rank,
+                   i, info[i].tag);
+        rank_check(pat_find_wrong(r[i].p, 0, count, 4, peer, (uint64_t)i) == count,
+                   "rank %d: tag %d: wrong data", rank, i);
         gbuf_free(&s[i]);
         gbuf_free(&r[i]);
     }
@@ -299,16 +317,19 @@ static void recv_times_out(idist_group *world, int rank, int n, void *arg) {
         int64_t start = tap_now_ms();
         rank_is(rank, idist_recv(&y, 1, IDIST_I32, 0, 3, NULL, &brief), IDIST_ERR_TIMEOUT);
         int64_t took = tap_now_ms() - start;
-        rank_check(took >= 95 && took <= 100 + 500 * test_slow_factor(), "the time-out of 100 ms took %lld ms",
-                   (long long)took);
-        rank_check(text_names_rank(idist_last_error(), 0), "the text names rank 0: got \"%s\"", idist_last_error());
-        rank_is(rank, idist_recv(&y, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, NULL, &brief), IDIST_ERR_TIMEOUT);
+        rank_check(took >= 95 && took <= 100 + 500 * test_slow_factor(),
+                   "the time-out of 100 ms took %lld ms", (long long)took);
+        rank_check(text_names_rank(idist_last_error(), 0), "the text names rank 0: got \"%s\"",
+                   idist_last_error());
+        rank_is(rank, idist_recv(&y, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, NULL, &brief),
+                IDIST_ERR_TIMEOUT);
     }
     rank_ok(rank, idist_barrier(&o));
     if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 3, &o));
     if (rank == 1) {
         rank_ok(rank, idist_recv(&z, 1, IDIST_I32, 0, 3, NULL, &o));
-        rank_check(z == 41 && y == 0, "got %d, and %d in the cancelled buffer; expected 41 and 0", z, y);
+        rank_check(z == 41 && y == 0, "got %d, and %d in the cancelled buffer; expected 41 and 0",
+                   z, y);
     }
     (void)n;
     rank_ok(rank, idist_barrier(&o));
@@ -369,7 +390,8 @@ static void own_tags(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)n;
     (void)arg;
-    for (int32_t tag = 0; tag < 5; tag++) rank_ok(rank, idist_send(&tag, 1, IDIST_I32, rank, tag, &o));
+    for (int32_t tag = 0; tag < 5; tag++)
+        rank_ok(rank, idist_send(&tag, 1, IDIST_I32, rank, tag, &o));
     for (int tag = 4; tag >= 0; tag--) {
         int32_t x = -1;
         rank_ok(rank, idist_recv(&x, 1, IDIST_I32, rank, tag, NULL, &o));
@@ -377,8 +399,8 @@ static void own_tags(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// After megabytes of small messages that were received, a small blocking send returns by itself: what a sender may have
-// on the way without being asked for it was given back.
+// After megabytes of small messages that were received, a small blocking send returns by itself:
+// what a sender may have on the way without being asked for it was given back.
 static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
     enum { EACH = 3000, NBYTES = 1000 };
     idist_opts o = opts_of(world), brief = opts_of(world);
@@ -391,7 +413,9 @@ static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
         else rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 0, NULL, &o));
     }
     rank_ok(rank, idist_barrier(&o));
-    if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 1, &brief)); // received after the barrier only
+    if (rank == 0)
+        rank_ok(rank,
+                idist_send(x, NBYTES, IDIST_U8, 1, 1, &brief)); // received after the barrier only
     rank_ok(rank, idist_barrier(&o));
     if (rank == 1) rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 1, NULL, &o));
 }
@@ -403,7 +427,8 @@ int main(void) {
         idist_desc d = desc_with(name, "auto");
         for (int n = 1; n <= 2; n++) {
 #ifndef RANKS_MPI // which takes a message to itself of any size at once
-            ranks_case(n, &d, cancelled_to_self, NULL, "a send to oneself that timed out n=%d, %s", n, name);
+            ranks_case(n, &d, cancelled_to_self, NULL, "a send to oneself that timed out n=%d, %s",
+                       n, name);
 #endif
             ranks_case(n, &d, own_tags, NULL, "tags of messages to oneself n=%d, %s", n, name);
         }
@@ -412,18 +437,23 @@ int main(void) {
             ranks_case(n, &d, to_self, NULL, "to oneself n=%d, %s", n, name);
             ranks_case(n, &d, wildcards, NULL, "any source, any tag n=%d, %s", n, name);
             ranks_case(n, &d, large_blocking, NULL, "large, blocking n=%d, %s", n, name);
-            ranks_case(n, &d, large_reversed, NULL, "large, requests in reversed order n=%d, %s", n, name);
-            ranks_case(n, &d, many_outstanding, NULL, "150 messages to each of n=%d at once, %s", n, name);
+            ranks_case(n, &d, large_reversed, NULL, "large, requests in reversed order n=%d, %s", n,
+                       name);
+            ranks_case(n, &d, many_outstanding, NULL, "150 messages to each of n=%d at once, %s", n,
+                       name);
         }
         ranks_case(2, &d, tags_out_of_order, NULL, "tags out of order, %s", name);
         ranks_case(2, &d, same_tag_in_order, NULL, "same tag, mixed sizes stay in order, %s", name);
         ranks_case(4, &d, selective, NULL, "by source; largest tag, %s", name);
-        ranks_case(2, &d, kept_after_misfit, NULL, "too long or another dtype: the message stays, %s", name);
-        ranks_case(2, &d, posted_too_short, NULL, "posted receive too short: the message stays, %s", name);
+        ranks_case(2, &d, kept_after_misfit, NULL,
+                   "too long or another dtype: the message stays, %s", name);
+        ranks_case(2, &d, posted_too_short, NULL, "posted receive too short: the message stays, %s",
+                   name);
         ranks_case(3, &d, nothing_sent, NULL, "messages of nothing, %s", name);
         ranks_case(2, &d, recv_times_out, NULL, "recv time-out cancels, %s", name);
         ranks_case(2, &d, request_times_out, NULL, "recv time-out of a request cancels, %s", name);
-        ranks_case(2, &d, window_opens_again, NULL, "a sender of small messages gets its room back, %s", name);
+        ranks_case(2, &d, window_opens_again, NULL,
+                   "a sender of small messages gets its room back, %s", name);
     }
     return tap_done();
 }

@@ -32,7 +32,9 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
         uint16_t x, y = 0;
         store_double(&x, IDIST_F16, rank == 1 ? 2048.0 : 1.0);
         rank_ok(rank, idist_reduce(&x, &y, 1, IDIST_F16, IDIST_SUM, root, &o));
-        if (rank == root) rank_check(f32_of_f16(y) == 2052.0f, "root %d: got %g expected 2052", root, (double)f32_of_f16(y));
+        if (rank == root)
+            rank_check(f32_of_f16(y) == 2052.0f, "root %d: got %g expected 2052", root,
+                       (double)f32_of_f16(y));
     }
 }
 
@@ -42,9 +44,12 @@ static void many_in_a_row(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int i = 0; i < 300; i++) {
         int root = i % n;
-        int64_t x = (int64_t)i * 1000 + rank, y = -1, want = (int64_t)n * i * 1000 + n * (n - 1) / 2;
+        int64_t x = (int64_t)i * 1000 + rank, y = -1,
+                want = (int64_t)n * i * 1000 + n * (n - 1) / 2;
         rank_ok(rank, idist_reduce(&x, &y, 1, IDIST_I64, IDIST_SUM, root, &o));
-        if (rank == root) rank_check(y == want, "reduce %d: got %lld expected %lld", i, (long long)y, (long long)want);
+        if (rank == root)
+            rank_check(y == want, "reduce %d: got %lld expected %lld", i, (long long)y,
+                       (long long)want);
     }
 }
 
@@ -56,8 +61,10 @@ int main(void) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
         if (on_nccl) tap_skip("half sums are rounded once", "NCCL rounds them at every step");
         if (!on_nccl)
-            ranks_case(4, &desc, half_rounds_once, NULL, "F16 sum is rounded once, every root, %s", algorithm_names[a]);
-        ranks_case(5, &desc, many_in_a_row, NULL, "300 in a row with changing roots, %s", algorithm_names[a]);
+            ranks_case(4, &desc, half_rounds_once, NULL, "F16 sum is rounded once, every root, %s",
+                       algorithm_names[a]);
+        ranks_case(5, &desc, many_in_a_row, NULL, "300 in a row with changing roots, %s",
+                   algorithm_names[a]);
     }
     return tap_done();
 }

@@ -3,10 +3,11 @@
 
 #include "grid.h"
 
-// In place (recv == send + r*count) the other blocks of send may be used as scratch or not; nothing is said about them,
-// so only the result and the guards are checked.
+// In place (recv == send + r*count) the other blocks of send may be used as scratch or not; nothing
+// is said about them, so only the result and the guards are checked.
 static void one(grid_case *c) {
-    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize, total = c->count * (size_t)c->n;
+    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize,
+           total = c->count * (size_t)c->n;
     gbuf send = gbuf_make(total * esize, c->misalign), recv = gbuf_make(block, c->misalign);
     unsigned char *to = c->in_place ? send.p + block * (size_t)c->rank : recv.p;
     red_fill(send.p, c->dtype, c->op, c->n, 0, total, c->rank, c->salt);
@@ -27,7 +28,8 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int i = 0; i < n; i++) store_double(&x[i], IDIST_BF16, rank == (i + 1) % n ? 256.0 : 1.0);
     rank_ok(rank, idist_reduce_scatter(x, &y, 1, IDIST_BF16, IDIST_SUM, &o));
-    rank_check(f32_of_bf16(y) == 260.0f, "rank %d: got %g expected 260", rank, (double)f32_of_bf16(y));
+    rank_check(f32_of_bf16(y) == 260.0f, "rank %d: got %g expected 260", rank,
+               (double)f32_of_bf16(y));
 }
 
 int main(void) {
@@ -37,7 +39,9 @@ int main(void) {
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
         if (on_nccl) tap_skip("half sums are rounded once", "NCCL rounds them at every step");
-        if (!on_nccl) ranks_case(4, &desc, half_rounds_once, NULL, "BF16 sum is rounded once, %s", algorithm_names[a]);
+        if (!on_nccl)
+            ranks_case(4, &desc, half_rounds_once, NULL, "BF16 sum is rounded once, %s",
+                       algorithm_names[a]);
     }
     return tap_done();
 }

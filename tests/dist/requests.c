@@ -1,4 +1,5 @@
-// requests: wait, test, wait_all, wait_any, several collectives in flight, progress while the program computes
+// requests: wait, test, wait_all, wait_any, several collectives in flight, progress while the
+// program computes
 #include "idist.h"
 
 #include "grid.h"
@@ -23,8 +24,8 @@ static void check_sum(int rank, int n, const int64_t *x, size_t count, int which
     for (size_t i = 0; i < count; i++) {
         int64_t want = (int64_t)n * (which * 100 + (int64_t)i % 7) + n * (n - 1) / 2;
         if (x[i] == want) continue;
-        rank_fail("rank %d: all_reduce %d element %zu: got %lld expected %lld", rank, which, i, (long long)x[i],
-                  (long long)want);
+        rank_fail("rank %d: all_reduce %d element %zu: got %lld expected %lld", rank, which, i,
+                  (long long)x[i], (long long)want);
         return;
     }
 }
@@ -94,7 +95,9 @@ static void very_many(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait_all(r, K));
     for (int k = 0; k < K; k++)
         if (k % 3) check_sum(rank, n, &x[k], 1, k);
-        else rank_check(x[k] == 100 * k + k % n, "rank %d: broadcast %d: got %lld", rank, k, (long long)x[k]);
+        else
+            rank_check(x[k] == 100 * k + k % n, "rank %d: broadcast %d: got %lld", rank, k,
+                       (long long)x[k]);
 }
 
 // Different collectives at once.
@@ -108,7 +111,8 @@ static void a_mix(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 8; i++) o[i] = opts_async(world, &r[i]);
     int32_t *buf = (int32_t *)calloc(C * (8 + 4 * m), sizeof *buf);
     TAP_REQUIRE(buf);
-    int32_t *bc = buf, *ar = buf + C, *sc = buf + 2 * C, *rsr = buf + 3 * C, *sr = buf + 4 * C, *rr = buf + 5 * C;
+    int32_t *bc = buf, *ar = buf + C, *sc = buf + 2 * C, *rsr = buf + 3 * C, *sr = buf + 4 * C,
+            *rr = buf + 5 * C;
     int32_t *ag = buf + 8 * C, *rss = ag + C * m, *a2a = rss + C * m, *sb = a2a + C * m;
     for (size_t i = 0; i < C; i++) {
         if (rank == n - 1) bc[i] = (int32_t)i;
@@ -131,17 +135,19 @@ static void a_mix(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_reduce(sr + C * 2, rr, C, IDIST_I32, IDIST_SUM, 0, &o[7]));
     rank_ok(rank, idist_wait_all(r, 8));
     for (size_t i = 0; i < C; i++) {
-        bool ok = bc[i] == (int32_t)i && ar[i] == n - 1 && sc[i] == rank + 1 && rsr[i] == n * rank && sr[i] == rank + 500;
+        bool ok = bc[i] == (int32_t)i && ar[i] == n - 1 && sc[i] == rank + 1 &&
+                  rsr[i] == n * rank && sr[i] == rank + 500;
         for (size_t k = 0; k < m; k++)
-            ok = ok && ag[C * k + i] == (int32_t)k * 10 && a2a[C * k + i] == (int32_t)k * 100 + rank;
+            ok =
+                ok && ag[C * k + i] == (int32_t)k * 10 && a2a[C * k + i] == (int32_t)k * 100 + rank;
         rank_check(ok, "rank %d: element %zu is wrong", rank, i);
         if (!ok) break;
     }
     free(buf);
 }
 
-// Rank 1 starts its part and then only computes, without any call, until rank 0 says that its own call has returned. If
-// requests made no progress there, rank 0 would run into its time-out.
+// Rank 1 starts its part and then only computes, without any call, until rank 0 says that its own
+// call has returned. If requests made no progress there, rank 0 would run into its time-out.
 typedef struct flags {
     int rank0_done; // atomic
 } flags;
@@ -164,10 +170,12 @@ static void progress_without_calls(idist_group *world, int rank, int n, void *ar
         rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o));
         int64_t end_ms = tap_now_ms() + 6000 * test_slow_factor();
         while (!__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) {}
-        rank_check(__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE), "rank %d: rank 0 got no answer meanwhile", rank);
+        rank_check(__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE),
+                   "rank %d: rank 0 got no answer meanwhile", rank);
         rank_ok(rank, idist_wait(&r));
     }
-    rank_check(x[0] == (float)n && x[count - 1] == (float)n, "rank %d: got %g expected %d", rank, (double)x[0], n);
+    rank_check(x[0] == (float)n && x[count - 1] == (float)n, "rank %d: got %g expected %d", rank,
+               (double)x[0], n);
     free(x);
 }
 
@@ -252,7 +260,8 @@ static void first_of_two_failures(idist_group *world, int rank, int n, void *arg
         rank_ok(rank, idist_recv(x, 1, IDIST_I32, 1, 1, NULL, &a)); // never sent
         rank_ok(rank, idist_recv(x, 1, IDIST_I32, 1, 2, NULL, &b)); // too short
         rank_is(rank, idist_wait_all(r, 2), IDIST_ERR_TIMEOUT);
-        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"", idist_last_error());
+        rank_check(strstr(idist_last_error(), "not done after") != NULL, "got \"%s\"",
+                   idist_last_error());
         rank_ok(rank, idist_recv(x, 2, IDIST_I32, 1, 2, NULL, &o));
     }
     rank_ok(rank, idist_barrier(&o));
@@ -274,7 +283,8 @@ static void test_has_deadlines(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A thread sleeps in a call of long patience; the call of another has a nearer deadline, which holds.
+// A thread sleeps in a call of long patience; the call of another has a nearer deadline, which
+// holds.
 static void *receive(void *arg) {
     idist_group *world = (idist_group *)arg;
     idist_opts o = opts_of(world);
@@ -294,8 +304,8 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     tap_sleep_ms(150); // it sleeps, and has announced that; right without it as well
     int64_t start_ms = tap_now_ms();
     rank_is(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 2, NULL, &brief), IDIST_ERR_TIMEOUT);
-    rank_check(tap_now_ms() - start_ms < 80 + 400 * test_slow_factor(), "rank %d: after %d ms", rank,
-               (int)(tap_now_ms() - start_ms));
+    rank_check(tap_now_ms() - start_ms < 80 + 400 * test_slow_factor(), "rank %d: after %d ms",
+               rank, (int)(tap_now_ms() - start_ms));
     rank_ok(rank, idist_send(&rank, 1, IDIST_I32, (rank + n - 1) % n, 1, &o));
     TAP_REQUIRE(pthread_join(thread, NULL) == 0);
 }
@@ -331,7 +341,8 @@ static void matching_make(matching *m, uint64_t seed) {
         m->got[m->n_receives++] = -1;
     }
     for (int k = 0; k < RECEIVES; k++)
-        if (!matching_send(m, (int)(tap_mix(seed + 500 + (uint64_t)k) % 40))) { // a receive for what nobody wants
+        if (!matching_send(m, (int)(tap_mix(seed + 500 + (uint64_t)k) %
+                                    40))) { // a receive for what nobody wants
             m->wants[m->n_receives] = IDIST_ANY_TAG;
             m->source[m->n_receives] = 1;
             m->got[m->n_receives++] = m->n_messages - 1;
@@ -346,7 +357,9 @@ static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int turn = 0; turn < 4; turn++) {
         matching model, *m = &model;
-        int first = turn == 0 ? 0 : turn == 1 ? RECEIVES : RECEIVES / 2; // receives that are there before the messages
+        int first = turn == 0   ? 0
+                    : turn == 1 ? RECEIVES
+                                : RECEIVES / 2; // receives that are there before the messages
         idist_request r[MATCHES];
         idist_recv_info info[MATCHES];
         int32_t x[MATCHES];
@@ -356,14 +369,18 @@ static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
             for (int i = 0; i < m->n_receives; i++) {
                 idist_opts a = opts_async(world, &r[i]);
                 if (i == first) rank_ok(rank, idist_barrier(&o));
-                rank_ok(rank, idist_recv(&x[i], 1, IDIST_I32, m->source[i], m->wants[i], &info[i], &a));
+                rank_ok(rank,
+                        idist_recv(&x[i], 1, IDIST_I32, m->source[i], m->wants[i], &info[i], &a));
             }
             if (first >= m->n_receives) rank_ok(rank, idist_barrier(&o));
             rank_ok(rank, idist_wait_all(r, (size_t)m->n_receives));
             for (int i = 0; i < m->n_receives; i++)
-                rank_check(x[i] == m->got[i] && info[i].tag == m->tag[m->got[i]] && info[i].source == 1,
-                           "turn %d receive %d of tag %d from %d: got message %d of tag %d expected %d of tag %d", turn, i,
-                           m->wants[i], m->source[i], x[i], info[i].tag, m->got[i], m->tag[m->got[i]]);
+                rank_check(x[i] == m->got[i] && info[i].tag == m->tag[m->got[i]] &&
+                               info[i].source == 1,
+                           "turn %d receive %d of tag %d from %d: got message %d of tag %d "
+                           "expected %d of tag %d",
+                           turn, i, m->wants[i], m->source[i], x[i], info[i].tag, m->got[i],
+                           m->tag[m->got[i]]);
         } else if (rank == 1) {
             rank_ok(rank, idist_barrier(&o));
             for (int k = 0; k < m->n_messages; k++) {
@@ -390,7 +407,8 @@ static char *crowd_buffers[2];
 
 static void crowd_recv(idist_group *world, int rank, int k, size_t nbytes, int tag) {
     idist_opts a = opts_async(world, &crowd_requests[rank][k]);
-    rank_ok(rank, idist_recv(crowd_buffers[rank] + (size_t)k * nbytes, nbytes, IDIST_U8, 1, tag, NULL, &a));
+    rank_ok(rank, idist_recv(crowd_buffers[rank] + (size_t)k * nbytes, nbytes, IDIST_U8, 1, tag,
+                             NULL, &a));
 }
 
 static void crowd_send(idist_group *world, int rank, int k, size_t nbytes, int tag) {
@@ -451,7 +469,8 @@ static void time_outs(idist_group *world, int rank, int count) {
         a.timeout_ms = 30;
         rank_ok(rank, idist_recv(crowd_buffers[rank] + 4 * k, 4, IDIST_U8, 1, k, NULL, &a));
     }
-    if (rank == 0) rank_is(rank, idist_wait_all(crowd_requests[rank], (size_t)count), IDIST_ERR_TIMEOUT);
+    if (rank == 0)
+        rank_is(rank, idist_wait_all(crowd_requests[rank], (size_t)count), IDIST_ERR_TIMEOUT);
     rank_ok(rank, idist_barrier(&o));
 }
 
@@ -483,11 +502,13 @@ static void crowded(idist_group *world, int rank, int n, void *arg) {
         spent = crowd_cpu_ns() - spent;
         if (spent < best[turn > 0]) best[turn > 0] = spent;
     }
-    if (rank == 0) tap_diag("%s: %.2f and %.2f us", c->name, (double)best[0] / 1e3 / MANY, (double)best[1] / 1e3 / MANY);
+    if (rank == 0)
+        tap_diag("%s: %.2f and %.2f us", c->name, (double)best[0] / 1e3 / MANY,
+                 (double)best[1] / 1e3 / MANY);
     // Up to 10 us more for memory that is in no cache any more.
     rank_check(best[1] <= 4 * best[0] + (int64_t)MANY * 10000 * test_slow_factor(),
-               "rank %d: a request costs %.2f us of processor time among %d, %.2f us among %d", rank,
-               (double)best[0] / 1e3 / MANY, FEW, (double)best[1] / 1e3 / MANY, MANY);
+               "rank %d: a request costs %.2f us of processor time among %d, %.2f us among %d",
+               rank, (double)best[0] / 1e3 / MANY, FEW, (double)best[1] / 1e3 / MANY, MANY);
     free(crowd_requests[rank]);
     free(crowd_buffers[rank]);
 }
@@ -502,7 +523,8 @@ static void crowds(void) {
         for (int i = 0; i < 5; i++) {
             idist_desc d = desc_with(transport_names[t], "auto");
             crowd c = all[i];
-            ranks_case(2, &d, crowded, &c, "a request costs the same among 16,000 as among 1,000: %s, %s", c.name,
+            ranks_case(2, &d, crowded, &c,
+                       "a request costs the same among 16,000 as among 1,000: %s, %s", c.name,
                        d.transport);
         }
     }
@@ -523,7 +545,8 @@ static void two_worlds(void) {
     }
     rank_is(0, idist_wait_any(r, 2, &index), IDIST_ERR_ARG);
     rank_check(index == 2, "index: got %zu expected 2", index);
-    rank_check(idist_group_translate(w[0], 0, w[1]) == -1, "ranks of one world are none of another's");
+    rank_check(idist_group_translate(w[0], 0, w[1]) == -1,
+               "ranks of one world are none of another's");
     rank_ok(0, idist_wait_all(r, 2));
     for (int i = 0; i < 2; i++) rank_ok(0, idist_close(&w[i]));
     ranks_report("requests of two worlds: wait_any refuses, wait_all does not");
@@ -538,12 +561,14 @@ int main(void) {
     ranks_case(2, NULL, empty_ones, NULL, "empty requests, n=2");
     for (int i = 0; i < 5; i++) {
         for (int how = 0; how < 4; how++) {
-            idist_desc d = desc_with(how == 1 && sizes[i] == 3 ? "tcp" : "auto", algorithm_names[(i + how) % N_ALGORITHMS]);
-            ranks_case(sizes[i], &d, many_in_flight, &how, "12 all_reduces in flight n=%d, %s, %s", sizes[i], ways[how],
-                       d.algorithm);
+            idist_desc d = desc_with(how == 1 && sizes[i] == 3 ? "tcp" : "auto",
+                                     algorithm_names[(i + how) % N_ALGORITHMS]);
+            ranks_case(sizes[i], &d, many_in_flight, &how, "12 all_reduces in flight n=%d, %s, %s",
+                       sizes[i], ways[how], d.algorithm);
         }
         ranks_case(sizes[i], NULL, a_mix, NULL, "8 different collectives in flight n=%d", sizes[i]);
-        ranks_case(sizes[i], NULL, another_thread_waits, NULL, "another thread waits n=%d", sizes[i]);
+        ranks_case(sizes[i], NULL, another_thread_waits, NULL, "another thread waits n=%d",
+                   sizes[i]);
     }
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc d = desc_with("auto", algorithm_names[a]);
@@ -553,10 +578,12 @@ int main(void) {
         }
     }
     idist_desc tcp = desc_with("tcp", "auto");
-    ranks_case(2, NULL, p2p_without_calls, shared_alloc(sizeof(flags)), "a large send progresses while the sender computes");
+    ranks_case(2, NULL, p2p_without_calls, shared_alloc(sizeof(flags)),
+               "a large send progresses while the sender computes");
     ranks_case(2, &tcp, p2p_without_calls, shared_alloc(sizeof(flags)),
                "a large send progresses while the sender computes, tcp");
-    ranks_case(2, NULL, first_failure, NULL, "wait_all returns the first failure and completes the rest");
+    ranks_case(2, NULL, first_failure, NULL,
+               "wait_all returns the first failure and completes the rest");
     ranks_case(2, NULL, first_of_two_failures, NULL, "wait_all returns the first of two failures");
 #ifndef RANKS_MPI
     two_worlds();
@@ -566,11 +593,14 @@ int main(void) {
     ranks_case(1, NULL, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=1");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc many = desc_with(transport_names[t], "latency");
-        ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s", many.transport);
+        ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s",
+                   many.transport);
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(2, &d, who_gets_what, NULL, "who gets which of many messages, %s", d.transport);
-        ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s", d.transport);
-        ranks_case(2, &d, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=2, %s", d.transport);
+        ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s",
+                   d.transport);
+        ranks_case(2, &d, beside_a_sleeping_thread, NULL,
+                   "a deadline beside a sleeping thread n=2, %s", d.transport);
     }
     return tap_done();
 }

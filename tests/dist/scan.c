@@ -52,7 +52,8 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     store_double(&x, IDIST_F16, rank == 0 ? 2048.0 : 1.0);
     rank_ok(rank, idist_scan(&x, &y, 1, IDIST_F16, IDIST_SUM, &o));
-    rank_check(f32_of_f16(y) == want[rank], "rank %d: got %g expected %g", rank, (double)f32_of_f16(y), (double)want[rank]);
+    rank_check(f32_of_f16(y) == want[rank], "rank %d: got %g expected %g", rank,
+               (double)f32_of_f16(y), (double)want[rank]);
 }
 
 int main(void) {
@@ -61,7 +62,8 @@ int main(void) {
     grid_run("exscan", exclusive, GRID_REDUCES | GRID_NO_AVG);
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
-        ranks_case(4, &desc, half_rounds_once, NULL, "F16 prefix sums are rounded once, %s", algorithm_names[a]);
+        ranks_case(4, &desc, half_rounds_once, NULL, "F16 prefix sums are rounded once, %s",
+                   algorithm_names[a]);
     }
     ranks_case(1, NULL, refuses_avg, NULL, "AVG is refused, n=1");
     ranks_case(3, NULL, refuses_avg, NULL, "AVG is refused, n=3");

@@ -4,9 +4,11 @@
 #include "grid.h"
 
 static void one(grid_case *c) {
-    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize, total = c->count * (size_t)c->n;
+    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize,
+           total = c->count * (size_t)c->n;
     bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
-    gbuf send = gbuf_make(is_root ? total * esize : 0, c->misalign), recv = gbuf_make(block, c->misalign);
+    gbuf send = gbuf_make(is_root ? total * esize : 0, c->misalign),
+         recv = gbuf_make(block, c->misalign);
     if (is_root) pat_fill(send.p, 0, total, esize, c->root, c->salt);
     const void *from = is_root || c->salt % 2 ? (const void *)send.p : NULL;
     unsigned char *to = in_place ? send.p + block * (size_t)c->rank : recv.p;

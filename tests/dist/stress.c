@@ -1,12 +1,14 @@
-// stress: all collectives and messages in a random order, over a world and overlapping groups, several at a time
+// stress: all collectives and messages in a random order, over a world and overlapping groups,
+// several at a time
 //
-// A seed and the number of a call say what all ranks call: operation, group, dtype, op, root and size, which is most often
-// one at which the library changes its way. Each rank then decides for itself: blocking or with a request, in place or not,
-// memory from malloc or from idist_alloc, at which offset, and in which order it waits. Every element that arrives is
-// compared with a value computed from (rank, index, call). IDIST_TEST_SECONDS: how long, without it 6 seconds.
+// A seed and the number of a call say what all ranks call: operation, group, dtype, op, root and
+// size, which is most often one at which the library changes its way. Each rank then decides for
+// itself: blocking or with a request, in place or not, memory from malloc or from idist_alloc, at
+// which offset, and in which order it waits. Every element that arrives is compared with a value
+// computed from (rank, index, call). IDIST_TEST_SECONDS: how long, without it 6 seconds.
 //
-// A rank that waits announces it after 20 ms, and the announcement wakes the others: it would turn a lost wake-up into a
-// short stall that nobody sees. Here it never comes, so that one is a hang.
+// A rank that waits announces it after 20 ms, and the announcement wakes the others: it would turn
+// a lost wake-up into a short stall that nobody sees. Here it never comes, so that one is a hang.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
@@ -16,7 +18,8 @@
 #include "grid.h"
 
 enum {
-    PERIOD = 1021, // values repeat after so many elements: no multiple of anything the library divides by
+    PERIOD = 1021, // values repeat after so many elements: no multiple of anything the library
+                   // divides by
     MOST_CALLS = 6,
     MOST_RANKS = 10,
     MOST_BYTES = 5 << 20,
@@ -42,16 +45,16 @@ typedef enum {
     SCATTERV,
     ALL_TO_ALLV,
     MESSAGE,
-    SENDRECV,         // this one and those below block, and cannot stand between group_begin and group_end
+    SENDRECV, // this one and those below block, and cannot stand between group_begin and group_end
     BROADCAST_BYTES,  //
     ALL_GATHER_BYTES, //
     N_KINDS
 } kind;
-static const char *const kind_names[N_KINDS] = {"barrier",  "all_reduce",      "reduce",          "scan",
-                                                "exscan",   "reduce_scatter",  "broadcast",       "all_gather",
-                                                "gather",   "scatter",         "all_to_all",      "all_gatherv",
-                                                "gatherv",  "scatterv",        "all_to_allv",     "message",
-                                                "sendrecv", "broadcast_bytes", "all_gather_bytes"};
+static const char *const kind_names[N_KINDS] = {
+    "barrier",         "all_reduce", "reduce",      "scan",    "exscan",     "reduce_scatter",
+    "broadcast",       "all_gather", "gather",      "scatter", "all_to_all", "all_gatherv",
+    "gatherv",         "scatterv",   "all_to_allv", "message", "sendrecv",   "broadcast_bytes",
+    "all_gather_bytes"};
 
 // User ops, beside the built-in ones.
 enum { MIXED = IDIST_OP_COUNT, AFFINE, PREMUL, N_OPS };
@@ -102,9 +105,11 @@ typedef struct doing {
 static uint64_t own_random(rank_state *s) { return tap_rand(&s->own); }
 
 static void describe(const rank_state *s, const doing *d, char *text, size_t cap) {
-    snprintf(text, cap, "n=%d rank %d call %llu: %s x %zu %s op %d root %d on group %d (%d of %d)%s%s%s%s", s->n, s->rank,
-             (unsigned long long)d->number, kind_names[d->what], d->count, idist_dtype_name(d->dtype), d->op, d->root,
-             d->group, d->r, d->n, d->in_place ? " in place" : "", d->async ? " async" : "",
+    snprintf(text, cap,
+             "n=%d rank %d call %llu: %s x %zu %s op %d root %d on group %d (%d of %d)%s%s%s%s",
+             s->n, s->rank, (unsigned long long)d->number, kind_names[d->what], d->count,
+             idist_dtype_name(d->dtype), d->op, d->root, d->group, d->r, d->n,
+             d->in_place ? " in place" : "", d->async ? " async" : "",
              d->send.window ? " send shared" : "", d->recv.window ? " recv shared" : "");
 }
 
@@ -197,7 +202,9 @@ static void op_affine(const void *in, void *inout, size_t count, idist_dtype dty
     }
 }
 
-static uint32_t user_value(int rank, size_t i, uint64_t salt) { return (uint32_t)(pat_bits(rank, i, salt) >> 16); }
+static uint32_t user_value(int rank, size_t i, uint64_t salt) {
+    return (uint32_t)(pat_bits(rank, i, salt) >> 16);
+}
 
 static double premul_factor(int world_rank) { return world_rank % 2 ? 0.5 : 2.0; }
 
@@ -207,7 +214,9 @@ static double premul_factor(int world_rank) { return world_rank % 2 ? 0.5 : 2.0;
 
 static bool reduces(kind what) { return what >= ALL_REDUCE && what <= REDUCE_SCATTER; }
 
-static uint64_t block_salt(const doing *d, int block) { return d->salt + (uint64_t)block * 0xD1342543DE82EF95u; }
+static uint64_t block_salt(const doing *d, int block) {
+    return d->salt + (uint64_t)block * 0xD1342543DE82EF95u;
+}
 
 // Repeats the first PERIOD elements up to `count`.
 static void repeat(unsigned char *p, size_t count, size_t esize) {
@@ -227,7 +236,8 @@ static void fill_block(const doing *d, unsigned char *p, int rank, int block, si
             memcpy(p + 4 * i, &v, 4);
         }
     } else {
-        red_fill(p, d->dtype, d->op == PREMUL ? IDIST_SUM : (idist_op)d->op, d->n, 0, first, rank, salt);
+        red_fill(p, d->dtype, d->op == PREMUL ? IDIST_SUM : (idist_op)d->op, d->n, 0, first, rank,
+                 salt);
     }
     repeat(p, count, esize);
 }
@@ -245,8 +255,8 @@ static void reduced(const doing *d, int lo, int hi, int block, size_t i, unsigne
     } else if (d->op == PREMUL) {
         double sum = 0;
         for (int k = lo; k < hi; k++)
-            sum +=
-                premul_factor(idist_group_translate(d->g, k, d->world)) * red_float(d->dtype, IDIST_SUM, d->n, k, i, salt);
+            sum += premul_factor(idist_group_translate(d->g, k, d->world)) *
+                   red_float(d->dtype, IDIST_SUM, d->n, k, i, salt);
         store_double(out, d->dtype, sum);
     } else {
         red_expected(out, d->dtype, (idist_op)d->op, d->n, lo, hi, i, salt);
@@ -254,11 +264,13 @@ static void reduced(const doing *d, int lo, int hi, int block, size_t i, unsigne
 }
 
 // got[0 .. count) must be `want`, which has the first PERIOD of them.
-static void compare(rank_state *s, const doing *d, const unsigned char *got, const unsigned char *want, size_t count,
-                    int from) {
+static void compare(rank_state *s, const doing *d, const unsigned char *got,
+                    const unsigned char *want, size_t count, int from) {
     size_t esize = idist_dtype_size(d->dtype), first = count < PERIOD ? count : PERIOD, i = 0;
     bool head = memcmp(got, want, first * esize) == 0;
-    if (head && (count <= PERIOD || memcmp(got + PERIOD * esize, got, (count - PERIOD) * esize) == 0)) return;
+    if (head &&
+        (count <= PERIOD || memcmp(got + PERIOD * esize, got, (count - PERIOD) * esize) == 0))
+        return;
     while (i < count && memcmp(got + i * esize, want + i % PERIOD * esize, esize) == 0) i++;
     char a[40] = "", b[40] = "";
     if (i < count) {
@@ -268,13 +280,15 @@ static void compare(rank_state *s, const doing *d, const unsigned char *got, con
     complain(s, d, "element %zu of %zu from rank %d: got 0x%s expected 0x%s", i, count, from, a, b);
 }
 
-static void check_block(rank_state *s, const doing *d, const unsigned char *got, int rank, int block, size_t count) {
+static void check_block(rank_state *s, const doing *d, const unsigned char *got, int rank,
+                        int block, size_t count) {
     unsigned char want[PERIOD * 8];
     fill_block(d, want, rank, block, count < PERIOD ? count : PERIOD);
     compare(s, d, got, want, count, rank);
 }
 
-static void check_reduced(rank_state *s, const doing *d, const unsigned char *got, int lo, int hi, int block, size_t count) {
+static void check_reduced(rank_state *s, const doing *d, const unsigned char *got, int lo, int hi,
+                          int block, size_t count) {
     unsigned char want[PERIOD * 8];
     size_t esize = idist_dtype_size(d->dtype);
     for (size_t i = 0; i < count && i < PERIOD; i++) reduced(d, lo, hi, block, i, want + i * esize);
@@ -286,7 +300,8 @@ static void check_reduced(rank_state *s, const doing *d, const unsigned char *go
 //------------------------------------------------------------------------------
 
 static bool wide(kind what) {
-    return what == REDUCE_SCATTER || (what >= ALL_GATHER && what <= ALL_TO_ALLV) || what == ALL_GATHER_BYTES;
+    return what == REDUCE_SCATTER || (what >= ALL_GATHER && what <= ALL_TO_ALLV) ||
+           what == ALL_GATHER_BYTES;
 }
 
 static size_t plan_count(uint64_t h, size_t esize, size_t blocks) {
@@ -305,7 +320,8 @@ static size_t plan_count(uint64_t h, size_t esize, size_t blocks) {
 static void plan_op(doing *d, uint64_t h) {
     d->op = (int)(h % N_OPS);
     if (d->op == MIXED || d->op == AFFINE) d->dtype = IDIST_U32;
-    if (d->op == PREMUL) d->dtype = (idist_dtype)(IDIST_F16 + (h >> 8) % (IDIST_DTYPE_COUNT - IDIST_F16));
+    if (d->op == PREMUL)
+        d->dtype = (idist_dtype)(IDIST_F16 + (h >> 8) % (IDIST_DTYPE_COUNT - IDIST_F16));
     if (d->op < IDIST_OP_COUNT && !op_allowed((idist_op)d->op, d->dtype)) d->op = IDIST_SUM;
     if (d->op == IDIST_AVG && (d->what == SCAN || d->what == EXSCAN)) d->op = IDIST_SUM;
 }
@@ -331,7 +347,8 @@ static bool plan(rank_state *s, doing *d, uint64_t number, bool between) {
     d->dst = (int)((h >> 48) % (uint64_t)d->n);
     d->tag = (int)((h >> 52) % 3);
     if (d->what != BARRIER)
-        d->count = plan_count(tap_rand(&x), idist_dtype_size(d->dtype), wide(d->what) ? (size_t)d->n : 1);
+        d->count =
+            plan_count(tap_rand(&x), idist_dtype_size(d->dtype), wide(d->what) ? (size_t)d->n : 1);
     return true;
 }
 
@@ -357,7 +374,8 @@ static size_t v_layout(rank_state *s, const doing *d, const size_t *counts, size
     return at;
 }
 
-static void check_gaps(rank_state *s, const doing *d, const area *a, const size_t *counts, const size_t *displs) {
+static void check_gaps(rank_state *s, const doing *d, const area *a, const size_t *counts,
+                       const size_t *displs) {
     size_t esize = idist_dtype_size(d->dtype), at = 0;
     while (at < a->nbytes / esize) {
         int k = 0;
@@ -382,7 +400,8 @@ static void make_v_areas(rank_state *s, doing *d) {
         d->scounts[k] = d->what == SCATTERV ? v_count(d, k, k) : v_count(d, d->r, k);
         d->rcounts[k] = d->what == ALL_TO_ALLV ? v_count(d, k, d->r) : v_count(d, k, k);
     }
-    if (d->what == ALL_TO_ALLV || (d->what == SCATTERV && root)) scatter = v_layout(s, d, d->scounts, d->sdispls);
+    if (d->what == ALL_TO_ALLV || (d->what == SCATTERV && root))
+        scatter = v_layout(s, d, d->scounts, d->sdispls);
     if (d->what == ALL_TO_ALLV || d->what == ALL_GATHERV || (d->what == GATHERV && root))
         gather = v_layout(s, d, d->rcounts, d->rdispls);
     if (d->what == ALL_GATHERV || d->what == GATHERV) scatter = d->rcounts[d->r];
@@ -391,8 +410,11 @@ static void make_v_areas(rank_state *s, doing *d) {
     d->recv = area_make(s, d, gather * esize);
     d->in_place = d->in_place && d->what != ALL_TO_ALLV && (root || d->what == ALL_GATHERV);
     if (d->what == SCATTERV || d->what == ALL_TO_ALLV)
-        for (int k = 0; k < d->n && scatter; k++) fill_block(d, d->send.p + d->sdispls[k] * esize, d->r, k, d->scounts[k]);
-    else fill_block(d, d->in_place ? d->recv.p + d->rdispls[d->r] * esize : d->send.p, d->r, 0, d->rcounts[d->r]);
+        for (int k = 0; k < d->n && scatter; k++)
+            fill_block(d, d->send.p + d->sdispls[k] * esize, d->r, k, d->scounts[k]);
+    else
+        fill_block(d, d->in_place ? d->recv.p + d->rdispls[d->r] * esize : d->send.p, d->r, 0,
+                   d->rcounts[d->r]);
     d->to = d->what == SCATTERV && d->in_place ? d->send.p + d->sdispls[d->r] * esize : d->recv.p;
 }
 
@@ -401,14 +423,17 @@ static idist_status call_v(doing *d, const idist_opts *o) {
     const void *from = d->in_place ? d->recv.p + d->rdispls[d->r] * esize : d->send.p;
     bool root = d->r == d->root;
     switch (d->what) {
-    case ALL_GATHERV: return idist_all_gatherv(from, own, d->recv.p, d->rcounts, d->rdispls, d->dtype, o);
+    case ALL_GATHERV:
+        return idist_all_gatherv(from, own, d->recv.p, d->rcounts, d->rdispls, d->dtype, o);
     case GATHERV:
-        return idist_gatherv(from, own, root ? d->recv.p : NULL, root ? d->rcounts : NULL, root ? d->rdispls : NULL,
-                             d->dtype, d->root, o);
+        return idist_gatherv(from, own, root ? d->recv.p : NULL, root ? d->rcounts : NULL,
+                             root ? d->rdispls : NULL, d->dtype, d->root, o);
     case SCATTERV:
-        return idist_scatterv(root ? d->send.p : NULL, root ? d->scounts : NULL, root ? d->sdispls : NULL, d->to, own,
-                              d->dtype, d->root, o);
-    default: return idist_all_to_allv(d->send.p, d->scounts, d->sdispls, d->recv.p, d->rcounts, d->rdispls, d->dtype, o);
+        return idist_scatterv(root ? d->send.p : NULL, root ? d->scounts : NULL,
+                              root ? d->sdispls : NULL, d->to, own, d->dtype, d->root, o);
+    default:
+        return idist_all_to_allv(d->send.p, d->scounts, d->sdispls, d->recv.p, d->rcounts,
+                                 d->rdispls, d->dtype, o);
     }
 }
 
@@ -423,11 +448,13 @@ static void check_v(rank_state *s, const doing *d) {
     }
     if (d->what != GATHERV || root) {
         for (int k = 0; k < d->n; k++)
-            check_block(s, d, d->recv.p + d->rdispls[k] * esize, k, d->what == ALL_TO_ALLV ? d->r : 0, d->rcounts[k]);
+            check_block(s, d, d->recv.p + d->rdispls[k] * esize, k,
+                        d->what == ALL_TO_ALLV ? d->r : 0, d->rcounts[k]);
         check_gaps(s, d, &d->recv, d->rcounts, d->rdispls);
     }
     if (d->what == ALL_TO_ALLV)
-        for (int k = 0; k < d->n; k++) check_block(s, d, d->send.p + d->sdispls[k] * esize, d->r, k, d->scounts[k]);
+        for (int k = 0; k < d->n; k++)
+            check_block(s, d, d->send.p + d->sdispls[k] * esize, d->r, k, d->scounts[k]);
     else if (!d->in_place) check_block(s, d, d->send.p, d->r, 0, d->rcounts[d->r]);
 }
 
@@ -435,10 +462,14 @@ static void check_v(rank_state *s, const doing *d) {
 // messages, and bytes of sizes that only the sender knows
 //------------------------------------------------------------------------------
 
-static size_t sent_count(const doing *d, int rank) { return d->count + (d->salt % 2 ? (size_t)rank : 0); }
+static size_t sent_count(const doing *d, int rank) {
+    return d->count + (d->salt % 2 ? (size_t)rank : 0);
+}
 
 // The sizes of broadcast_bytes and all_gather_bytes.
-static size_t bytes_of(const doing *d, int rank) { return d->what == BROADCAST_BYTES ? d->count : v_count(d, rank, 0); }
+static size_t bytes_of(const doing *d, int rank) {
+    return d->what == BROADCAST_BYTES ? d->count : v_count(d, rank, 0);
+}
 
 // Who a rank sends to in a sendrecv, and who it receives from: round the circle, or in pairs.
 static int partner(const doing *d, bool sends) {
@@ -468,21 +499,25 @@ static void make_message_areas(rank_state *s, doing *d) {
 }
 
 static idist_status call_message(doing *d, const idist_opts *o, bool between) {
-    size_t esize = idist_dtype_size(d->dtype), sent = sent_count(d, d->r), room = d->recv.nbytes / esize;
+    size_t esize = idist_dtype_size(d->dtype), sent = sent_count(d, d->r),
+           room = d->recv.nbytes / esize;
     idist_opts plain = opts_of(d->g), other = opts_async(d->g, &d->request[1]);
     idist_status status = IDIST_OK;
     if (d->what == SENDRECV)
-        return idist_sendrecv(d->send.p, sent, partner(d, true), d->tag, d->recv.p, room, partner(d, false), d->tag,
-                              d->dtype, &d->info, &plain);
-    if (d->what == BROADCAST_BYTES) return idist_broadcast_bytes(d->recv.p, d->recv.nbytes, &d->nbytes, d->root, &plain);
+        return idist_sendrecv(d->send.p, sent, partner(d, true), d->tag, d->recv.p, room,
+                              partner(d, false), d->tag, d->dtype, &d->info, &plain);
+    if (d->what == BROADCAST_BYTES)
+        return idist_broadcast_bytes(d->recv.p, d->recv.nbytes, &d->nbytes, d->root, &plain);
     if (d->what == ALL_GATHER_BYTES)
-        return idist_all_gather_bytes(d->send.p, d->send.nbytes, d->recv.p, d->recv.nbytes, d->sizes, &plain);
+        return idist_all_gather_bytes(d->send.p, d->send.nbytes, d->recv.p, d->recv.nbytes,
+                                      d->sizes, &plain);
     if (d->r == d->src && d->r == d->dst) { // to itself: one of the two must not block
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, between ? &plain : &other);
     } else if (d->r == d->src) {
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, o);
     }
-    if (status == IDIST_OK && d->r == d->dst) status = idist_recv(d->recv.p, room, d->dtype, d->src, d->tag, &d->info, o);
+    if (status == IDIST_OK && d->r == d->dst)
+        status = idist_recv(d->recv.p, room, d->dtype, d->src, d->tag, &d->info, o);
     return status;
 }
 
@@ -490,14 +525,16 @@ static void check_message(rank_state *s, const doing *d) {
     int from = d->what == SENDRECV ? partner(d, false) : d->src;
     size_t at = 0;
     if (d->what == BROADCAST_BYTES) {
-        if (d->nbytes != d->count) complain(s, d, "size: got %zu expected %zu", d->nbytes, d->count);
+        if (d->nbytes != d->count)
+            complain(s, d, "size: got %zu expected %zu", d->nbytes, d->count);
         else check_block(s, d, d->recv.p, d->root, 0, d->count);
         return;
     }
     if (d->what == ALL_GATHER_BYTES) {
         for (int k = 0; k < d->n; k++) {
             if (d->sizes[k] != bytes_of(d, k))
-                complain(s, d, "size of rank %d: got %zu expected %zu", k, d->sizes[k], bytes_of(d, k));
+                complain(s, d, "size of rank %d: got %zu expected %zu", k, d->sizes[k],
+                         bytes_of(d, k));
             else check_block(s, d, d->recv.p + at, k, 0, d->sizes[k]);
             at += bytes_of(d, k);
         }
@@ -505,11 +542,12 @@ static void check_message(rank_state *s, const doing *d) {
     }
     if (d->what == SENDRECV || d->r == d->dst) {
         if (d->info.source != from || d->info.tag != d->tag || d->info.count != sent_count(d, from))
-            complain(s, d, "info: got %d, %d, %zu expected %d, %d, %zu", d->info.source, d->info.tag, d->info.count, from,
-                     d->tag, sent_count(d, from));
+            complain(s, d, "info: got %d, %d, %zu expected %d, %d, %zu", d->info.source,
+                     d->info.tag, d->info.count, from, d->tag, sent_count(d, from));
         else check_block(s, d, d->recv.p, from, 0, sent_count(d, from));
     }
-    if (d->what == SENDRECV || d->r == d->src) check_block(s, d, d->send.p, d->r, 0, sent_count(d, d->r));
+    if (d->what == SENDRECV || d->r == d->src)
+        check_block(s, d, d->send.p, d->r, 0, sent_count(d, d->r));
 }
 
 //------------------------------------------------------------------------------
@@ -534,17 +572,21 @@ static size_t recv_blocks(const doing *d) {
 
 static void make_areas(rank_state *s, doing *d) {
     size_t nbytes = d->count * idist_dtype_size(d->dtype);
-    bool root = d->r == d->root, rooted = d->what == REDUCE || d->what == GATHER || d->what == SCATTER;
+    bool root = d->r == d->root,
+         rooted = d->what == REDUCE || d->what == GATHER || d->what == SCATTER;
     unsigned char *from;
     if (d->what == BARRIER || d->what == BROADCAST || (rooted && !root)) d->in_place = false;
     d->send = area_make(s, d, send_blocks(d) * nbytes);
     d->recv = area_make(s, d, recv_blocks(d) * nbytes);
     d->to = d->recv.p;
     from = d->send.p;
-    if (d->in_place && (d->what == ALL_GATHER || d->what == GATHER)) from = d->recv.p + (size_t)d->r * nbytes;
-    else if (d->in_place && (d->what == REDUCE_SCATTER || d->what == SCATTER)) d->to = d->send.p + (size_t)d->r * nbytes;
+    if (d->in_place && (d->what == ALL_GATHER || d->what == GATHER))
+        from = d->recv.p + (size_t)d->r * nbytes;
+    else if (d->in_place && (d->what == REDUCE_SCATTER || d->what == SCATTER))
+        d->to = d->send.p + (size_t)d->r * nbytes;
     else if (d->in_place) d->to = d->send.p;
-    for (size_t k = 0; k < send_blocks(d); k++) fill_block(d, from + k * nbytes, d->r, (int)k, d->count);
+    for (size_t k = 0; k < send_blocks(d); k++)
+        fill_block(d, from + k * nbytes, d->r, (int)k, d->count);
     if (d->what == BROADCAST && root) fill_block(d, d->recv.p, d->r, 0, d->count);
 }
 
@@ -579,7 +621,8 @@ static void check_result(rank_state *s, const doing *d) {
     case SCAN: check_reduced(s, d, d->to, 0, d->r + 1, 0, d->count); break;
     case EXSCAN:
         if (d->r > 0) check_reduced(s, d, d->to, 0, d->r, 0, d->count);
-        else if (!d->in_place && nbytes && (d->to[0] != 0x5A || memcmp(d->to, d->to + 1, nbytes - 1) != 0))
+        else if (!d->in_place && nbytes &&
+                 (d->to[0] != 0x5A || memcmp(d->to, d->to + 1, nbytes - 1) != 0))
             complain(s, d, "the receive buffer of rank 0 must stay untouched");
         break;
     case REDUCE_SCATTER: check_reduced(s, d, d->to, 0, d->n, d->r, d->count); break;
@@ -591,12 +634,14 @@ static void check_result(rank_state *s, const doing *d) {
         break;
     case SCATTER: check_block(s, d, d->to, d->root, d->r, d->count); break;
     case ALL_TO_ALL:
-        for (int k = 0; k < d->n; k++) check_block(s, d, d->to + (size_t)k * nbytes, k, d->r, d->count);
+        for (int k = 0; k < d->n; k++)
+            check_block(s, d, d->to + (size_t)k * nbytes, k, d->r, d->count);
         break;
     default: break;
     }
     if (d->in_place && d->what != SCATTER) return;
-    for (size_t k = 0; k < send_blocks(d); k++) check_block(s, d, d->send.p + k * nbytes, d->r, (int)k, d->count);
+    for (size_t k = 0; k < send_blocks(d); k++)
+        check_block(s, d, d->send.p + k * nbytes, d->r, (int)k, d->count);
 }
 
 //------------------------------------------------------------------------------
@@ -627,7 +672,8 @@ static void finish(rank_state *s, doing *d) {
         idist_status status = IDIST_OK;
         bool done = false;
         if (own_random(s) % 4 == 0)
-            while (status == IDIST_OK && !done && sched_yield() == 0) status = idist_test(&d->request[i], &done);
+            while (status == IDIST_OK && !done && sched_yield() == 0)
+                status = idist_test(&d->request[i], &done);
         else status = idist_wait(&d->request[i]);
         if (status == IDIST_OK) continue;
         complain(s, d, "wait: got %s: %s", idist_status_name(status), idist_last_error());
@@ -665,7 +711,8 @@ static void one_round(rank_state *s, doing *calls) {
     if (between) {
         idist_status status = idist_group_end();
         if (status != IDIST_OK) {
-            rank_fail("rank %d: group_end: got %s: %s", s->rank, idist_status_name(status), idist_last_error());
+            rank_fail("rank %d: group_end: got %s: %s", s->rank, idist_status_name(status),
+                      idist_last_error());
             s->broken = true;
         }
     }
@@ -680,17 +727,23 @@ static void one_round(rank_state *s, doing *calls) {
 
 // Two halves, and two groups of some ranks in an order of their own.
 static bool make_groups(rank_state *s) {
-    uint64_t h = tap_mix(s->shared->seed ^ 77), mine = tap_mix(s->shared->seed + (uint64_t)s->rank * 13);
-    bool ok = rank_ok(s->rank, idist_split(s->groups[0], s->rank % 2, (int)(mine % 5), &s->groups[1]));
+    uint64_t h = tap_mix(s->shared->seed ^ 77),
+             mine = tap_mix(s->shared->seed + (uint64_t)s->rank * 13);
+    bool ok =
+        rank_ok(s->rank, idist_split(s->groups[0], s->rank % 2, (int)(mine % 5), &s->groups[1]));
     int last = (int)(h % (uint64_t)s->n);
-    ok = ok && rank_ok(s->rank, idist_split(s->groups[0], s->rank >= last ? 0 : -1, -s->rank, &s->groups[2]));
-    return ok && rank_ok(s->rank, idist_split(s->groups[0], mine >> 8 & 1 ? 0 : -1, (int)(mine >> 16 & 3), &s->groups[3]));
+    ok = ok && rank_ok(s->rank, idist_split(s->groups[0], s->rank >= last ? 0 : -1, -s->rank,
+                                            &s->groups[2]));
+    return ok && rank_ok(s->rank, idist_split(s->groups[0], mine >> 8 & 1 ? 0 : -1,
+                                              (int)(mine >> 16 & 3), &s->groups[3]));
 }
 
 static bool make_ops(rank_state *s) {
     return rank_ok(s->rank, idist_op_create(op_mixed, NULL, true, s->groups[0], &s->user_ops[0])) &&
-           rank_ok(s->rank, idist_op_create(op_affine, NULL, false, s->groups[0], &s->user_ops[1])) &&
-           rank_ok(s->rank, idist_op_create_premul_sum(premul_factor(s->rank), s->groups[0], &s->user_ops[2]));
+           rank_ok(s->rank,
+                   idist_op_create(op_affine, NULL, false, s->groups[0], &s->user_ops[1])) &&
+           rank_ok(s->rank, idist_op_create_premul_sum(premul_factor(s->rank), s->groups[0],
+                                                       &s->user_ops[2]));
 }
 
 static void storm(idist_group *world, int rank, int n, void *arg) {
@@ -708,7 +761,8 @@ static void storm(idist_group *world, int rank, int n, void *arg) {
     bool ok = make_groups(&s) && make_ops(&s);
     while (ok) {
         int32_t stop = s.wrong || (rank == 0 && tap_now_ns() >= s.shared->end_ns);
-        ok = !s.broken && rank_ok(rank, idist_all_reduce(&stop, &stop, 1, IDIST_I32, IDIST_MAX, &o));
+        ok =
+            !s.broken && rank_ok(rank, idist_all_reduce(&stop, &stop, 1, IDIST_I32, IDIST_MAX, &o));
         if (!ok || stop) break;
         for (int i = 0; i < 4 && !s.broken; i++) one_round(&s, calls);
         if (rank == 0) __atomic_store_n(&s.shared->n_calls, (int64_t)s.number, __ATOMIC_RELAXED);
@@ -719,7 +773,8 @@ static void storm(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const char *const algorithms[6] = {"auto", "auto", "chunked", "auto", "latency", "bandwidth"};
+    static const char *const algorithms[6] = {"auto", "auto",    "chunked",
+                                              "auto", "latency", "bandwidth"};
     static const size_t shm_nbytes[4] = {0, 0, (size_t)1 << 20, (size_t)300 << 10};
     static const struct {
         int n;
@@ -729,7 +784,8 @@ int main(void) {
     const char *text = getenv("IDIST_TEST_SECONDS");
     double seconds = text && atof(text) > 0 ? atof(text) : test_quick() ? 4 : 6;
     stress *shared = (stress *)shared_alloc(sizeof *shared);
-    int64_t end_ns = tap_now_ns() + (int64_t)(seconds * 1e9), slice_ns = (int64_t)(seconds * 1e9) / N_SLICES;
+    int64_t end_ns = tap_now_ns() + (int64_t)(seconds * 1e9),
+            slice_ns = (int64_t)(seconds * 1e9) / N_SLICES;
     if (slice_ns > 1000000000) slice_ns = 1000000000;
     tap_deadline((int)seconds + 60);
     (void)ranks__log();
@@ -742,7 +798,8 @@ int main(void) {
         int n = 2 + (int)(i / 2 % 7);
         bool threads = i % 2 == 1;
         uint64_t h = tap_mix(tap_seed() + i);
-        idist_desc d = desc_with(transport_names[(h >> 16) % 3 ? 0 : (h >> 20) % N_TRANSPORTS], algorithms[h % 6]);
+        idist_desc d = desc_with(transport_names[(h >> 16) % 3 ? 0 : (h >> 20) % N_TRANSPORTS],
+                                 algorithms[h % 6]);
 #ifdef RANKS_MPI
         d = desc_with(NULL, NULL);
 #else
@@ -760,9 +817,9 @@ int main(void) {
         ranks_reset();
         if (threads) ranks_threads(n, &d, storm, shared);
         else ranks_processes(n, &d, storm, shared, (int)(slice_ns / 1000000) + RANKS_TIMEOUT_MS);
-        ranks_report("n=%d %s transport=%s algorithm=%s shm=%zu: %lld random calls", n, threads ? "threads" : "processes",
-                     d.transport ? d.transport : "any", d.algorithm ? d.algorithm : "any", d.shm_nbytes,
-                     (long long)shared->n_calls);
+        ranks_report("n=%d %s transport=%s algorithm=%s shm=%zu: %lld random calls", n,
+                     threads ? "threads" : "processes", d.transport ? d.transport : "any",
+                     d.algorithm ? d.algorithm : "any", d.shm_nbytes, (long long)shared->n_calls);
     }
     return tap_done();
 }

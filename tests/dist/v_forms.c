@@ -1,4 +1,5 @@
-// all_gatherv, gatherv, scatterv, all_to_allv: counts that differ from rank to rank, with gaps and in any order of blocks
+// all_gatherv, gatherv, scatterv, all_to_allv: counts that differ from rank to rank, with gaps and
+// in any order of blocks
 #include "idist.h"
 
 #include "grid.h"
@@ -28,14 +29,17 @@ static layout make_layout(int n, size_t count, int style, uint64_t salt) {
 
 static int style_of(const grid_case *c) { return (int)(c->salt % 3); }
 
-static const size_t *displs_of(const grid_case *c, const layout *l) { return style_of(c) == 0 ? NULL : l->displs; }
+static const size_t *displs_of(const grid_case *c, const layout *l) {
+    return style_of(c) == 0 ? NULL : l->displs;
+}
 
 // Bytes of the large buffer that belong to no block must be as they were.
 static void check_gaps(const grid_case *c, const gbuf *b, const layout *l) {
     size_t esize = idist_dtype_size(c->dtype);
     for (size_t i = 0; i < l->extent; i++) {
         bool inside = false;
-        for (int k = 0; k < c->n && !inside; k++) inside = i >= l->displs[k] && i < l->displs[k] + l->counts[k];
+        for (int k = 0; k < c->n && !inside; k++)
+            inside = i >= l->displs[k] && i < l->displs[k] + l->counts[k];
         for (size_t j = 0; j < esize && !inside; j++) {
             if (b->p[i * esize + j] == 0x5A) continue;
             grid_fail(c, "element %zu lies between the blocks and was written", i);
@@ -46,7 +50,8 @@ static void check_gaps(const grid_case *c, const gbuf *b, const layout *l) {
 
 static void check_blocks(const grid_case *c, const gbuf *b, const layout *l) {
     size_t esize = idist_dtype_size(c->dtype);
-    for (int k = 0; k < c->n; k++) grid_check_pat(c, b->p + l->displs[k] * esize, 0, l->counts[k], k);
+    for (int k = 0; k < c->n; k++)
+        grid_check_pat(c, b->p + l->displs[k] * esize, 0, l->counts[k], k);
     check_gaps(c, b, l);
     grid_check_guards(c, b, "receive");
 }
@@ -55,10 +60,12 @@ static void all_gatherv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     layout l = make_layout(c->n, c->count, style_of(c), c->salt);
     size_t own = l.counts[c->rank];
-    gbuf send = gbuf_make(own * esize, c->misalign), recv = gbuf_make(l.extent * esize, c->misalign);
+    gbuf send = gbuf_make(own * esize, c->misalign),
+         recv = gbuf_make(l.extent * esize, c->misalign);
     unsigned char *from = c->in_place ? recv.p + l.displs[c->rank] * esize : send.p;
     pat_fill(from, 0, own, esize, c->rank, c->salt);
-    if (grid_done(c, idist_all_gatherv(from, own, recv.p, l.counts, displs_of(c, &l), c->dtype, &c->opts))) {
+    if (grid_done(c, idist_all_gatherv(from, own, recv.p, l.counts, displs_of(c, &l), c->dtype,
+                                       &c->opts))) {
         check_blocks(c, &recv, &l);
         if (!c->in_place) grid_check_send_pat(c, &send, own);
     }
@@ -71,11 +78,13 @@ static void gatherv(grid_case *c) {
     bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
     layout l = make_layout(c->n, c->count, style_of(c), c->salt);
     size_t own = l.counts[c->rank];
-    gbuf send = gbuf_make(own * esize, c->misalign), recv = gbuf_make(is_root ? l.extent * esize : 0, c->misalign);
+    gbuf send = gbuf_make(own * esize, c->misalign),
+         recv = gbuf_make(is_root ? l.extent * esize : 0, c->misalign);
     unsigned char *from = in_place ? recv.p + l.displs[c->rank] * esize : send.p;
     const size_t *counts = is_root ? l.counts : NULL, *displs = is_root ? displs_of(c, &l) : NULL;
     pat_fill(from, 0, own, esize, c->rank, c->salt);
-    if (grid_done(c, idist_gatherv(from, own, is_root ? recv.p : NULL, counts, displs, c->dtype, c->root, &c->opts))) {
+    if (grid_done(c, idist_gatherv(from, own, is_root ? recv.p : NULL, counts, displs, c->dtype,
+                                   c->root, &c->opts))) {
         if (is_root) check_blocks(c, &recv, &l);
         if (!in_place) grid_check_send_pat(c, &send, own);
     }
@@ -89,11 +98,14 @@ static void scatterv(grid_case *c) {
     bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
     layout l = make_layout(c->n, c->count, style_of(c), c->salt);
     size_t own = l.counts[c->rank];
-    gbuf send = gbuf_make(is_root ? l.extent * esize : 0, c->misalign), recv = gbuf_make(own * esize, c->misalign);
-    for (int k = 0; k < c->n && is_root; k++) pat_fill(send.p + l.displs[k] * esize, 0, l.counts[k], esize, k, c->salt);
+    gbuf send = gbuf_make(is_root ? l.extent * esize : 0, c->misalign),
+         recv = gbuf_make(own * esize, c->misalign);
+    for (int k = 0; k < c->n && is_root; k++)
+        pat_fill(send.p + l.displs[k] * esize, 0, l.counts[k], esize, k, c->salt);
     unsigned char *to = in_place ? send.p + l.displs[c->rank] * esize : recv.p;
     const size_t *counts = is_root ? l.counts : NULL, *displs = is_root ? displs_of(c, &l) : NULL;
-    if (grid_done(c, idist_scatterv(is_root ? send.p : NULL, counts, displs, to, own, c->dtype, c->root, &c->opts))) {
+    if (grid_done(c, idist_scatterv(is_root ? send.p : NULL, counts, displs, to, own, c->dtype,
+                                    c->root, &c->opts))) {
         grid_check_pat(c, to, 0, own, c->rank);
         grid_check_guards(c, &recv, "receive");
         if (is_root) check_blocks(c, &send, &l); // still as it was
@@ -122,19 +134,23 @@ static layout pair_layout(const grid_case *c, bool sending) {
     return l;
 }
 
-// What a sends to b are elements b*100000 .. of a's pattern, so that a block at the wrong place is seen.
+// What a sends to b are elements b*100000 .. of a's pattern, so that a block at the wrong place is
+// seen.
 static void all_to_allv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     layout out = pair_layout(c, true), in = pair_layout(c, false);
-    gbuf send = gbuf_make(out.extent * esize, c->misalign), recv = gbuf_make(in.extent * esize, c->misalign);
+    gbuf send = gbuf_make(out.extent * esize, c->misalign),
+         recv = gbuf_make(in.extent * esize, c->misalign);
     for (int k = 0; k < c->n; k++)
-        pat_fill(send.p + out.displs[k] * esize, (size_t)k * 100000, out.counts[k], esize, c->rank, c->salt);
+        pat_fill(send.p + out.displs[k] * esize, (size_t)k * 100000, out.counts[k], esize, c->rank,
+                 c->salt);
     gbuf copy = gbuf_make(send.nbytes, 0);
     memcpy(copy.p, send.p, send.nbytes);
-    if (grid_done(c, idist_all_to_allv(send.p, out.counts, displs_of(c, &out), recv.p, in.counts, displs_of(c, &in),
-                                       c->dtype, &c->opts))) {
+    if (grid_done(c, idist_all_to_allv(send.p, out.counts, displs_of(c, &out), recv.p, in.counts,
+                                       displs_of(c, &in), c->dtype, &c->opts))) {
         for (int k = 0; k < c->n; k++)
-            grid_check_pat(c, recv.p + in.displs[k] * esize, (size_t)c->rank * 100000, in.counts[k], k);
+            grid_check_pat(c, recv.p + in.displs[k] * esize, (size_t)c->rank * 100000, in.counts[k],
+                           k);
         check_gaps(c, &recv, &in);
         grid_check_guards(c, &recv, "receive");
         grid_check_guards(c, &send, "send");
@@ -145,7 +161,8 @@ static void all_to_allv(grid_case *c) {
     gbuf_free(&recv);
 }
 
-// One rank has everything, the others nothing: an algorithm that divides by the average count shows here.
+// One rank has everything, the others nothing: an algorithm that divides by the average count shows
+// here.
 static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -160,7 +177,8 @@ static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
         TAP_REQUIRE(mine);
         pat_fill(mine, 0, own, 4, rank, 5);
         rank_ok(rank, idist_all_gatherv(own ? mine : NULL, own, x, counts, NULL, IDIST_U32, &o));
-        rank_check(pat_find_wrong(x, 0, 50001, 4, owner, 5) == 50001, "rank %d: wrong data from rank %d", rank, owner);
+        rank_check(pat_find_wrong(x, 0, 50001, 4, owner, 5) == 50001,
+                   "rank %d: wrong data from rank %d", rank, owner);
         free(x);
         free(mine);
     }
@@ -177,11 +195,14 @@ static void counts_of_the_root(idist_group *world, int rank, int n, void *arg) {
         for (int k = 0; k < n; k++) counts[k] = 1;
         for (int k = 0; k < n; k++) all[k] = k + 1;
         const size_t *c = rank == root ? counts : nowhere;
-        rank_ok(rank, idist_scatterv(all, c, rank == root ? NULL : nowhere, &one, 1, IDIST_I32, root, &o));
+        rank_ok(rank, idist_scatterv(all, c, rank == root ? NULL : nowhere, &one, 1, IDIST_I32,
+                                     root, &o));
         rank_check(one == rank + 1, "rank %d: scatterv: got %d expected %d", rank, one, rank + 1);
-        rank_ok(rank, idist_gatherv(&mine, 1, all, c, rank == root ? NULL : nowhere, IDIST_I32, root, &o));
+        rank_ok(rank, idist_gatherv(&mine, 1, all, c, rank == root ? NULL : nowhere, IDIST_I32,
+                                    root, &o));
         for (int k = 0; k < n && rank == root; k++)
-            rank_check(all[k] == 10 * k, "gatherv: got %d from rank %d expected %d", all[k], k, 10 * k);
+            rank_check(all[k] == 10 * k, "gatherv: got %d from rank %d expected %d", all[k], k,
+                       10 * k);
     }
 }
 
@@ -194,7 +215,8 @@ int main(void) {
     ranks_case(4, NULL, one_rank_has_all, NULL, "all_gatherv where one rank has all");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
-        ranks_case(3, &d, counts_of_the_root, NULL, "counts are looked at on the root only, %s", d.transport);
+        ranks_case(3, &d, counts_of_the_root, NULL, "counts are looked at on the root only, %s",
+                   d.transport);
     }
     return tap_done();
 }

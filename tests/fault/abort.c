@@ -69,15 +69,18 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     if (joins) {
         idist_status status = block(world, rank, n, e->place, x);
         int64_t after_ms = tap_now_ms() - __atomic_load_n(&e->aborted_ms, __ATOMIC_ACQUIRE);
-        rank_check(status == IDIST_ERR_ABORTED, "rank %d: got %s expected IDIST_ERR_ABORTED; last error: %s", rank,
+        rank_check(status == IDIST_ERR_ABORTED,
+                   "rank %d: got %s expected IDIST_ERR_ABORTED; last error: %s", rank,
                    idist_status_name(status), idist_last_error());
-        rank_check(after_ms <= 500 * test_slow_factor(), "rank %d: %lld ms after the abort", rank, (long long)after_ms);
+        rank_check(after_ms <= 500 * test_slow_factor(), "rank %d: %lld ms after the abort", rank,
+                   (long long)after_ms);
         rank_check(idist_last_error()[0] != 0, "rank %d: a failure has a text", rank);
     } else {
         tap_sleep_ms(200);
     }
     if (rank == e->aborter) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
-    rank_is(rank, idist_barrier(&o), IDIST_ERR_ABORTED); // later calls, also of the rank that was elsewhere
+    rank_is(rank, idist_barrier(&o),
+            IDIST_ERR_ABORTED); // later calls, also of the rank that was elsewhere
     rank_is(rank, idist_send(x, 1, IDIST_F32, 0, 0, &o), IDIST_ERR_ABORTED);
     rank_ok(rank, idist_abort(world)); // again: nothing happens
     free(x);
@@ -108,7 +111,8 @@ static void group_only(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&h));
 }
 
-// Rank 0 is in a call that nobody answers, and the others are in none: nothing but idist_abort can wake it.
+// Rank 0 is in a call that nobody answers, and the others are in none: nothing but idist_abort can
+// wake it.
 static void wakes_the_sleeper(idist_group *world, int rank, int n, void *arg) {
     experiment *e = (experiment *)arg;
     idist_opts o = opts_of(world);
@@ -120,12 +124,14 @@ static void wakes_the_sleeper(idist_group *world, int rank, int n, void *arg) {
         TAP_REQUIRE(pthread_create(&thread, NULL, abort_soon, &second) == 0);
         rank_is(rank, idist_recv(&x, 1, IDIST_I32, n - 1, 0, NULL, &o), IDIST_ERR_ABORTED);
         int64_t after_ms = tap_now_ms() - __atomic_load_n(&e->aborted_ms, __ATOMIC_ACQUIRE);
-        rank_check(after_ms <= 400 * test_slow_factor(), "%lld ms after the abort", (long long)after_ms);
+        rank_check(after_ms <= 400 * test_slow_factor(), "%lld ms after the abort",
+                   (long long)after_ms);
         TAP_REQUIRE(pthread_join(thread, NULL) == 0);
         __atomic_store_n(&e->woken, 1, __ATOMIC_RELEASE);
     } else { // in no call until rank 0 is through
         int64_t end_ms = tap_now_ms() + 2000 * test_slow_factor();
-        while (!__atomic_load_n(&e->woken, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) tap_sleep_ms(1);
+        while (!__atomic_load_n(&e->woken, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms)
+            tap_sleep_ms(1);
     }
 }
 
@@ -157,7 +163,8 @@ static void *abort_midway(void *arg) {
     return NULL;
 }
 
-// A thread of the last rank aborts a group that is busy, at any moment: nobody stays behind in a call.
+// A thread of the last rank aborts a group that is busy, at any moment: nobody stays behind in a
+// call.
 static void abort_a_stream(idist_group *world, int rank, int n, void *arg) {
     uint64_t random_state = tap_seed() + 17;
     float *x = (float *)calloc(20000, sizeof *x);
@@ -212,8 +219,8 @@ static void between_processes(const char *transport) {
     for (int k = 0; k < 3; k += 2) {
         long long ms = (long long)((p.slot[k].when_ns - p.slot[1].when_ns) / 1000000);
         rank_check(p.slot[k].status == IDIST_ERR_ABORTED && ms <= 500 * test_slow_factor(),
-                   "rank %d: got %s after %lld ms: %s", k, idist_status_name((idist_status)p.slot[k].status), ms,
-                   p.slot[k].text);
+                   "rank %d: got %s after %lld ms: %s", k,
+                   idist_status_name((idist_status)p.slot[k].status), ms, p.slot[k].text);
     }
     ranks_report("abort between processes, %s", transport);
     procs_free(&p);
@@ -228,12 +235,14 @@ int main(void) {
             idist_desc d = desc_with(n == 3 ? "tcp" : "auto", "auto");
             e->place = place;
             e->aborter = (int)(tap_rand(&random_state) % (uint64_t)n);
-            ranks_case_fault(n, &d, body, e, "rank %d of %d aborts, the others are in %s, %s", e->aborter, n, places[place],
-                             d.transport);
+            ranks_case_fault(n, &d, body, e, "rank %d of %d aborts, the others are in %s, %s",
+                             e->aborter, n, places[place], d.transport);
         }
     }
-    for (int n = 2; n <= 3; n++) ranks_case(n, NULL, abort_a_stream, NULL, "abort of a busy group of %d, at any moment", n);
-    ranks_case(4, NULL, group_only, shared_alloc(sizeof(experiment)), "abort of a group leaves the world alone");
+    for (int n = 2; n <= 3; n++)
+        ranks_case(n, NULL, abort_a_stream, NULL, "abort of a busy group of %d, at any moment", n);
+    ranks_case(4, NULL, group_only, shared_alloc(sizeof(experiment)),
+               "abort of a group leaves the world alone");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         for (int n = t == 0 ? 1 : 2; n <= 2; n++) {
@@ -241,7 +250,8 @@ int main(void) {
                              "abort wakes who sleeps alone n=%d, %s", n, d.transport);
         }
         for (int n = 2; n <= 3; n++)
-            ranks_case(n, &d, abort_at_once, NULL, "abort of a group that others do not have yet n=%d, %s", n, d.transport);
+            ranks_case(n, &d, abort_at_once, NULL,
+                       "abort of a group that others do not have yet n=%d, %s", n, d.transport);
         between_processes(d.transport);
     }
     tap_is(idist_abort(NULL), IDIST_ERR_STATE, "abort without a world");

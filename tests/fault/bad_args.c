@@ -1,18 +1,22 @@
-// bad_args: every misuse gives IDIST_ERR_ARG or IDIST_ERR_STATE with a sentence, on the calling rank only; nothing breaks
+// bad_args: every misuse gives IDIST_ERR_ARG or IDIST_ERR_STATE with a sentence, on the calling
+// rank only; nothing breaks
 #include "idist.h"
 
 #include "grid.h"
 
 static void bad_at(int line, const char *call, int rank, idist_status got) {
     if (got != IDIST_ERR_ARG && got != IDIST_ERR_STATE)
-        rank_fail("%s:%d: rank %d: %s: got %s expected IDIST_ERR_ARG or IDIST_ERR_STATE; last error: %s", __FILE__, line,
-                  rank, call, idist_status_name(got), idist_last_error());
-    else if (!idist_last_error()[0]) rank_fail("%s:%d: rank %d: %s: no text", __FILE__, line, rank, call);
+        rank_fail(
+            "%s:%d: rank %d: %s: got %s expected IDIST_ERR_ARG or IDIST_ERR_STATE; last error: %s",
+            __FILE__, line, rank, call, idist_status_name(got), idist_last_error());
+    else if (!idist_last_error()[0])
+        rank_fail("%s:%d: rank %d: %s: no text", __FILE__, line, rank, call);
 }
 #define bad(rank, call) bad_at(__LINE__, #call, (rank), (call))
 
 static const idist_dtype no_dtype[3] = {IDIST_DTYPE_COUNT, (idist_dtype)-1, (idist_dtype)999};
-static const idist_op no_op[5] = {(idist_op)10, (idist_op)15, (idist_op)16, (idist_op)240, (idist_op)-1};
+static const idist_op no_op[5] = {(idist_op)10, (idist_op)15, (idist_op)16, (idist_op)240,
+                                  (idist_op)-1};
 
 static void null_buffers(int r, const idist_opts *o) {
     float x[64] = {0};
@@ -217,7 +221,8 @@ static void requests(int r, const idist_opts *o) {
     a = *o;
     a.stream = &stream; // host buffers have no stream
     idist_status status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &a);
-    rank_check(status == IDIST_ERR_ARG || status == IDIST_ERR_UNSUPPORTED, "a stream: got %s", idist_status_name(status));
+    rank_check(status == IDIST_ERR_ARG || status == IDIST_ERR_UNSUPPORTED, "a stream: got %s",
+               idist_status_name(status));
     bad(r, idist_group_end());
 }
 
@@ -235,7 +240,9 @@ static void groups(int r, idist_group *world, int n) {
     rank_ok(r, idist_free_group(&g));
     rank_check(g == NULL, "rank %d: free sets the pointer to NULL", r);
     bad(r, idist_free_group(&none));
-    rank_check(idist_group_translate(world, 0, world) == 0 && idist_group_translate(world, n, world) == -1, "translate");
+    rank_check(idist_group_translate(world, 0, world) == 0 &&
+                   idist_group_translate(world, n, world) == -1,
+               "translate");
 }
 
 // A copy of the pointer outlives the group.
@@ -254,13 +261,14 @@ static void freed_group(idist_group *world, int r, int n, void *arg) {
     bad(r, idist_split(stale, 0, 0, &g));
     bad(r, idist_abort(stale));
     bad(r, idist_free_group(&stale));
-    rank_check(idist_group_rank(stale) == -1, "rank %d: rank in a freed group: got %d expected -1", r,
-               idist_group_rank(stale));
+    rank_check(idist_group_rank(stale) == -1, "rank %d: rank in a freed group: got %d expected -1",
+               r, idist_group_rank(stale));
     rank_ok(r, idist_barrier(&w));
     (void)n;
 }
 
-// In a process of its own: a library that trusts the pointer crashes, and the other results must not be lost with it.
+// In a process of its own: a library that trusts the pointer crashes, and the other results must
+// not be lost with it.
 static void in_child(int n) {
     int wait_status = 0;
     tap_running("a freed group in a world of %d", n);
@@ -363,11 +371,14 @@ static void uninitialised(void) {
 
 static void names_and_sizes(void) {
     for (int i = 0; i < 3; i++) {
-        rank_check(idist_dtype_size(no_dtype[i]) == 0, "size of a dtype that is none: %zu", idist_dtype_size(no_dtype[i]));
+        rank_check(idist_dtype_size(no_dtype[i]) == 0, "size of a dtype that is none: %zu",
+                   idist_dtype_size(no_dtype[i]));
         rank_check(idist_dtype_name(no_dtype[i]) != NULL, "name of a dtype that is none");
     }
-    for (int i = 0; i < 5; i++) rank_check(idist_op_name(no_op[i]) != NULL, "name of an op that is none");
-    rank_check(idist_status_name((idist_status)-99) && idist_status_string((idist_status)77), "names of no status");
+    for (int i = 0; i < 5; i++)
+        rank_check(idist_op_name(no_op[i]) != NULL, "name of an op that is none");
+    rank_check(idist_status_name((idist_status)-99) && idist_status_string((idist_status)77),
+               "names of no status");
     rank_check(strcmp(idist_status_name(IDIST_ERR_TIMEOUT), "IDIST_ERR_TIMEOUT") == 0, "got %s",
                idist_status_name(IDIST_ERR_TIMEOUT));
 }
@@ -450,8 +461,8 @@ static void bad_desc(void) {
     d = world_desc(0, 1);
     d.backend = "none-such";
     idist_status status = idist_open(&d, &w);
-    rank_check(status == IDIST_ERR_NO_BACKEND && strstr(idist_last_error(), "none-such"), "got %s: %s",
-               idist_status_name(status), idist_last_error());
+    rank_check(status == IDIST_ERR_NO_BACKEND && strstr(idist_last_error(), "none-such"),
+               "got %s: %s", idist_status_name(status), idist_last_error());
     rank_check(w == NULL, "no world comes out of a failure");
     bad(-1, idist_spawn(NULL, NULL, 2, NULL));
     bad(-1, idist_spawn(nothing, NULL, -1, NULL));
@@ -462,8 +473,8 @@ static void parallel_run(void) {
     d.nproc_per_node = 2;
     d.nnodes = 2;
     bad(-1, idist_parallel_run(&d, nothing, NULL));
-    rank_check(strstr(idist_last_error(), "master_addr and master_port"), "two nodes without a master: got \"%s\"",
-               idist_last_error());
+    rank_check(strstr(idist_last_error(), "master_addr and master_port"),
+               "two nodes without a master: got \"%s\"", idist_last_error());
     d.master_addr = "127.0.0.1";
     d.master_port = 1;
     d.node_rank = 2;

@@ -1,18 +1,24 @@
-// bad_frames: frames that only a broken or a hostile rank sends, though it knows the secret of the job
+// bad_frames: frames that only a broken or a hostile rank sends, though it knows the secret of the
+// job
 //
-// Rank 2 of three writes them to rank 0, which is in a call of the group of ranks 0 and 1, or of the world. Rank 0 has to
-// say that rank 2 was lost, must not write anywhere (make asan watches), and holds no more memory than a window for it.
+// Rank 2 of three writes them to rank 0, which is in a call of the group of ranks 0 and 1, or of
+// the world. Rank 0 has to say that rank 2 was lost, must not write anywhere (make asan watches),
+// and holds no more memory than a window for it.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "ranks.h"
 
-enum { FLOOD = 200000, MOST_HELD = 8 << 20 }; // frames; bytes: the eager window and what stands around each message
+enum {
+    FLOOD = 200000,
+    MOST_HELD = 8 << 20
+}; // frames; bytes: the eager window and what stands around each message
 
 typedef struct bad {
     const char *name;
     uint8_t type;
-    bool of_the_pair; // the frame bears the number of a group that its sender is not in; else of one that nobody knows
+    bool of_the_pair; // the frame bears the number of a group that its sender is not in; else of
+                      // one that nobody knows
     uint64_t nbytes;
     int repeat;
 } bad;
@@ -64,7 +70,8 @@ static void counted_free(void *ptr, void *user) {
     free(p);
 }
 
-// What the sender's part of the library would never do: the window, and who is in the group, are not asked.
+// What the sender's part of the library would never do: the window, and who is in the group, are
+// not asked.
 static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
     idist__world *w = world->w;
     idist__ring *ring = idist__ring_of(w);
@@ -75,7 +82,8 @@ static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
         f.type = what->type;
         f.ctx = what->of_the_pair ? pair : pair + 1 + (uint64_t)i;
         f.nbytes = what->nbytes;
-        f.print.kind = what->type == IDIST__RTS || what->type == IDIST__EAGER ? IDIST__BARRIER : IDIST__ALL_REDUCE;
+        f.print.kind = what->type == IDIST__RTS || what->type == IDIST__EAGER ? IDIST__BARRIER
+                                                                              : IDIST__ALL_REDUCE;
         f.print.seq = 5;
         pthread_mutex_lock(&w->lock);
         idist__link_control(ring, &ring->links[0], &f, NULL);
@@ -111,9 +119,12 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
         // Rank 1 hears of it from rank 0, or from rank 2, which blames rank 0 for having hung up.
         status = idist_barrier(&o);
         copy_text(text, sizeof text, idist_last_error());
-        rank_check(status == IDIST_ERR_PEER_LOST, "rank %d: got %s: %s", rank, idist_status_name(status), text);
-        rank_check(rank || text_has_word(text, "malformed"), "rank 0 says what was wrong: got \"%s\"", text);
-        rank_check(rank || text_names_rank(text, 2), "rank %d names rank 2: got \"%s\"", rank, text);
+        rank_check(status == IDIST_ERR_PEER_LOST, "rank %d: got %s: %s", rank,
+                   idist_status_name(status), text);
+        rank_check(rank || text_has_word(text, "malformed"),
+                   "rank 0 says what was wrong: got \"%s\"", text);
+        rank_check(rank || text_names_rank(text, 2), "rank %d names rank 2: got \"%s\"", rank,
+                   text);
         rank_is(rank, idist_barrier(&of_pair), IDIST_OK); // it has nothing to do with rank 2
         rank_check(rank || held->most < MOST_HELD, "rank 0 held %lld bytes", (long long)held->most);
     }
@@ -121,7 +132,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     return 0;
 }
 
-// Messages for groups that nobody knows may come from an honest rank, too: only what is kept of them is bounded.
+// Messages for groups that nobody knows may come from an honest rank, too: only what is kept of
+// them is bounded.
 static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     static const uint8_t types[3] = {IDIST__RTS, IDIST__ABORT, IDIST__EAGER};
     idist__world *w = world->w;
@@ -150,8 +162,8 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
     return rank_ok(rank, idist_close(&world)) ? 0 : 1;
 }
 
-// Every member tells every other of a failure; for whoever frees the group at once, most of that comes after its end. So
-// does a message that nobody received.
+// Every member tells every other of a failure; for whoever frees the group at once, most of that
+// comes after its end. So does a message that nobody received.
 static void freed_at_once(idist_group *world, int rank, int n, void *arg) {
     idist_opts all = opts_of(world);
     int rounds = *(int *)arg;
@@ -213,7 +225,8 @@ int main(void) {
             procs p;
             procs_start(&p, 3, &d, body, &what);
             rank_check(procs_wait(&p, RANKS_TIMEOUT_MS) == 0, "a rank hangs");
-            rank_check(p.wait_status[0] == 0, "rank 0: wait status 0x%x", (unsigned)p.wait_status[0]);
+            rank_check(p.wait_status[0] == 0, "rank 0: wait status 0x%x",
+                       (unsigned)p.wait_status[0]);
             procs_free(&p);
             ranks_report("%s, %s", what.name, transports[t]);
         }
@@ -226,8 +239,10 @@ int main(void) {
         procs_free(&p);
         ranks_report("what comes for groups that nobody knows is bounded, %s", transports[t]);
         int rounds = test_quick() ? 1500 : 4000;
-        ranks_case(3, &d, freed_at_once, &rounds, "groups freed before all was told, %d times, %s", rounds, transports[t]);
-        ranks_case(2, &d, odd_status, NULL, "an early ABORT with a status that is none, %s", transports[t]);
+        ranks_case(3, &d, freed_at_once, &rounds, "groups freed before all was told, %d times, %s",
+                   rounds, transports[t]);
+        ranks_case(2, &d, odd_status, NULL, "an early ABORT with a status that is none, %s",
+                   transports[t]);
     }
     return tap_done();
 }

@@ -1,4 +1,5 @@
-// env: half-set and nonsensical environment variables are IDIST_ERR_ENV and the text names the variable
+// env: half-set and nonsensical environment variables are IDIST_ERR_ENV and the text names the
+// variable
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -30,13 +31,16 @@ static const env_case cases[] = {
     {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1", IDIST_ERR_ENV, "MASTER_PORT", 0},
     {"RANK=0 WORLD_SIZE=2 MASTER_PORT=29500", IDIST_ERR_ENV, "MASTER_ADDR", 0},
     {"RANK=0 WORLD_SIZE=2 MASTER_PORT=29500 LOCAL_WORLD_SIZE=1", IDIST_ERR_ENV, "MASTER_ADDR", 0},
-    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=70000", IDIST_ERR_ENV, "MASTER_PORT", 0},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=70000", IDIST_ERR_ENV, "MASTER_PORT",
+     0},
     {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=http", IDIST_ERR_ENV, "MASTER_PORT", 0},
     {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=-5", IDIST_ERR_ENV, "MASTER_PORT", 0},
-    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=first MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "LOCAL_RANK", 0},
-    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=-1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "LOCAL_RANK", 0},
-    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV, "LOCAL_RANK",
-     0},
+    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=first MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV,
+     "LOCAL_RANK", 0},
+    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=-1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1", IDIST_ERR_ENV,
+     "LOCAL_RANK", 0},
+    {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1",
+     IDIST_ERR_ENV, "LOCAL_RANK", 0},
     {"IDIST_RANK=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
     {"IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "RANK", 0},
     {"IDIST_RANK=x IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "IDIST_RANK", 0},
@@ -47,7 +51,8 @@ static const env_case cases[] = {
     {"IDIST_TRANSPORT=pigeon", IDIST_ERR_ENV, "IDIST_TRANSPORT", 0},
     {"IDIST_ALGO=magic", IDIST_ERR_ENV, "IDIST_ALGO", 0},
     {"IDIST_LOG=loud", IDIST_ERR_ENV, "IDIST_LOG", 0},
-    {"IDIST_INIT_METHOD=smoke://signals IDIST_RANK=0 IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "IDIST_INIT_METHOD", 0},
+    {"IDIST_INIT_METHOD=smoke://signals IDIST_RANK=0 IDIST_WORLD_SIZE=2", IDIST_ERR_ENV,
+     "IDIST_INIT_METHOD", 0},
     {"IDIST_SECRET=short", IDIST_ERR_ENV, "IDIST_SECRET", 0},
     {"IDIST_SECRET_FILE=/nonexistent/secret", IDIST_ERR_ENV, "IDIST_SECRET_FILE", 0},
     {"IDIST_BACKEND=self,ring", IDIST_OK, "", 1},
@@ -55,9 +60,10 @@ static const env_case cases[] = {
 
 // Everything by which a launcher, or the shell that runs the tests, might reach in.
 static void clean_environment(void) {
-    static const char *const prefixes[] = {"RANK=",    "WORLD_SIZE=",   "LOCAL_",     "MASTER_", "GROUP_", "IDIST_",
-                                           "HOROVOD_", "OMPI_",         "PMI_",       "PMIX_",   "SLURM_", "MPI_",
-                                           "MV2_",     "TORCHELASTIC_", "NODE_RANK=", "FLUX_"};
+    static const char *const prefixes[] = {"RANK=",  "WORLD_SIZE=",   "LOCAL_",     "MASTER_",
+                                           "GROUP_", "IDIST_",        "HOROVOD_",   "OMPI_",
+                                           "PMI_",   "PMIX_",         "SLURM_",     "MPI_",
+                                           "MV2_",   "TORCHELASTIC_", "NODE_RANK=", "FLUX_"};
     extern char **environ;
     for (char **e = environ; *e;) {
         bool hit = false;
@@ -74,7 +80,8 @@ static void clean_environment(void) {
 static void set_variables(const char *vars) {
     char copy[400];
     snprintf(copy, sizeof copy, "%s", vars);
-    for (char *save = NULL, *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+    for (char *save = NULL, *word = strtok_r(copy, " ", &save); word;
+         word = strtok_r(NULL, " ", &save)) {
         char *value = strchr(word, '=');
         TAP_REQUIRE(value);
         *value++ = 0;
@@ -105,7 +112,9 @@ static void child(const char *vars, env_result *r) {
     _exit(status == IDIST_OK || !idist_is_initialized() ? 0 : 84);
 }
 
-static env_result *make_results(size_t n) { return (env_result *)shared_alloc(n * sizeof(env_result)); }
+static env_result *make_results(size_t n) {
+    return (env_result *)shared_alloc(n * sizeof(env_result));
+}
 
 static pid_t start(const char *vars, env_result *r) {
     pid_t pid = fork();
@@ -119,8 +128,9 @@ static void finish(pid_t pid, const char *vars) {
     int wait_status = 0;
     TAP_REQUIRE(waitpid(pid, &wait_status, 0) == pid);
     tap_forget_child(pid);
-    rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0, "\"%s\": wait status 0x%x%s", vars,
-               (unsigned)wait_status, WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGALRM ? " (hang)" : "");
+    rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0,
+               "\"%s\": wait status 0x%x%s", vars, (unsigned)wait_status,
+               WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGALRM ? " (hang)" : "");
 }
 
 static void one_case(const env_case *c) {
@@ -129,9 +139,12 @@ static void one_case(const env_case *c) {
     ranks_reset();
     finish(start(c->vars, r), c->vars);
     rank_check(r->slot.has_result && r->slot.status == c->status, "got %s expected %s; text \"%s\"",
-               idist_status_name((idist_status)r->slot.status), idist_status_name(c->status), r->slot.text);
-    rank_check(strstr(r->slot.text, c->name) != NULL, "the text must name %s: got \"%s\"", c->name, r->slot.text);
-    if (c->status == IDIST_OK) rank_check(r->world_size == c->world_size, "world size: got %d", r->world_size);
+               idist_status_name((idist_status)r->slot.status), idist_status_name(c->status),
+               r->slot.text);
+    rank_check(strstr(r->slot.text, c->name) != NULL, "the text must name %s: got \"%s\"", c->name,
+               r->slot.text);
+    if (c->status == IDIST_OK)
+        rank_check(r->world_size == c->world_size, "world size: got %d", r->world_size);
     ranks_report("\"%s\": %s %s", c->vars, idist_status_name(c->status), c->name);
     munmap(r, sizeof *r);
 }
@@ -150,8 +163,10 @@ static void real_world(const char *format, int n, const char *name) {
         snprintf(text, sizeof text, "%s", format);
         vars[k][0] = 0;
         for (const char *p = text; *p && at < sizeof vars[k] - 12; p++) { // R: rank, P: port
-            if (p[0] == '%' && p[1] == 'R') at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", k), p++;
-            else if (p[0] == '%' && p[1] == 'P') at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", port), p++;
+            if (p[0] == '%' && p[1] == 'R')
+                at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", k), p++;
+            else if (p[0] == '%' && p[1] == 'P')
+                at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", port), p++;
             else vars[k][at++] = *p;
         }
         vars[k][at] = 0;
@@ -159,10 +174,11 @@ static void real_world(const char *format, int n, const char *name) {
     }
     for (int k = 0; k < n; k++) {
         finish(pid[k], vars[k]);
-        rank_check(r[k].slot.status == IDIST_OK && r[k].rank == k && r[k].world_size == n && r[k].local_rank == k,
+        rank_check(r[k].slot.status == IDIST_OK && r[k].rank == k && r[k].world_size == n &&
+                       r[k].local_rank == k,
                    "rank %d: got %s, rank %d of %d, local rank %d; \"%s\"", k,
-                   idist_status_name((idist_status)r[k].slot.status), r[k].rank, r[k].world_size, r[k].local_rank,
-                   r[k].slot.text);
+                   idist_status_name((idist_status)r[k].slot.status), r[k].rank, r[k].world_size,
+                   r[k].local_rank, r[k].slot.text);
     }
     ranks_report("%s", name);
     munmap(r, (size_t)n * sizeof *r);
@@ -190,14 +206,17 @@ static int launch(int number, void *arg) {
     set_variables(l->more);
     setenv(l->rank, "0", 1);
     rank_is(0, idist_initialize(NULL), IDIST_ERR_ENV); // half a pair
-    rank_check(strstr(idist_last_error(), l->size), "the text must name %s: got \"%s\"", l->size, idist_last_error());
+    rank_check(strstr(idist_last_error(), l->size), "the text must name %s: got \"%s\"", l->size,
+               idist_last_error());
     setenv(l->size, "1", 1);
     if (!rank_ok(0, idist_initialize(NULL))) return 1;
     snprintf(line, sizeof line, "launcher: %s by %s and %s\n", l->launcher, l->rank, l->size);
-    rank_check(strcmp(idist_launcher(), l->launcher) == 0, "launcher: got %s expected %s", idist_launcher(), l->launcher);
-    rank_check(strstr(idist_show_config(), line), "show_config must say \"%s\": got %s", line, idist_show_config());
-    rank_check(strstr(idist_show_config(), "world size: 1\nrank: 0\nlocal rank: 0\n"), "show_config: got %s",
+    rank_check(strcmp(idist_launcher(), l->launcher) == 0, "launcher: got %s expected %s",
+               idist_launcher(), l->launcher);
+    rank_check(strstr(idist_show_config(), line), "show_config must say \"%s\": got %s", line,
                idist_show_config());
+    rank_check(strstr(idist_show_config(), "world size: 1\nrank: 0\nlocal rank: 0\n"),
+               "show_config: got %s", idist_show_config());
     return idist_finalize() == IDIST_OK ? 0 : 1;
 }
 
@@ -208,16 +227,20 @@ static int choices(int number, void *arg) {
     (void)number;
     (void)arg;
     clean_environment();
-    set_variables("IDIST_ALGO=bandwidth IDIST_TRANSPORT=tcp IDIST_TIMEOUT_MS=1234 IDIST_INIT_TIMEOUT_MS=567");
+    set_variables(
+        "IDIST_ALGO=bandwidth IDIST_TRANSPORT=tcp IDIST_TIMEOUT_MS=1234 IDIST_INIT_TIMEOUT_MS=567");
     rank_ok(0, idist__launch_config(&c, NULL));
-    rank_check(c.algorithm == 2 && c.transport == 2 && c.timeout_ms == 1234 && c.init_timeout_ms == 567,
-               "got %d %d %d %d expected 2 2 1234 567", c.algorithm, c.transport, c.timeout_ms, c.init_timeout_ms);
+    rank_check(c.algorithm == 2 && c.transport == 2 && c.timeout_ms == 1234 &&
+                   c.init_timeout_ms == 567,
+               "got %d %d %d %d expected 2 2 1234 567", c.algorithm, c.transport, c.timeout_ms,
+               c.init_timeout_ms);
     d = desc_with("socket", "latency");
     d.timeout_ms = 5;
     d.init_timeout_ms = -1;
     rank_ok(0, idist__launch_config(&c, &d));
     rank_check(c.algorithm == 1 && c.transport == 1 && c.timeout_ms == 5 && c.init_timeout_ms == -1,
-               "got %d %d %d %d expected 1 1 5 -1", c.algorithm, c.transport, c.timeout_ms, c.init_timeout_ms);
+               "got %d %d %d %d expected 1 1 5 -1", c.algorithm, c.transport, c.timeout_ms,
+               c.init_timeout_ms);
     return 0;
 }
 
@@ -236,7 +259,8 @@ static int meeting_place(int number, void *arg) {
     rank_check(strcmp(first, c.where) != 0, "a restart meets at the same place: %s", c.where);
     set_variables("MASTER_ADDR=fd00::1");
     rank_ok(0, idist__launch_config(&c, NULL));
-    rank_check(strcmp(c.where, "tcp:[fd00::1]:29500") == 0, "got %s expected tcp:[fd00::1]:29500", c.where);
+    rank_check(strcmp(c.where, "tcp:[fd00::1]:29500") == 0, "got %s expected tcp:[fd00::1]:29500",
+               c.where);
     return 0;
 }
 
@@ -250,16 +274,22 @@ static void in_children(int n, int (*fn)(int, void *), const char *name) {
 int main(void) {
     tap_deadline(60);
     (void)ranks__log();
-    in_children((int)(sizeof pairs / sizeof pairs[0]), launch, "every launcher is named, and half of its pair refused");
+    in_children((int)(sizeof pairs / sizeof pairs[0]), launch,
+                "every launcher is named, and half of its pair refused");
     in_children(1, choices, "what the variables choose is chosen");
     in_children(1, meeting_place, "where the ranks meet");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) one_case(&cases[i]);
-    real_world("RANK=%R WORLD_SIZE=3 LOCAL_RANK=%R MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 3, "the five variables of torch");
-    real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 2, "without LOCAL_RANK, as PyTorchJob");
-    real_world("RANK=%R WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 LOCAL_RANK=%R MASTER_PORT=%P", 2, "all local, without MASTER_ADDR");
+    real_world("RANK=%R WORLD_SIZE=3 LOCAL_RANK=%R MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 3,
+               "the five variables of torch");
+    real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P", 2,
+               "without LOCAL_RANK, as PyTorchJob");
+    real_world("RANK=%R WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 LOCAL_RANK=%R MASTER_PORT=%P", 2,
+               "all local, without MASTER_ADDR");
     real_world("IDIST_RANK=%R IDIST_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=%P", 2,
                "IDIST_RANK and IDIST_WORLD_SIZE");
-    real_world("RANK=%R WORLD_SIZE=2 IDIST_INIT_METHOD=tcp://127.0.0.1:%P", 2, "IDIST_INIT_METHOD=tcp://");
-    real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P IDIST_TRANSPORT=tcp", 2, "IDIST_TRANSPORT=tcp");
+    real_world("RANK=%R WORLD_SIZE=2 IDIST_INIT_METHOD=tcp://127.0.0.1:%P", 2,
+               "IDIST_INIT_METHOD=tcp://");
+    real_world("RANK=%R WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%P IDIST_TRANSPORT=tcp", 2,
+               "IDIST_TRANSPORT=tcp");
     return tap_done();
 }

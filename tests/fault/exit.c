@@ -37,8 +37,10 @@ static idist_status block(idist_group *world, int n, const plan *p, float *x) {
     case IN_SEND: return idist_send(x, 1000000, IDIST_F32, p->victim, 0, &o);
     case IN_WAIT_ANY:
         status = idist_recv(x, 1, IDIST_F32, IDIST_ANY_SOURCE, 0, NULL, &a);
-        if (status == IDIST_OK) status = idist_all_reduce(x + 1, x + 1, 1, IDIST_F32, IDIST_SUM, &b);
-        for (int i = 0; i < 2 && status == IDIST_OK; i++) status = idist_wait_any(request, 2, &index);
+        if (status == IDIST_OK)
+            status = idist_all_reduce(x + 1, x + 1, 1, IDIST_F32, IDIST_SUM, &b);
+        for (int i = 0; i < 2 && status == IDIST_OK; i++)
+            status = idist_wait_any(request, 2, &index);
         idist_wait_all(request, 2); // both have ended; a world with open requests does not close
         return status;
     case LATER: tap_sleep_ms(150); return idist_barrier(&o);
@@ -68,8 +70,8 @@ static void one_case(int n, int way, int place, const char *transport, uint64_t 
     pl.way = way;
     pl.place = place;
     pl.victim = (int)(tap_rand(random_state) % (uint64_t)n);
-    tap_running("rank %d of %d leaves by %s while the others are in %s, %s", pl.victim, n, ways[way], places[place],
-                transport);
+    tap_running("rank %d of %d leaves by %s while the others are in %s, %s", pl.victim, n,
+                ways[way], places[place], transport);
     ranks_reset();
     procs_start(&p, n, &d, body, &pl);
     if (!procs_await_phase(&p, 1, 10000)) rank_fail("the ranks did not start");
@@ -79,16 +81,18 @@ static void one_case(int n, int way, int place, const char *transport, uint64_t 
     for (int k = 0; k < n; k++) {
         const proc_slot *s = &p.slot[k];
         if (k == pl.victim || !s->has_result) continue;
-        rank_check(s->status == IDIST_ERR_PEER_LOST, "rank %d: got %s expected IDIST_ERR_PEER_LOST; text \"%s\"", k,
+        rank_check(s->status == IDIST_ERR_PEER_LOST,
+                   "rank %d: got %s expected IDIST_ERR_PEER_LOST; text \"%s\"", k,
                    idist_status_name((idist_status)s->status), s->text);
-        rank_check(text_names_only(s->text, pl.victim, k, n), "rank %d must name rank %d: got \"%s\"", k, pl.victim,
-                   s->text);
-        rank_check((s->when_ns - start_ns) / 1000000 < 170 + 500 * test_slow_factor(), "rank %d: after %lld ms", k,
-                   (long long)((s->when_ns - start_ns) / 1000000));
-        rank_check(WIFEXITED(p.wait_status[k]) && WEXITSTATUS(p.wait_status[k]) == 0, "rank %d: wait status 0x%x", k,
-                   (unsigned)p.wait_status[k]);
+        rank_check(text_names_only(s->text, pl.victim, k, n),
+                   "rank %d must name rank %d: got \"%s\"", k, pl.victim, s->text);
+        rank_check((s->when_ns - start_ns) / 1000000 < 170 + 500 * test_slow_factor(),
+                   "rank %d: after %lld ms", k, (long long)((s->when_ns - start_ns) / 1000000));
+        rank_check(WIFEXITED(p.wait_status[k]) && WEXITSTATUS(p.wait_status[k]) == 0,
+                   "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
     }
-    ranks_report("a rank of %d leaves by %s, others in %s, %s", n, ways[way], places[place], transport);
+    ranks_report("a rank of %d leaves by %s, others in %s, %s", n, ways[way], places[place],
+                 transport);
     procs_free(&p);
 }
 

@@ -1,8 +1,10 @@
-// init_kill: SIGKILL of one rank at one of its system calls on sockets or the store's file while the ranks meet; which ones is drawn anew each
-// time, and IDIST_TEST_LONG=1 takes all of them in turn
+// init_kill: SIGKILL of one rank at one of its system calls on sockets or the store's file while
+// the ranks meet; which ones is drawn anew each time, and IDIST_TEST_LONG=1 takes all of them in
+// turn
 //
-// Once the others can know of it, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank within a second. Before it
-// has reached the store nobody can; then the time-out names it as the one who did not come.
+// Once the others can know of it, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank
+// within a second. Before it has reached the store nobody can; then the time-out names it as the
+// one who did not come.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -24,7 +26,8 @@ static bool is_victim; // this process
 
 static void count_call(void) {
     struct timespec t;
-    if (!is_victim || __atomic_add_fetch(&dying->n_calls, 1, __ATOMIC_ACQ_REL) != dying->dies_at) return;
+    if (!is_victim || __atomic_add_fetch(&dying->n_calls, 1, __ATOMIC_ACQ_REL) != dying->dies_at)
+        return;
     clock_gettime(CLOCK_MONOTONIC, &t);
     dying->killed_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     kill(getpid(), SIGKILL);
@@ -48,7 +51,8 @@ static ssize_t counted_recv(int fd, void *buf, size_t nbytes, int flags) {
     return recv(fd, buf, nbytes, flags);
 }
 static ssize_t counted_sendmsg(int fd, const struct msghdr *m, int flags) {
-    bool will = m->msg_iov[0].iov_len > 200 && *(const char *)m->msg_iov[0].iov_base == 100; // IDIST__REQ_WILL
+    bool will = m->msg_iov[0].iov_len > 200 &&
+                *(const char *)m->msg_iov[0].iov_base == 100; // IDIST__REQ_WILL
     count_call();
     ssize_t n = sendmsg(fd, m, flags);
     if (is_victim && will) dying->known = 1;
@@ -142,19 +146,23 @@ static bool trial(const char *transport, bool by_file, int loser, int at) {
         waitpid(pids[k], &wait_status, 0);
         tap_forget_child(pids[k]);
         if (k == loser) killed = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL;
-        else rank_check(WIFEXITED(wait_status), "call %d: rank %d: wait status 0x%x", at, k, (unsigned)wait_status);
+        else
+            rank_check(WIFEXITED(wait_status), "call %d: rank %d: wait status 0x%x", at, k,
+                       (unsigned)wait_status);
     }
     for (int k = 0; k < RANKS && killed; k++) {
         long long ms = (long long)(out[k].when_ns - dying->killed_ns) / 1000000;
-        bool unknown = out[k].status == IDIST_ERR_TIMEOUT && // nobody could know of it
-                       (loser ? !dying->known : text_has_word(out[k].text, "rank 0 has not started"));
+        bool unknown =
+            out[k].status == IDIST_ERR_TIMEOUT && // nobody could know of it
+            (loser ? !dying->known : text_has_word(out[k].text, "rank 0 has not started"));
         if (k == loser) continue;
-        rank_check(out[k].status == IDIST_ERR_PEER_LOST || unknown, "call %d: rank %d got %s after %lld ms: %s", at, k,
+        rank_check(out[k].status == IDIST_ERR_PEER_LOST || unknown,
+                   "call %d: rank %d got %s after %lld ms: %s", at, k,
                    idist_status_name((idist_status)out[k].status), ms, out[k].text);
-        rank_check(text_names_only(out[k].text, loser, k, RANKS), "call %d: rank %d names another rank: %s", at, k,
-                   out[k].text);
-        rank_check(unknown || ms <= LIMIT_MS * test_slow_factor(), "call %d: rank %d got it after %lld ms, limit %d", at, k,
-                   ms, LIMIT_MS);
+        rank_check(text_names_only(out[k].text, loser, k, RANKS),
+                   "call %d: rank %d names another rank: %s", at, k, out[k].text);
+        rank_check(unknown || ms <= LIMIT_MS * test_slow_factor(),
+                   "call %d: rank %d got it after %lld ms, limit %d", at, k, ms, LIMIT_MS);
     }
     if (by_file) unlink(url + strlen("file://")); // rank 0 may have left it
     munmap(out, RANKS * sizeof *out);
@@ -165,13 +173,15 @@ int main(void) {
     static const struct {
         const char *transport;
         bool by_file; // the ranks meet at a file, else at a port
-    } settings[] = {{"auto", false}, {"tcp", true}, {"tcp", false}, {"socket", false}, {"2+1", false}};
+    } settings[] = {
+        {"auto", false}, {"tcp", true}, {"tcp", false}, {"socket", false}, {"2+1", false}};
     tap_deadline(200 * test_slow_factor());
     dying = (victim *)shared_alloc(sizeof *dying);
     (void)ranks__log();
     for (int t = 0; t < (test_quick() ? 2 : 5); t++)
         for (int loser = 0; loser < RANKS; loser++) {
-            const char *transport = settings[t].transport, *place = settings[t].by_file ? ", by file" : "";
+            const char *transport = settings[t].transport,
+                       *place = settings[t].by_file ? ", by file" : "";
             uint64_t random_state = tap_seed() + (uint64_t)(3 * t + loser);
             int at = 1, n = 0, last = settings[t].by_file ? 300 : 120;
             tap_running("%s%s, rank %d", transport, place, loser);
@@ -179,7 +189,8 @@ int main(void) {
             for (; at < last && trial(transport, settings[t].by_file, loser, at); n++)
                 at += test_long() ? 1 : last / 15 + (int)(tap_rand(&random_state) % 20);
             rank_check(at > 40, "there were only %d calls", at);
-            ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s%s", loser, RANKS, n, transport, place);
+            ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s%s", loser, RANKS, n,
+                         transport, place);
         }
     return tap_done();
 }

@@ -1,9 +1,10 @@
-// kill: SIGKILL of a random rank at a random moment in a stream of all_reduces, or while the others wait for its message;
-// and of one that waits itself
+// kill: SIGKILL of a random rank at a random moment in a stream of all_reduces, or while the others
+// wait for its message; and of one that waits itself
 //
-// Every survivor must get IDIST_ERR_PEER_LOST naming the dead rank, and nobody else, within 500 ms of the kill, and must be
-// able to close its world. IDIST_TEST_TRIALS sets the number of trials per transport; without it as many as fit into
-// a few seconds. A rank that does not come back is a hang and reported as that.
+// Every survivor must get IDIST_ERR_PEER_LOST naming the dead rank, and nobody else, within 500 ms
+// of the kill, and must be able to close its world. IDIST_TEST_TRIALS sets the number of trials per
+// transport; without it as many as fit into a few seconds. A rank that does not come back is a hang
+// and reported as that.
 #include "idist.h"
 
 #include "ranks.h"
@@ -28,13 +29,14 @@ static idist_status stream_step(idist_group *world, float *x, const trial *t, in
     idist_request request[3] = {{NULL}, {NULL}, {NULL}};
     idist_opts plain = opts_of(world);
     if (t->mode == 2) return idist_recv(x, 1, IDIST_F32, t->victim, 0, NULL, &plain);
-    if (t->mode == 0) return idist_all_reduce(x, x, stream_count(t->seed, i), IDIST_F32, IDIST_MAX, &plain);
+    if (t->mode == 0)
+        return idist_all_reduce(x, x, stream_count(t->seed, i), IDIST_F32, IDIST_MAX, &plain);
     size_t third = N_MAX_BYTES / 4 / 3;
     for (int k = 0; k < 3; k++) {
         idist_opts o = opts_async(world, &request[k]);
         size_t count = stream_count(t->seed, 3 * i + k) % third + 1;
-        idist_status status =
-            idist_all_reduce(x + (size_t)k * third, x + (size_t)k * third, count, IDIST_F32, IDIST_MAX, &o);
+        idist_status status = idist_all_reduce(x + (size_t)k * third, x + (size_t)k * third, count,
+                                               IDIST_F32, IDIST_MAX, &o);
         if (status == IDIST_OK) continue;
         char text[600]; // waiting for the others must not hide what this one said
         copy_text(text, sizeof text, idist_last_error());
@@ -68,22 +70,28 @@ static void judge(const procs *p, int victim, int64_t killed_ns, const char *wha
     for (int k = 0; k < p->n; k++) {
         const proc_slot *s = &p->slot[k];
         if (k == victim) {
-            rank_check(WIFSIGNALED(p->wait_status[k]), "%s: the victim ended by itself, status 0x%x, %s: %s", what,
-                       (unsigned)p->wait_status[k], idist_status_name((idist_status)s->status), s->text);
+            rank_check(WIFSIGNALED(p->wait_status[k]),
+                       "%s: the victim ended by itself, status 0x%x, %s: %s", what,
+                       (unsigned)p->wait_status[k], idist_status_name((idist_status)s->status),
+                       s->text);
             continue;
         }
         if (!__atomic_load_n(&s->has_result, __ATOMIC_ACQUIRE)) {
-            rank_fail("%s: hang: rank %d has no result after %d all_reduces", what, k, s->iterations);
+            rank_fail("%s: hang: rank %d has no result after %d all_reduces", what, k,
+                      s->iterations);
             continue;
         }
         long long ms = (long long)((s->when_ns - killed_ns) / 1000000);
-        rank_check(s->status == IDIST_ERR_PEER_LOST, "%s: rank %d: got %s expected IDIST_ERR_PEER_LOST: %s", what, k,
+        rank_check(s->status == IDIST_ERR_PEER_LOST,
+                   "%s: rank %d: got %s expected IDIST_ERR_PEER_LOST: %s", what, k,
                    idist_status_name((idist_status)s->status), s->text);
-        rank_check(text_names_only(s->text, victim, k, p->n), "%s: rank %d names the wrong rank: got \"%s\"", what, k,
-                   s->text);
-        rank_check(ms <= LIMIT_MS * test_slow_factor(), "%s: rank %d got it after %lld ms, limit %d", what, k, ms, LIMIT_MS);
+        rank_check(text_names_only(s->text, victim, k, p->n),
+                   "%s: rank %d names the wrong rank: got \"%s\"", what, k, s->text);
+        rank_check(ms <= LIMIT_MS * test_slow_factor(),
+                   "%s: rank %d got it after %lld ms, limit %d", what, k, ms, LIMIT_MS);
         rank_check(WIFEXITED(p->wait_status[k]) && WEXITSTATUS(p->wait_status[k]) == 0,
-                   "%s: rank %d: idist_close: wait status 0x%x", what, k, (unsigned)p->wait_status[k]);
+                   "%s: rank %d: idist_close: wait status 0x%x", what, k,
+                   (unsigned)p->wait_status[k]);
     }
 }
 
@@ -91,8 +99,11 @@ static int64_t one_trial(const char *transport, int number, bool shared, uint64_
     procs p;
     trial t;
     char what[200];
-    idist_desc d = desc_with(transport, number % 3 == 1 ? "latency" : number % 3 == 2 ? "bandwidth" : "auto");
-    int n = 2 + (int)(tap_rand(random_state) % 3), victim = (int)(tap_rand(random_state) % (uint64_t)n);
+    idist_desc d = desc_with(transport, number % 3 == 1   ? "latency"
+                                        : number % 3 == 2 ? "bandwidth"
+                                                          : "auto");
+    int n = 2 + (int)(tap_rand(random_state) % 3),
+        victim = (int)(tap_rand(random_state) % (uint64_t)n);
     int delay_us = (int)(tap_rand(random_state) % 40000);
     int64_t worst_ns = 0;
     t.seed = tap_rand(random_state);
@@ -100,8 +111,8 @@ static int64_t one_trial(const char *transport, int number, bool shared, uint64_
     t.victim = victim;
     t.shared = shared;
     if (shared) t.mode = 0;
-    snprintf(what, sizeof what, "trial %d: n=%d victim %d after %d us, %s %s%s", number, n, victim, delay_us, transport,
-             d.algorithm, mode_names[t.mode]);
+    snprintf(what, sizeof what, "trial %d: n=%d victim %d after %d us, %s %s%s", number, n, victim,
+             delay_us, transport, d.algorithm, mode_names[t.mode]);
     tap_running("%s", what);
     procs_start(&p, n, &d, stream, &t);
     if (!procs_await_phase(&p, 1, 10000)) rank_fail("%s: the ranks did not start", what);
@@ -118,7 +129,8 @@ static int64_t one_trial(const char *transport, int number, bool shared, uint64_
     return worst_ns;
 }
 
-// Rank 1 has waited in a barrier for long, and has said so, when it is killed. The last rank comes only after that.
+// Rank 1 has waited in a barrier for long, and has said so, when it is killed. The last rank comes
+// only after that.
 static int waits_long(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -146,20 +158,22 @@ static void killed_while_waiting(const char *transport) {
     procs_free(&p);
 }
 
-// Where ranks write into each other's memory, a call that ends early waits until nobody does so any more. Not for the dead:
-// that it waited for them shows as a step of 100 ms, which is looked for here, since a busy machine has no other limits.
+// Where ranks write into each other's memory, a call that ends early waits until nobody does so any
+// more. Not for the dead: that it waited for them shows as a step of 100 ms, which is looked for
+// here, since a busy machine has no other limits.
 static void kill_with_shared_memory(uint64_t *random_state) {
     enum { N = 24 };
     int n_slow = 0;
     ranks_reset();
     for (int i = 0; i < N; i++) n_slow += one_trial("auto", 3 * i, true, random_state) > 90000000;
-    rank_check(n_slow <= N / 6 * test_slow_factor(), "%d of %d times a survivor heard of it only after 90 ms", n_slow, N);
+    rank_check(n_slow <= N / 6 * test_slow_factor(),
+               "%d of %d times a survivor heard of it only after 90 ms", n_slow, N);
     ranks_report("SIGKILL of a random rank, buffers of idist_alloc");
     tap_diag("%d of %d slower than 90 ms", n_slow, N);
 }
 
-// Rank 0 waits for the victim and leaves when that is dead; the others wait for rank 0, in a group without the victim. They
-// have to hear why it left.
+// Rank 0 waits for the victim and leaves when that is dead; the others wait for rank 0, in a group
+// without the victim. They have to hear why it left.
 static int leaves_others(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     idist_group *rest = NULL;
@@ -188,7 +202,8 @@ static void left_because_of(const char *transport) {
         judge(&p, 3, killed_ns, transport);
         procs_free(&p);
     }
-    ranks_report("ranks in a group without the killed one hear of it when others leave, %s", transport);
+    ranks_report("ranks in a group without the killed one hear of it when others leave, %s",
+                 transport);
 }
 
 int main(void) {
@@ -201,13 +216,15 @@ int main(void) {
         int64_t end_ms = tap_now_ms() + 4000, worst_ns = 0;
         int trials = 0;
         ranks_reset();
-        while (wanted > 0 ? trials < wanted : trials < 40 && (tap_now_ms() < end_ms || trials < 6)) {
+        while (wanted > 0 ? trials < wanted
+                          : trials < 40 && (tap_now_ms() < end_ms || trials < 6)) {
             int64_t ns = one_trial(name, trials++, false, &random_state);
             if (ns > worst_ns) worst_ns = ns;
         }
-        ranks_report("SIGKILL of a random rank, %s: all survivors name it within %d ms", name, LIMIT_MS);
-        tap_diag("%s: %d trials, slowest survivor after %.1f ms, seed %llu", name, trials, (double)worst_ns / 1e6,
-                 (unsigned long long)tap_seed());
+        ranks_report("SIGKILL of a random rank, %s: all survivors name it within %d ms", name,
+                     LIMIT_MS);
+        tap_diag("%s: %d trials, slowest survivor after %.1f ms, seed %llu", name, trials,
+                 (double)worst_ns / 1e6, (unsigned long long)tap_seed());
         killed_while_waiting(name);
         left_because_of(name);
     }

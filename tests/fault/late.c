@@ -1,4 +1,5 @@
-// late: a rank that does not come is IDIST_ERR_TIMEOUT, in time, on all ranks, naming exactly the missing one
+// late: a rank that does not come is IDIST_ERR_TIMEOUT, in time, on all ranks, naming exactly the
+// missing one
 #include "idist.h"
 
 #include "grid.h"
@@ -6,7 +7,8 @@
 enum { TIMEOUT_MS = 300, LATE_MS = 900 };
 enum { ALL_REDUCE, BARRIER, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, N_OPERATIONS };
 
-static const char *const names[N_OPERATIONS] = {"all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all"};
+static const char *const names[N_OPERATIONS] = {"all_reduce", "barrier", "all_gather",
+                                                "reduce_scatter", "all_to_all"};
 
 typedef struct experiment {
     int operation;
@@ -16,7 +18,8 @@ typedef struct experiment {
     bool async;
 } experiment;
 
-static idist_status make_call(int operation, const float *s, float *r, size_t count, const idist_opts *o) {
+static idist_status make_call(int operation, const float *s, float *r, size_t count,
+                              const idist_opts *o) {
     switch (operation) {
     case ALL_REDUCE: return idist_all_reduce(s, r, count, IDIST_F32, IDIST_SUM, o);
     case BARRIER: return idist_barrier(o);
@@ -32,8 +35,8 @@ static void check_names(const experiment *e, int rank, int n) {
     for (int k = 0; k < n; k++) {
         bool is_late = e->late_mask >> k & 1, named = text_names_rank(text, k);
         if (k == rank && !is_late) continue;
-        rank_check(named == is_late, "rank %d: rank %d is %s and the text is \"%s\"", rank, k, is_late ? "late" : "there",
-                   text);
+        rank_check(named == is_late, "rank %d: rank %d is %s and the text is \"%s\"", rank, k,
+                   is_late ? "late" : "there", text);
     }
 }
 
@@ -52,20 +55,24 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
     idist_status status = make_call(e->operation, s, r, e->count, &o);
     if (status == IDIST_OK && e->async) status = idist_wait(&request);
     int64_t took = tap_now_ms() - start;
-    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d (%s): got %s expected IDIST_ERR_TIMEOUT; last error: %s", rank,
+    rank_check(status == IDIST_ERR_TIMEOUT,
+               "rank %d (%s): got %s expected IDIST_ERR_TIMEOUT; last error: %s", rank,
                is_late ? "late" : "in time", idist_status_name(status), idist_last_error());
-    rank_check(took <= TIMEOUT_MS + 500 * test_slow_factor(), "rank %d: got the error after %lld ms", rank, (long long)took);
+    rank_check(took <= TIMEOUT_MS + 500 * test_slow_factor(),
+               "rank %d: got the error after %lld ms", rank, (long long)took);
     if (!is_late)
-        rank_check(took >= TIMEOUT_MS - 10, "rank %d: got the error after %lld ms, too early", rank, (long long)took);
+        rank_check(took >= TIMEOUT_MS - 10, "rank %d: got the error after %lld ms, too early", rank,
+                   (long long)took);
     if (status == IDIST_ERR_TIMEOUT && !is_late) check_names(e, rank, n);
     idist_status later = idist_barrier(&plain);
-    rank_check(later == IDIST_ERR_TIMEOUT, "rank %d: a later call gives the same: got %s", rank, idist_status_name(later));
+    rank_check(later == IDIST_ERR_TIMEOUT, "rank %d: a later call gives the same: got %s", rank,
+               idist_status_name(later));
     free(s);
     free(r);
 }
 
-static void run(int n, int operation, size_t count, unsigned late_mask, const char *algorithm, const char *transport,
-                bool async) {
+static void run(int n, int operation, size_t count, unsigned late_mask, const char *algorithm,
+                const char *transport, bool async) {
     experiment e;
     idist_desc d = desc_with(transport, algorithm);
     memset(&e, 0, sizeof e);
@@ -76,11 +83,13 @@ static void run(int n, int operation, size_t count, unsigned late_mask, const ch
     e.per_call = (operation + n) % 2 == 0;
     d.timeout_ms = e.per_call ? RANKS_TIMEOUT_MS : TIMEOUT_MS;
     d.init_timeout_ms = RANKS_TIMEOUT_MS;
-    ranks_case_fault(n, &d, experiment_rank, &e, "%s x %zu n=%d late ranks 0x%x %s %s%s", names[operation], count, n,
-                     late_mask, algorithm, transport, async ? " async" : "");
+    ranks_case_fault(n, &d, experiment_rank, &e, "%s x %zu n=%d late ranks 0x%x %s %s%s",
+                     names[operation], count, n, late_mask, algorithm, transport,
+                     async ? " async" : "");
 }
 
-// Who was in the call and has left it is not missing: rank 3 of 4 gets a broadcast from rank 2, who is late.
+// Who was in the call and has left it is not missing: rank 3 of 4 gets a broadcast from rank 2, who
+// is late.
 static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) {
     int *is_over = (int *)arg; // atomic
     idist_opts o = opts_of(world), brief = opts_of(world);
@@ -89,17 +98,20 @@ static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) 
     rank_ok(rank, idist_barrier(&o));
     if (rank == 2) {
         int64_t end_ms = tap_now_ms() + 5000 * test_slow_factor();
-        while (!__atomic_load_n(is_over, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) tap_sleep_ms(1);
+        while (!__atomic_load_n(is_over, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms)
+            tap_sleep_ms(1);
         return;
     }
     idist_status status = idist_broadcast(&x, 1, IDIST_I32, 0, rank == 3 ? &brief : &o);
     if (rank == 3) {
         rank_is(rank, status, IDIST_ERR_TIMEOUT);
-        rank_check(text_names_only(idist_last_error(), 2, rank, n), "rank 3: got \"%s\"", idist_last_error());
+        rank_check(text_names_only(idist_last_error(), 2, rank, n), "rank 3: got \"%s\"",
+                   idist_last_error());
         __atomic_store_n(is_over, 1, __ATOMIC_RELEASE);
     } else {
         rank_is(rank, status, IDIST_OK);
-        rank_is(rank, idist_recv(&x, 1, IDIST_I32, 2, 1, NULL, &o), IDIST_ERR_TIMEOUT); // the group fails meanwhile
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, 2, 1, NULL, &o),
+                IDIST_ERR_TIMEOUT); // the group fails meanwhile
     }
 }
 
@@ -123,12 +135,15 @@ static void *lonely(void *arg) {
     int64_t start = tap_now_ms();
     idist_status status = idist_open(&d, &world);
     int64_t took = tap_now_ms() - start;
-    rank_check(status == IDIST_ERR_TIMEOUT && world == NULL, "rank %d: got %s", rank, idist_status_name(status));
+    rank_check(status == IDIST_ERR_TIMEOUT && world == NULL, "rank %d: got %s", rank,
+               idist_status_name(status));
     snprintf(list, sizeof list, "%d of %d ranks ", l->n / 2, l->n);
-    rank_check(strstr(idist_last_error(), list) && strstr(idist_last_error(), l->n == 3 ? ": rank 1" : ": rank 1, 3") &&
+    rank_check(strstr(idist_last_error(), list) &&
+                   strstr(idist_last_error(), l->n == 3 ? ": rank 1" : ": rank 1, 3") &&
                    !strstr(idist_last_error(), l->n == 3 ? "1," : "3,"),
                "rank %d: the text names the odd ranks: got \"%s\"", rank, idist_last_error());
-    rank_check(took >= 390 && took < 400 + 700 * test_slow_factor(), "rank %d: took %lld ms", rank, (long long)took);
+    rank_check(took >= 390 && took < 400 + 700 * test_slow_factor(), "rank %d: took %lld ms", rank,
+               (long long)took);
     return NULL;
 }
 
@@ -147,12 +162,14 @@ static void missing_at_init(int n) {
     }
     for (int k = 0; k < n; k += 2) TAP_REQUIRE(pthread_join(threads[k], NULL) == 0);
     rank_ok(-1, idist_store_close(&store));
-    ranks_report("%d of %d ranks never come to idist_open: they are named, and nobody else", n / 2, n);
+    ranks_report("%d of %d ranks never come to idist_open: they are named, and nobody else", n / 2,
+                 n);
 }
 #endif
 
-// Rank 1 sends without a pause what nobody waits for. Rank 0 waits for something else, with a time-out, and another thread
-// of it looks at a request meanwhile: neither may have to wait for a quiet moment.
+// Rank 1 sends without a pause what nobody waits for. Rank 0 waits for something else, with a
+// time-out, and another thread of it looks at a request meanwhile: neither may have to wait for a
+// quiet moment.
 typedef struct glance {
     idist_request request;
     int64_t longest_ms;
@@ -198,9 +215,10 @@ static int while_others_come(idist_group *world, int rank, int n, proc_slot *slo
         int64_t took = tap_now_ms() - start;
         __atomic_store_n(&g.stop, 1, __ATOMIC_RELEASE);
         TAP_REQUIRE(pthread_join(thread, NULL) == 0);
-        rank_check(took >= 190 && took < 200 + 100 * test_slow_factor(), "the time-out of 200 ms came after %lld ms",
-                   (long long)took);
-        rank_check(g.longest_ms < 100 * test_slow_factor(), "idist_test took %lld ms", (long long)g.longest_ms);
+        rank_check(took >= 190 && took < 200 + 100 * test_slow_factor(),
+                   "the time-out of 200 ms came after %lld ms", (long long)took);
+        rank_check(g.longest_ms < 100 * test_slow_factor(), "idist_test took %lld ms",
+                   (long long)g.longest_ms);
         rank_ok(rank, idist_wait(&g.request));
     }
     proc_result(slot, idist_barrier(&o));
@@ -215,8 +233,8 @@ static void come_what_may(const char *transport) {
     procs_start(&p, 2, &d, while_others_come, NULL);
     rank_check(procs_wait(&p, 10000) == 0, "hang");
     for (int k = 0; k < 2; k++)
-        rank_check(p.slot[k].status == IDIST_OK && p.wait_status[k] == 0, "rank %d: %s, status 0x%x", k, p.slot[k].text,
-                   (unsigned)p.wait_status[k]);
+        rank_check(p.slot[k].status == IDIST_OK && p.wait_status[k] == 0,
+                   "rank %d: %s, status 0x%x", k, p.slot[k].text, (unsigned)p.wait_status[k]);
     ranks_report("a time-out while other messages keep coming, %s", transport);
     procs_free(&p);
 }
@@ -237,8 +255,8 @@ int main(void) {
     run(5, BARRIER, 0, 0xE, "auto", "auto", false);      // three are
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "latency");
-        ranks_case_fault(4, &d, left_is_not_missing, shared_alloc(sizeof(int)), "who has left a call is not missing, %s",
-                         d.transport);
+        ranks_case_fault(4, &d, left_is_not_missing, shared_alloc(sizeof(int)),
+                         "who has left a call is not missing, %s", d.transport);
     }
     for (int t = 0; t < N_TRANSPORTS; t++) come_what_may(transport_names[t]);
 #ifndef RANKS_MPI

@@ -1,4 +1,5 @@
-// leftovers: no TCP listener in a job of one host, no file after a massacre, no error under a storm of signals
+// leftovers: no TCP listener in a job of one host, no file after a massacre, no error under a storm
+// of signals
 #include "idist.h"
 
 #include "ranks.h"
@@ -36,8 +37,10 @@ static int count_listeners(const char *path, bool beyond_loopback) {
     FILE *f = fopen(path, "r");
     if (!f) return 0;
     while (fgets(line, sizeof line, f)) {
-        if (sscanf(line, " %*d: %127s %*s %7s", local, state) != 2 || strcmp(state, "0A") != 0) continue;
-        bool loopback = strncmp(local, "0100007F:", 9) == 0 || strncmp(local, "00000000000000000000000001000000:", 33) == 0;
+        if (sscanf(line, " %*d: %127s %*s %7s", local, state) != 2 || strcmp(state, "0A") != 0)
+            continue;
+        bool loopback = strncmp(local, "0100007F:", 9) == 0 ||
+                        strncmp(local, "00000000000000000000000001000000:", 33) == 0;
         if (!beyond_loopback || !loopback) n++;
     }
     fclose(f);
@@ -45,8 +48,10 @@ static int count_listeners(const char *path, bool beyond_loopback) {
 }
 
 static void check_listeners(int rank, bool beyond_loopback, const char *what) {
-    int v4 = count_listeners("/proc/net/tcp", beyond_loopback), v6 = count_listeners("/proc/net/tcp6", beyond_loopback);
-    rank_check(v4 == 0 && v6 == 0, "rank %d: %s: %d TCP listeners and %d TCP6 listeners", rank, what, v4, v6);
+    int v4 = count_listeners("/proc/net/tcp", beyond_loopback),
+        v6 = count_listeners("/proc/net/tcp6", beyond_loopback);
+    rank_check(v4 == 0 && v6 == 0, "rank %d: %s: %d TCP listeners and %d TCP6 listeners", rank,
+               what, v4, v6);
 }
 
 static int look_around(int local_rank, void *arg) {
@@ -138,7 +143,8 @@ static void listeners(void) {
         tap_skip("no TCP listener in a job of one host", "a network namespace needs more rights");
         return;
     }
-    rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0, "wait status 0x%x", (unsigned)wait_status);
+    rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0, "wait status 0x%x",
+               (unsigned)wait_status);
     ranks_report("no TCP listener in a job of one host");
 }
 
@@ -178,7 +184,8 @@ static void massacre(uint64_t *random_state) {
         nanosleep(&ts, NULL);
         for (int k = 0; k < 3; k++) kill(p.pid[k], SIGKILL);
         procs_wait(&p, 2000);
-        rank_check(count_files() == files, "trial %d, after %d us: %d files, before %d", i, delay_us, count_files(), files);
+        rank_check(count_files() == files, "trial %d, after %d us: %d files, before %d", i,
+                   delay_us, count_files(), files);
         procs_free(&p);
     }
     ranks_report("SIGKILL of all ranks at random moments leaves no file");
@@ -198,7 +205,8 @@ static int fds_are_closed_on_exec(idist_group *world, int rank, int n, proc_slot
     rank_ok(rank, idist_barrier(&o));
     for (int fd = 3; fd < MOST_FDS; fd++) {
         int flags = fcntl(fd, F_GETFD);
-        rank_check(flags < 0 || was_open[fd] || (flags & FD_CLOEXEC), "rank %d: descriptor %d would survive exec", rank, fd);
+        rank_check(flags < 0 || was_open[fd] || (flags & FD_CLOEXEC),
+                   "rank %d: descriptor %d would survive exec", rank, fd);
     }
     return idist_close(&world) == IDIST_OK ? 0 : 1;
 }
@@ -217,7 +225,8 @@ static void closed_on_exec(const char *transport) {
     procs_free(&p);
 }
 
-// A signal that the program blocks, after the library has made its thread, stays pending: no thread of it takes it.
+// A signal that the program blocks, after the library has made its thread, stays pending: no thread
+// of it takes it.
 static int blocks_a_signal(int local_rank, void *arg) {
     sigset_t set, pending;
     idist_request r = {NULL};
@@ -281,7 +290,8 @@ static void many_reduces(idist_group *world, int rank, int n, int total) {
         for (size_t j = 0; j < count; j++) {
             int32_t want = n * (i + (int)j) + n * (n - 1) / 2;
             if (y[j] == want) continue;
-            rank_fail("rank %d all_reduce %d element %zu: got %d expected %d", rank, i, j, y[j], want);
+            rank_fail("rank %d all_reduce %d element %zu: got %d expected %d", rank, i, j, y[j],
+                      want);
             break;
         }
     }
@@ -298,7 +308,8 @@ static int storm_worker(int local_rank, void *arg) {
     many_reduces(NULL, local_rank, idist_get_world_size(), *(const int *)arg);
     int seen = __atomic_load_n(&n_signals, __ATOMIC_RELAXED);
     storm(0);
-    rank_check(seen > 50, "worker %d: only %d signals came: the test tests nothing", local_rank, seen);
+    rank_check(seen > 50, "worker %d: only %d signals came: the test tests nothing", local_rank,
+               seen);
     return 0;
 }
 
@@ -345,7 +356,8 @@ static void storms(void) {
         ranks_reset();
         n_signals = 0;
         storm(100);
-        ranks_threads(3, &d, storm_threads, &total); // joining and leaving the world is under fire, too
+        ranks_threads(3, &d, storm_threads,
+                      &total); // joining and leaving the world is under fire, too
         storm(0);
         rank_check(n_signals > 50, "only %d signals came: the test tests nothing", n_signals);
         ranks_report("a signal every 100 us during %d all_reduces of 3 threads, %s", total, name);

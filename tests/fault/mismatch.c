@@ -1,8 +1,10 @@
-// mismatch: ranks that call different operations, or the same with other arguments, all get IDIST_ERR_MISMATCH
+// mismatch: ranks that call different operations, or the same with other arguments, all get
+// IDIST_ERR_MISMATCH
 //
-// Each case opens a world, lets one rank (drawn from the seed) call something else than the others, and expects on every
-// rank IDIST_ERR_MISMATCH from that call or from the next one on the group, soon, with a text that names two ranks
-// (one of them the odd one) and what differs, and not a byte written past a buffer.
+// Each case opens a world, lets one rank (drawn from the seed) call something else than the others,
+// and expects on every rank IDIST_ERR_MISMATCH from that call or from the next one on the group,
+// soon, with a text that names two ranks (one of them the odd one) and what differs, and not a byte
+// written past a buffer.
 #include "idist.h"
 
 #include "grid.h"
@@ -26,10 +28,10 @@ enum {
     N_OPERATIONS
 };
 
-static const char *const operation_names[N_OPERATIONS] = {"all_reduce", "reduce",   "broadcast",  "barrier",
-                                                          "all_gather", "gather",   "scatter",    "reduce_scatter",
-                                                          "all_to_all", "scan",     "exscan",     "all_gatherv",
-                                                          "gatherv",    "scatterv", "all_to_allv"};
+static const char *const operation_names[N_OPERATIONS] = {
+    "all_reduce", "reduce",      "broadcast",      "barrier",    "all_gather",
+    "gather",     "scatter",     "reduce_scatter", "all_to_all", "scan",
+    "exscan",     "all_gatherv", "gatherv",        "scatterv",   "all_to_allv"};
 
 typedef struct one_call {
     int operation;
@@ -46,7 +48,8 @@ typedef struct experiment {
     bool async;
 } experiment;
 
-static idist_status make_call(const one_call *c, int n, const unsigned char *s, unsigned char *r, const idist_opts *o) {
+static idist_status make_call(const one_call *c, int n, const unsigned char *s, unsigned char *r,
+                              const idist_opts *o) {
     static _Thread_local size_t counts[RANKS_MAX]; // must outlive an immediate call
     for (int k = 0; k < n; k++) counts[k] = c->count;
     switch (c->operation) {
@@ -82,17 +85,20 @@ static void check_text(const experiment *e, int rank, int n) {
                                     text_has_word(text, operation_names[e->odd.operation]));
     // The barrier that follows may be compared first: one rank is in #1, another one in #2.
     if (e->normal.operation == BARRIER || e->odd.operation == BARRIER)
-        says_field = says_field || (text_has_word(text, "sequence") && text_has_word(text, "barrier #2"));
+        says_field =
+            says_field || (text_has_word(text, "sequence") && text_has_word(text, "barrier #2"));
     rank_check(ranks_named(text, n) >= 2 && text_names_rank(text, e->odd_rank),
-               "rank %d: the text names two ranks, one of them %d: got \"%s\"", rank, e->odd_rank, text);
+               "rank %d: the text names two ranks, one of them %d: got \"%s\"", rank, e->odd_rank,
+               text);
     rank_check(says_field, "rank %d: the text says \"%s\": got \"%s\"", rank, e->field, text);
 }
 
 static void describe(const experiment *e, char *text, size_t capacity) {
     const one_call *a = &e->odd, *b = &e->normal;
-    snprintf(text, capacity, "rank %d: %s x %zu %s %s root %d, others: %s x %zu %s %s root %d", e->odd_rank,
-             operation_names[a->operation], a->count, idist_dtype_name(a->dtype), idist_op_name(a->op), a->root,
-             operation_names[b->operation], b->count, idist_dtype_name(b->dtype), idist_op_name(b->op), b->root);
+    snprintf(text, capacity, "rank %d: %s x %zu %s %s root %d, others: %s x %zu %s %s root %d",
+             e->odd_rank, operation_names[a->operation], a->count, idist_dtype_name(a->dtype),
+             idist_op_name(a->op), a->root, operation_names[b->operation], b->count,
+             idist_dtype_name(b->dtype), idist_op_name(b->op), b->root);
 }
 
 static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
@@ -115,12 +121,14 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
         rank_fail("rank %d: got %s, then %s expected IDIST_ERR_MISMATCH (%s); last error: %s", rank,
                   idist_status_name(first), idist_status_name(second), what, idist_last_error());
     else check_text(e, rank, n);
-    if (took > 2000 * test_slow_factor()) rank_fail("rank %d: took %lld ms (%s)", rank, (long long)took, what);
-    rank_check(gbuf_guards_hold(&r) && gbuf_guards_hold(&s), "rank %d: written outside of a buffer (%s)", rank, what);
+    if (took > 2000 * test_slow_factor())
+        rank_fail("rank %d: took %lld ms (%s)", rank, (long long)took, what);
+    rank_check(gbuf_guards_hold(&r) && gbuf_guards_hold(&s),
+               "rank %d: written outside of a buffer (%s)", rank, what);
     idist_status later = idist_barrier(&plain);
     if (got == IDIST_ERR_MISMATCH)
-        rank_check(later == IDIST_ERR_MISMATCH, "rank %d: a later call gives the same: got %s (%s)", rank,
-                   idist_status_name(later), what);
+        rank_check(later == IDIST_ERR_MISMATCH, "rank %d: a later call gives the same: got %s (%s)",
+                   rank, idist_status_name(later), what);
     gbuf_free(&s);
     gbuf_free(&r);
 }
@@ -165,19 +173,20 @@ static void pairs(const setting *s, uint64_t *random_state) {
             e.field = "operation";
             run_experiment(&e, s, random_state);
         }
-        ranks_report("one rank calls %s, the others each other collective: n=%d count %zu %s %s%s", operation_names[a], s->n,
-                     s->count, s->algorithm, s->transport, s->async ? " async" : "");
+        ranks_report("one rank calls %s, the others each other collective: n=%d count %zu %s %s%s",
+                     operation_names[a], s->n, s->count, s->algorithm, s->transport,
+                     s->async ? " async" : "");
     }
 }
 
 static bool has_op(int operation) {
-    return operation == ALL_REDUCE || operation == REDUCE || operation == REDUCE_SCATTER || operation == SCAN ||
-           operation == EXSCAN;
+    return operation == ALL_REDUCE || operation == REDUCE || operation == REDUCE_SCATTER ||
+           operation == SCAN || operation == EXSCAN;
 }
 
 static bool has_root(int operation) {
-    return operation == REDUCE || operation == BROADCAST || operation == GATHER || operation == SCATTER ||
-           operation == GATHERV || operation == SCATTERV;
+    return operation == REDUCE || operation == BROADCAST || operation == GATHER ||
+           operation == SCATTER || operation == GATHERV || operation == SCATTERV;
 }
 
 static void one_field(experiment e, const char *field, const setting *s, uint64_t *random_state) {
@@ -212,8 +221,9 @@ static void fields(const setting *s, uint64_t *random_state) {
         e = base;
         e.odd.root = s->n - 1;
         if (has_root(a)) one_field(e, "root", s, random_state);
-        ranks_report("%s with another count, dtype, op, root on one rank: n=%d count %zu %s %s%s", operation_names[a], s->n,
-                     s->count, s->algorithm, s->transport, s->async ? " async" : "");
+        ranks_report("%s with another count, dtype, op, root on one rank: n=%d count %zu %s %s%s",
+                     operation_names[a], s->n, s->count, s->algorithm, s->transport,
+                     s->async ? " async" : "");
     }
 }
 
@@ -227,7 +237,8 @@ static void v_counts(idist_group *world, int rank, int n, void *arg) {
     if (rank == 0) sends[1] = 5;
     idist_status status = idist_all_to_allv(s, sends, NULL, r, receives, NULL, IDIST_I32, &o);
     if (status == IDIST_OK) status = idist_barrier(&o);
-    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank, idist_status_name(status));
+    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank,
+               idist_status_name(status));
     const char *text = idist_last_error();
     rank_check(text_names_rank(text, 0) && text_names_rank(text, 1) && text_has_word(text, "count"),
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
@@ -242,14 +253,15 @@ static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
     for (int k = 0; k < n; k++) counts[k] = k == 1 ? 6 : 5;
     idist_status status = idist_gatherv(s, 5, r, counts, NULL, IDIST_I32, 0, &o);
     if (status == IDIST_OK) status = idist_barrier(&o);
-    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank, idist_status_name(status));
+    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank,
+               idist_status_name(status));
     const char *text = idist_last_error();
     rank_check(text_names_rank(text, 0) && text_names_rank(text, 1) && text_has_word(text, "count"),
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
 }
 
-// Two groups of the same ranks: which of them is called is part of the call. The two sides wait for each other for ever,
-// which processes of one thread can know for certain.
+// Two groups of the same ranks: which of them is called is part of the call. The two sides wait for
+// each other for ever, which processes of one thread can know for certain.
 typedef enum { ALL_REDUCE_IN_ANOTHER_GROUP, RECV_AGAINST_BARRIER, RECV_AGAINST_RECV } crossing;
 
 static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -261,8 +273,10 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
     idist_opts o = opts_of(odd && what == ALL_REDUCE_IN_ANOTHER_GROUP ? g : world);
     int64_t start = tap_now_ms();
     idist_status status;
-    if (what == ALL_REDUCE_IN_ANOTHER_GROUP) status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
-    else if (what == RECV_AGAINST_RECV && rank == 0) status = idist_recv(&x, 1, IDIST_I32, n - 1, 7, NULL, &o);
+    if (what == ALL_REDUCE_IN_ANOTHER_GROUP)
+        status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
+    else if (what == RECV_AGAINST_RECV && rank == 0)
+        status = idist_recv(&x, 1, IDIST_I32, n - 1, 7, NULL, &o);
     else if (odd) status = idist_recv(&x, 1, IDIST_I32, 0, 7, NULL, &o);
     else status = idist_barrier(&o);
     proc_phase(slot, (int)(tap_now_ms() - start));
@@ -270,9 +284,11 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
     return 0;
 }
 
-static void crossing_calls(int n, const char *transport, crossing what, const char *field, const char *name) {
+static void crossing_calls(int n, const char *transport, crossing what, const char *field,
+                           const char *name) {
 #ifdef __SANITIZE_THREAD__ // its runtime keeps a thread of its own, so no process has only one
-    tap_skip(name, "%d ranks, %s, case %d: the thread sanitizer adds a thread", n, field, (int)what);
+    tap_skip(name, "%d ranks, %s, case %d: the thread sanitizer adds a thread", n, field,
+             (int)what);
     return;
 #endif
     procs p;
@@ -287,16 +303,19 @@ static void crossing_calls(int n, const char *transport, crossing what, const ch
                    idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
         bool other = false; // one of those that wait for the odd one
         for (int i = 0; i < n - 1; i++) other = other || text_names_rank(p.slot[k].text, i);
-        rank_check(other && text_names_rank(p.slot[k].text, n - 1) && text_has_word(p.slot[k].text, field),
-                   "rank %d: the text names rank %d, another one and the %s: got \"%s\"", k, n - 1, field, p.slot[k].text);
-        rank_check(p.slot[k].phase < 500 * test_slow_factor(), "rank %d: after %d ms", k, p.slot[k].phase);
+        rank_check(other && text_names_rank(p.slot[k].text, n - 1) &&
+                       text_has_word(p.slot[k].text, field),
+                   "rank %d: the text names rank %d, another one and the %s: got \"%s\"", k, n - 1,
+                   field, p.slot[k].text);
+        rank_check(p.slot[k].phase < 500 * test_slow_factor(), "rank %d: after %d ms", k,
+                   p.slot[k].phase);
     }
     ranks_report("%s: a mismatch on all of %d ranks, %s", name, n, transport);
     procs_free(&p);
 }
 
-// A receive that timed out waits no more: rank 0, who comes into a collective after it, does not take it for one half of a
-// deadlock. Rank 1 waits for rank 2 meanwhile.
+// A receive that timed out waits no more: rank 0, who comes into a collective after it, does not
+// take it for one half of a deadlock. Rank 1 waits for rank 2 meanwhile.
 static int waits_no_more(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = 1;
@@ -326,7 +345,8 @@ static void timed_out_before(void) {
     procs_start(&p, 3, &d, waits_no_more, NULL);
     rank_check(procs_wait(&p, 8000) == 0, "hang");
     for (int k = 0; k < 3; k++)
-        rank_check(p.slot[k].has_result && p.slot[k].status == IDIST_OK, "rank %d: %s", k, p.slot[k].text);
+        rank_check(p.slot[k].has_result && p.slot[k].status == IDIST_OK, "rank %d: %s", k,
+                   p.slot[k].text);
     ranks_report("a receive that timed out is no half of a deadlock");
     procs_free(&p);
 }
@@ -341,9 +361,10 @@ static void another_group(idist_group *world, int rank, int n, void *arg) {
     o.timeout_ms = 400;
     int64_t start = tap_now_ms();
     idist_status status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
-    // The first whose time-out passes goes on to the end of the world: the others may notice that first, as a mismatch with
-    // its finalize or as its leaving.
-    rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_MISMATCH,
+    // The first whose time-out passes goes on to the end of the world: the others may notice that
+    // first, as a mismatch with its finalize or as its leaving.
+    rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_PEER_LOST ||
+                   status == IDIST_ERR_MISMATCH,
                "rank %d: got %s", rank, idist_status_name(status));
     rank_check(tap_now_ms() - start < 400 + 1000 * test_slow_factor(), "rank %d: too late", rank);
     idist_free_group(&g);
@@ -368,9 +389,12 @@ static void close_against_barrier(const char *transport) {
     int n_hung = procs_wait(&p, 8000);
     rank_check(n_hung == 0, "%d ranks hang", n_hung);
     for (int k = 0; k < 2; k++)
-        rank_check(p.slot[k].status == IDIST_ERR_MISMATCH && text_has_word(p.slot[k].text, "finalize"),
-                   "rank %d: got %s: %s", k, idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
-    ranks_report("one rank closes the world, the other is in a barrier: a mismatch on both, %s", transport);
+        rank_check(p.slot[k].status == IDIST_ERR_MISMATCH &&
+                       text_has_word(p.slot[k].text, "finalize"),
+                   "rank %d: got %s: %s", k, idist_status_name((idist_status)p.slot[k].status),
+                   p.slot[k].text);
+    ranks_report("one rank closes the world, the other is in a barrier: a mismatch on both, %s",
+                 transport);
     procs_free(&p);
 }
 
@@ -381,7 +405,8 @@ static int other_lists(int local_rank, void *arg) {
     idist_group *g = NULL;
     (void)arg;
     rank_is(local_rank, idist_new_group(lists[local_rank == 1], 2, &g), IDIST_ERR_MISMATCH);
-    rank_check(text_has_word(idist_last_error(), "group differs"), "rank %d: got \"%s\"", local_rank, idist_last_error());
+    rank_check(text_has_word(idist_last_error(), "group differs"), "rank %d: got \"%s\"",
+               local_rank, idist_last_error());
     return 0;
 }
 
@@ -403,8 +428,8 @@ static void only_the_group(idist_group *world, int rank, int n, void *arg) {
     if (rank < 2) {
         idist_status status = idist_all_reduce(x, y, 1 + (size_t)rank, IDIST_F32, IDIST_SUM, &o);
         if (status == IDIST_OK) status = idist_barrier(&o);
-        rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH", rank,
-                   idist_status_name(status));
+        rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s expected IDIST_ERR_MISMATCH",
+                   rank, idist_status_name(status));
     }
     rank_ok(rank, idist_all_reduce(x, y, 2, IDIST_F32, IDIST_SUM, &w));
     rank_check(y[0] == (float)n, "rank %d: got %g expected %d", rank, (double)y[0], n);
@@ -412,9 +437,12 @@ static void only_the_group(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const setting settings[7] = {{2, 5, "auto", "auto", false},          {3, 5, "latency", "auto", false},
-                                        {3, 50000, "bandwidth", "auto", false}, {4, 700, "auto", "tcp", true},
-                                        {5, 100, "bandwidth", "auto", true},    {4, 5, "auto", "blocks", false},
+    static const setting settings[7] = {{2, 5, "auto", "auto", false},
+                                        {3, 5, "latency", "auto", false},
+                                        {3, 50000, "bandwidth", "auto", false},
+                                        {4, 700, "auto", "tcp", true},
+                                        {5, 100, "bandwidth", "auto", true},
+                                        {4, 5, "auto", "blocks", false},
                                         {5, 700, "auto", "hosts", true}};
     uint64_t random_state = tap_seed();
     tap_deadline(100);
@@ -423,20 +451,26 @@ int main(void) {
         if (i < 3 || i == 5) pairs(&settings[i], &random_state);
         fields(&settings[i], &random_state);
     }
-    ranks_case_fault(3, NULL, v_counts, NULL, "all_to_allv: sender and receiver disagree on a count");
+    ranks_case_fault(3, NULL, v_counts, NULL,
+                     "all_to_allv: sender and receiver disagree on a count");
     ranks_case_fault(3, NULL, gatherv_counts, NULL, "gatherv: root expects another count");
-    ranks_case_fault(3, NULL, another_group, NULL, "one rank calls on another group, in threads: no hang");
+    ranks_case_fault(3, NULL, another_group, NULL,
+                     "one rank calls on another group, in threads: no hang");
     for (int n = 2; n <= 3; n++) {
-        crossing_calls(n, "auto", ALL_REDUCE_IN_ANOTHER_GROUP, "group", "one rank calls on another group");
-        crossing_calls(n, "auto", RECV_AGAINST_BARRIER, "operation", "one rank receives, the others are in a barrier");
+        crossing_calls(n, "auto", ALL_REDUCE_IN_ANOTHER_GROUP, "group",
+                       "one rank calls on another group");
+        crossing_calls(n, "auto", RECV_AGAINST_BARRIER, "operation",
+                       "one rank receives, the others are in a barrier");
     }
     crossing_calls(2, "auto", RECV_AGAINST_RECV, "deadlock", "both ranks receive from each other");
-    crossing_calls(3, "blocks", RECV_AGAINST_BARRIER, "operation", "one rank receives, the others are in a barrier");
+    crossing_calls(3, "blocks", RECV_AGAINST_BARRIER, "operation",
+                   "one rank receives, the others are in a barrier");
     timed_out_before();
     for (int t = 0; t < N_PLACEMENTS; t++) close_against_barrier(transport_names[t]);
 #ifndef RANKS_MPI
     new_group_lists();
 #endif
-    ranks_case_fault(4, NULL, only_the_group, NULL, "a mismatch in a group leaves the world usable");
+    ranks_case_fault(4, NULL, only_the_group, NULL,
+                     "a mismatch in a group leaves the world usable");
     return tap_done();
 }

@@ -1,12 +1,17 @@
-// no_memory: the k-th allocation of one rank fails, for every k, while a world opens, works, makes groups and ends
+// no_memory: the k-th allocation of one rank fails, for every k, while a world opens, works, makes
+// groups and ends
 //
-// Nobody may hang, the rank that has no memory must hear of it or do without, and all memory must be given back. Of what
-// goes wrong before a rank has reached the store nobody can know: then the others hear that it did not come.
+// Nobody may hang, the rank that has no memory must hear of it or do without, and all memory must
+// be given back. Of what goes wrong before a rank has reached the store nobody can know: then the
+// others hear that it did not come.
 #include "idist.h"
 
 #include "ranks.h"
 
-enum { INIT_TIMEOUT_MS = 1500, EARLY = 12 }; // EARLY: allocations before a rank has reached the store, at most
+enum {
+    INIT_TIMEOUT_MS = 1500,
+    EARLY = 12
+}; // EARLY: allocations before a rank has reached the store, at most
 
 typedef struct memory {
     int64_t n_live;  // blocks; atomic
@@ -109,13 +114,15 @@ static bool round_of(plan *p, int loser, int fails) {
     rank_ok(-1, idist_store_close(&p->store));
     for (int k = 0; k < p->n; k++) {
         idist_status status = (idist_status)p->memory[k].status;
-        rank_check(p->memory[k].n_live == 0, "allocation %d of rank %d fails: rank %d keeps %lld blocks", fails, loser, k,
+        rank_check(p->memory[k].n_live == 0,
+                   "allocation %d of rank %d fails: rank %d keeps %lld blocks", fails, loser, k,
                    (long long)p->memory[k].n_live);
         rank_check(status != IDIST_ERR_TIMEOUT || (p->memory[k].absent && fails <= EARLY),
                    "allocation %d of rank %d fails: rank %d hears of a time-out", fails, loser, k);
     }
-    rank_check(tap_now_ms() - begun < 4000 * test_slow_factor(), "allocation %d of rank %d: all were through after %lld ms",
-               fails, loser, (long long)(tap_now_ms() - begun));
+    rank_check(tap_now_ms() - begun < 4000 * test_slow_factor(),
+               "allocation %d of rank %d: all were through after %lld ms", fails, loser,
+               (long long)(tap_now_ms() - begun));
     return p->memory[loser].hit;
 }
 
@@ -134,8 +141,8 @@ int main(void) {
         ranks_reset();
         while (fails < 1000 && round_of(&p, worlds[i].loser, fails)) fails++;
         rank_check(fails > 20, "there were only %d allocations", fails - 1);
-        ranks_report("each of %d allocations of rank %d fails in turn, %s with %d ranks", fails - (i ? EARLY : 1),
-                     worlds[i].loser, p.transport, p.n);
+        ranks_report("each of %d allocations of rank %d fails in turn, %s with %d ranks",
+                     fails - (i ? EARLY : 1), worlds[i].loser, p.transport, p.n);
     }
     return tap_done();
 }

@@ -43,11 +43,11 @@ static int joins(int number, void *arg) {
     d.init_timeout_ms = 1500 * test_slow_factor();
     idist_status status = idist_initialize(&d);
     const char *text = idist_last_error();
-    rank_check(status == r->status, "rank %d: got %s expected %s: %s", number, idist_status_name(status),
-               idist_status_name(r->status), text);
+    rank_check(status == r->status, "rank %d: got %s expected %s: %s", number,
+               idist_status_name(status), idist_status_name(r->status), text);
     if (r->says[number])
-        rank_check(strstr(text, r->says[number]) && (!r->says_too || strstr(text, r->says_too)), "rank %d: got \"%s\"",
-                   number, text);
+        rank_check(strstr(text, r->says[number]) && (!r->says_too || strstr(text, r->says_too)),
+                   "rank %d: got \"%s\"", number, text);
     rank_check(!strstr(text, r->never), "rank %d: got \"%s\"", number, text);
     return 0;
 }
@@ -70,11 +70,17 @@ static int without_a_network(int number, void *arg) {
 
 static void without_network(void) {
     char folder[] = "/tmp/idist_reach_XXXXXX", url[64];
-    ranks_of by_tcp = {
-        {HERE, HERE},     NULL, "tcp", {"cannot be reached", "cannot be reached"}, "interface is down", "has not started", 0,
-        IDIST_ERR_TIMEOUT};
-    ranks_of by_file = {{HERE, HERE},        url,        "tcp", {"cannot be reached", "cannot be reached"},
-                        "interface is down", "was lost", 0,     IDIST_ERR_SYSTEM};
+    ranks_of by_tcp = {{HERE, HERE},
+                       NULL,
+                       "tcp",
+                       {"cannot be reached", "cannot be reached"},
+                       "interface is down",
+                       "has not started",
+                       0,
+                       IDIST_ERR_TIMEOUT};
+    ranks_of by_file = {
+        {HERE, HERE},        url,        "tcp", {"cannot be reached", "cannot be reached"},
+        "interface is down", "was lost", 0,     IDIST_ERR_SYSTEM};
     TAP_REQUIRE(mkdtemp(folder));
     snprintf(url, sizeof url, "file://%s/meet", folder);
     tap_running("no network");
@@ -89,11 +95,17 @@ static void without_network(void) {
 }
 
 static void apart(void) {
-    ranks_of another_namespace = {
-        {HERE, ANOTHER_NETWORK}, NULL, NULL, {"network namespace", "network namespace"}, NULL, "MASTER_ADDR", 0,
+    ranks_of another_namespace = {{HERE, ANOTHER_NETWORK},
+                                  NULL,
+                                  NULL,
+                                  {"network namespace", "network namespace"},
+                                  NULL,
+                                  "MASTER_ADDR",
+                                  0,
+                                  IDIST_ERR_TIMEOUT};
+    ranks_of another_user = {
+        {HERE, ANOTHER_USER}, NULL, NULL, {"another user", "another user"}, NULL, "MASTER_ADDR", 0,
         IDIST_ERR_TIMEOUT};
-    ranks_of another_user = {{HERE, ANOTHER_USER}, NULL, NULL, {"another user", "another user"}, NULL, "MASTER_ADDR", 0,
-                             IDIST_ERR_TIMEOUT};
     together(&another_namespace, "a rank in another network namespace");
     together(&another_user, "a rank of another user");
 }
@@ -110,11 +122,13 @@ static int without_proc(int number, void *arg) {
     (void)arg;
     memset(&d, 0, sizeof d);
     d.start_method = "exec";
-    if (syscall(SYS_unshare, CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+    if (syscall(SYS_unshare, CLONE_NEWNS) != 0 ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("none", "/proc", "tmpfs", 0, NULL) != 0)
         return 1;
     rank_is(0, idist_spawn(never, NULL, 2, &d), IDIST_ERR_SYSTEM);
-    rank_check(strstr(idist_last_error(), "/proc") && strstr(idist_last_error(), "exec"), "got \"%s\"", idist_last_error());
+    rank_check(strstr(idist_last_error(), "/proc") && strstr(idist_last_error(), "exec"),
+               "got \"%s\"", idist_last_error());
     return 0;
 }
 
@@ -130,7 +144,8 @@ static bool may_go(void) {
     pid_t pid = fork();
     int status = 1;
     TAP_REQUIRE(pid >= 0);
-    if (pid == 0) _exit(syscall(SYS_unshare, CLONE_NEWNET | CLONE_NEWNS) == 0 && setuid(65534) == 0 ? 0 : 1);
+    if (pid == 0)
+        _exit(syscall(SYS_unshare, CLONE_NEWNET | CLONE_NEWNS) == 0 && setuid(65534) == 0 ? 0 : 1);
     return waitpid(pid, &status, 0) == pid && status == 0;
 }
 

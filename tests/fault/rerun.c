@@ -3,7 +3,8 @@
 
 #include "ranks.h"
 
-// A worker runs this file's main, up to its call; what main would print or start on the way is not for a worker.
+// A worker runs this file's main, up to its call; what main would print or start on the way is not
+// for a worker.
 static bool in_worker;
 static char first_argument[100];
 static int go_on = 1; // atomic; of the thread that holds malloc's locks most of the time
@@ -81,7 +82,8 @@ static int works(int local_rank, void *arg) {
     if (y != t->number * idist_get_world_size()) return 23;
     if (t->way == RETURNS_5 && local_rank == 1) return 5;
     if (t->way == IS_KILLED && local_rank == 1) kill(getpid(), SIGKILL);
-    if (t->way == STARTS_MORE) { // the variable of this worker is in their environment, and not meant for them
+    if (t->way == STARTS_MORE) { // the variable of this worker is in their environment, and not
+                                 // meant for them
         char command[600];
         snprintf(command, sizeof command, "exec '/proc/%d/exe' inner >/dev/null", (int)getpid());
         return system(command) == 0 ? 0 : 24;
@@ -101,8 +103,8 @@ static int nothing(int local_rank, void *arg) {
     return 0;
 }
 
-// As a program of its own: its standard descriptors are closed, or it closes all others, or its file is gone. Its workers
-// come through here too.
+// As a program of its own: its standard descriptors are closed, or it closes all others, or its
+// file is gone. Its workers come through here too.
 static int odd(const char *how) {
     idist_report report;
     idist_desc d = exec_desc(&report);
@@ -112,8 +114,12 @@ static int odd(const char *how) {
         for (int fd = 0; fd < 3; fd++) close(fd);
     } else if (strcmp(how, "closes") == 0) {
         for (int fd = 3; fd < 64; fd++) close(fd);
-        if (getenv("IDIST_SPAWN")) return idist_spawn(nothing, NULL, 2, &d) == IDIST_ERR_STATE ? 44 : 1;
-        return idist_spawn(nothing, NULL, 2, &d) == IDIST_ERR_WORKER_FAILED && report.exit_code == 44 ? 0 : 1;
+        if (getenv("IDIST_SPAWN"))
+            return idist_spawn(nothing, NULL, 2, &d) == IDIST_ERR_STATE ? 44 : 1;
+        return idist_spawn(nothing, NULL, 2, &d) == IDIST_ERR_WORKER_FAILED &&
+                       report.exit_code == 44
+                   ? 0
+                   : 1;
     } else if (n > 0 && !getenv("IDIST_SPAWN")) {
         path[n] = 0;
         unlink(path);
@@ -124,12 +130,13 @@ static int odd(const char *how) {
 static int run_odd(const char *how) {
     char command[600], path[100];
     snprintf(path, sizeof path, "/tmp/rerun-%d", (int)getpid());
-    snprintf(command, sizeof command, "cp /proc/%d/exe %s && %s %s; rc=$?; rm -f %s; exit $rc", (int)getpid(), path, path,
-             how, path);
+    snprintf(command, sizeof command, "cp /proc/%d/exe %s && %s %s; rc=$?; rm -f %s; exit $rc",
+             (int)getpid(), path, path, how, path);
     return system(command);
 }
 
-// One call of idist_spawn with "exec". The parent judges; a worker ends in it, or goes on to a later one.
+// One call of idist_spawn with "exec". The parent judges; a worker ends in it, or goes on to a
+// later one.
 static void run(int n, int way, int rank, int exit_code, int signal_number, const char *name) {
     idist_report report;
     idist_desc d = exec_desc(&report);
@@ -137,10 +144,10 @@ static void run(int n, int way, int rank, int exit_code, int signal_number, cons
     int before = n_descriptors();
     tap_running("%s", name);
     idist_status s = idist_spawn(works, &t, n, &d);
-    tap_ok(s == (rank < 0 ? IDIST_OK : IDIST_ERR_WORKER_FAILED) && report.rank == rank && report.exit_code == exit_code &&
-               report.signal == signal_number,
-           "%s: %s, rank %d, code %d, signal %d: %s", name, idist_status_name(s), report.rank, report.exit_code,
-           report.signal, report.text);
+    tap_ok(s == (rank < 0 ? IDIST_OK : IDIST_ERR_WORKER_FAILED) && report.rank == rank &&
+               report.exit_code == exit_code && report.signal == signal_number,
+           "%s: %s, rank %d, code %d, signal %d: %s", name, idist_status_name(s), report.rank,
+           report.exit_code, report.signal, report.text);
     tap_is(n_descriptors(), before, "%s: open descriptors", name);
 }
 
@@ -149,7 +156,9 @@ static int inner(void) {
     idist_report report;
     idist_desc d = exec_desc(&report);
     d.start_method = NULL;
-    return idist_spawn(forked, &d, 2, &d) == IDIST_ERR_WORKER_FAILED && report.exit_code == 9 ? 0 : 1; // it has run
+    return idist_spawn(forked, &d, 2, &d) == IDIST_ERR_WORKER_FAILED && report.exit_code == 9
+               ? 0
+               : 1; // it has run
 }
 
 int main(int argc, char **argv) {
@@ -158,7 +167,8 @@ int main(int argc, char **argv) {
     idist_workers *workers;
     char *again[3];
     if (argc > 1 && strcmp(argv[1], "inner") == 0) return inner();
-    if (argc > 1 && (!strcmp(argv[1], "closed") || !strcmp(argv[1], "closes") || !strcmp(argv[1], "deleted")))
+    if (argc > 1 &&
+        (!strcmp(argv[1], "closed") || !strcmp(argv[1], "closes") || !strcmp(argv[1], "deleted")))
         return odd(argv[1]);
     in_worker = getenv("IDIST_SPAWN") != NULL && argc > 1;
     if (argc == 1) { // the workers are to have arguments
@@ -175,14 +185,16 @@ int main(int argc, char **argv) {
     pthread_t blocked;
     int end = silent_stdin();
     bool beside = true;
-#ifdef __SANITIZE_THREAD__ // whose runtime cannot start a thread in a process that was forked beside one
+#ifdef __SANITIZE_THREAD__ // whose runtime cannot start a thread in a process that was forked
+                           // beside one
     beside = false;
 #endif
     TAP_REQUIRE(!beside || pthread_create(&thread, NULL, busy, NULL) == 0);
 
     idist_desc d = exec_desc(&report);
     d.start_method = NULL;
-    tap_is(idist_spawn(forked, in_worker ? &thread : NULL, 2, &d), IDIST_OK, "a call before: forked");
+    tap_is(idist_spawn(forked, in_worker ? &thread : NULL, 2, &d), IDIST_OK,
+           "a call before: forked");
     TAP_REQUIRE(beside || pthread_create(&thread, NULL, busy, NULL) == 0);
     TAP_REQUIRE(pthread_create(&blocked, NULL, reader, NULL) == 0);
     run(3, SUMS, -1, 0, 0, "three workers run the program anew");
@@ -197,13 +209,16 @@ int main(int argc, char **argv) {
     told t = {7, SUMS};
     idist_status s = idist_spawn(works, &t, in_worker ? 3 : 2, &d);
     if (in_worker && s != IDIST_OK) return s == IDIST_ERR_STATE ? 33 : 34;
-    tap_ok(s == IDIST_ERR_WORKER_FAILED && report.exit_code == 33, "another number of workers: %s", report.text);
+    tap_ok(s == IDIST_ERR_WORKER_FAILED && report.exit_code == 33, "another number of workers: %s",
+           report.text);
 
     d = exec_desc(&report);
     if (in_worker) return 0;
     tap_is(idist_spawn_start(works, &t, 2, &d, &workers), IDIST_OK, "beside the caller");
-    tap_is(idist_spawn_wait(workers, 20000), IDIST_ERR_WORKER_FAILED, "a worker that never comes to its call");
-    tap_like(report.text, "exited with code 0 before its function returned", "and what is said of it");
+    tap_is(idist_spawn_wait(workers, 20000), IDIST_ERR_WORKER_FAILED,
+           "a worker that never comes to its call");
+    tap_like(report.text, "exited with code 0 before its function returned",
+             "and what is said of it");
 
     tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
     tap_is(run_odd("closes"), 0, "a program that closes all other descriptors: its workers say so");
@@ -211,9 +226,11 @@ int main(int argc, char **argv) {
     d.init_timeout_ms = 300 * test_slow_factor();
     int64_t start = tap_now_ms();
     setenv("RERUN_STUCK", "1", 1); // read by the workers' main
-    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_WORKER_FAILED, "workers that hang before their call");
+    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_WORKER_FAILED,
+           "workers that hang before their call");
     unsetenv("RERUN_STUCK");
-    tap_ok(tap_now_ms() - start < 3000 * test_slow_factor(), "are waited for as long as the start may take");
+    tap_ok(tap_now_ms() - start < 3000 * test_slow_factor(),
+           "are waited for as long as the start may take");
     tap_like(report.text, "has not come to its call", "and it is said");
     d.start_method = "thread";
     tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");

@@ -17,7 +17,9 @@ typedef struct board {
 
 static board *make_board(void) { return (board *)shared_alloc(sizeof(board)); }
 
-static void sign_in(board *b, int rank) { __atomic_store_n(&b->pid[rank], getpid(), __ATOMIC_RELEASE); }
+static void sign_in(board *b, int rank) {
+    __atomic_store_n(&b->pid[rank], getpid(), __ATOMIC_RELEASE);
+}
 
 // All workers are there, so that the order of failures is known.
 static void meet(board *b, int n) {
@@ -29,12 +31,14 @@ static void meet(board *b, int n) {
     }
 }
 
-// After idist_spawn nobody may be left, not even as a zombie (kill with signal 0 still finds those).
+// After idist_spawn nobody may be left, not even as a zombie (kill with signal 0 still finds
+// those).
 static void check_gone(const board *b, int n) {
     for (int k = 0; k < n; k++) {
         pid_t pid = b->pid[k];
         if (pid == 0) continue;
-        rank_check(kill(pid, 0) != 0 && errno == ESRCH, "worker %d (pid %d) is still there", k, (int)pid);
+        rank_check(kill(pid, 0) != 0 && errno == ESRCH, "worker %d (pid %d) is still there", k,
+                   (int)pid);
     }
 }
 
@@ -48,17 +52,20 @@ static idist_desc quick_desc(idist_report *report) {
     return d;
 }
 
-static void expect_failure(idist_status status, const idist_report *r, int rank, int exit_code, int signal_number) {
+static void expect_failure(idist_status status, const idist_report *r, int rank, int exit_code,
+                           int signal_number) {
     char text[700];
     copy_text(text, sizeof text, idist_last_error());
-    rank_check(status == IDIST_ERR_WORKER_FAILED, "got %s expected IDIST_ERR_WORKER_FAILED: %s", idist_status_name(status),
-               text);
+    rank_check(status == IDIST_ERR_WORKER_FAILED, "got %s expected IDIST_ERR_WORKER_FAILED: %s",
+               idist_status_name(status), text);
     if (status != IDIST_ERR_WORKER_FAILED) return;
     rank_check(r->rank == rank && r->exit_code == exit_code && r->signal == signal_number,
-               "report: got rank %d exit code %d signal %d expected %d %d %d; text: %s", r->rank, r->exit_code, r->signal,
-               rank, exit_code, signal_number, r->text);
-    rank_check(r->text[0] && text_names_rank(r->text, rank), "the report's text names rank %d: got \"%s\"", rank, r->text);
-    rank_check(text_names_rank(text, rank), "idist_last_error names rank %d: got \"%s\"", rank, text);
+               "report: got rank %d exit code %d signal %d expected %d %d %d; text: %s", r->rank,
+               r->exit_code, r->signal, rank, exit_code, signal_number, r->text);
+    rank_check(r->text[0] && text_names_rank(r->text, rank),
+               "the report's text names rank %d: got \"%s\"", rank, r->text);
+    rank_check(text_names_rank(text, rank), "idist_last_error names rank %d: got \"%s\"", rank,
+               text);
 }
 
 //------------------------------------------------------------------------------
@@ -81,7 +88,8 @@ static void all_well(void) {
         ranks_reset();
         rank_ok(-1, idist_spawn(works, b, n, &d));
         rank_check(report.rank == -1, "report.rank: got %d expected -1", report.rank);
-        for (int k = 0; k < n; k++) rank_check(b->pid[k] != 0 && b->pid[k] != getpid(), "worker %d did not run", k);
+        for (int k = 0; k < n; k++)
+            rank_check(b->pid[k] != 0 && b->pid[k] != getpid(), "worker %d did not run", k);
         check_gone(b, n);
         ranks_report("%d workers, all well", n);
         munmap(b, sizeof *b);
@@ -99,8 +107,9 @@ static void all_well(void) {
 }
 
 enum { RETURNS_3, SEGFAULTS, KILLED, EXITS_0, EXITS_9, ABORTS, N_WAYS };
-static const char *const way_names[N_WAYS] = {"returns 3",        "segfaults",        "is killed",
-                                              "exits 0 half-way", "exits 9 half-way", "calls abort()"};
+static const char *const way_names[N_WAYS] = {"returns 3",        "segfaults",
+                                              "is killed",        "exits 0 half-way",
+                                              "exits 9 half-way", "calls abort()"};
 
 typedef struct failing {
     board *b;
@@ -146,16 +155,18 @@ static void failures(uint64_t *random_state) {
         idist_status status = idist_spawn(one_fails, &f, f.n, &d);
         int64_t took = tap_now_ms() - start;
         expect_failure(status, &report, f.victim, exit_codes[way], signals[way]);
-        rank_check(took < 3000 * test_slow_factor(), "took %lld ms: the others should have ended by themselves",
-                   (long long)took);
+        rank_check(took < 3000 * test_slow_factor(),
+                   "took %lld ms: the others should have ended by themselves", (long long)took);
         for (int k = 0; k < f.n; k++) {
             if (k == f.victim) continue;
-            rank_check(f.b->reached[k] && f.b->status[k] == IDIST_ERR_PEER_LOST && text_names_rank(f.b->text[k], f.victim),
+            rank_check(f.b->reached[k] && f.b->status[k] == IDIST_ERR_PEER_LOST &&
+                           text_names_rank(f.b->text[k], f.victim),
                        "worker %d: got %s \"%s\" expected IDIST_ERR_PEER_LOST of rank %d", k,
                        idist_status_name((idist_status)f.b->status[k]), f.b->text[k], f.victim);
         }
         check_gone(f.b, f.n);
-        ranks_report("worker %d of %d %s: reported, the others learn of it", f.victim, f.n, way_names[way]);
+        ranks_report("worker %d of %d %s: reported, the others learn of it", f.victim, f.n,
+                     way_names[way]);
         munmap(f.b, sizeof *f.b);
     }
 }
@@ -182,10 +193,13 @@ static void grace(void) {
     idist_status status = idist_spawn(stubborn, &f, 3, &d);
     int64_t took = tap_now_ms() - start;
     expect_failure(status, &report, 0, 7, 0);
-    rank_check(took >= 290, "the others must get their grace of 300 ms: took %lld ms", (long long)took);
-    rank_check(took < 300 + 5000 * test_slow_factor(), "SIGKILL must follow SIGTERM soon: took %lld ms", (long long)took);
+    rank_check(took >= 290, "the others must get their grace of 300 ms: took %lld ms",
+               (long long)took);
+    rank_check(took < 300 + 5000 * test_slow_factor(),
+               "SIGKILL must follow SIGTERM soon: took %lld ms", (long long)took);
     check_gone(f.b, 3);
-    ranks_report("after the grace time SIGTERM, then SIGKILL for one that ignores it (%lld ms)", (long long)took);
+    ranks_report("after the grace time SIGTERM, then SIGKILL for one that ignores it (%lld ms)",
+                 (long long)took);
     munmap(f.b, sizeof *f.b);
 }
 
@@ -255,7 +269,8 @@ static void exit_codes(void) {
     signal(SIGCHLD, SIG_IGN);
     rank_ok(-1, idist_spawn(works, b, 3, &d));
     expect_failure(idist_spawn(returns_4, b, 3, &d), &report, 1, 4, 0);
-    expect_failure(idist_spawn(rank_1_is_killed, b, 3, &d), &report, 1, -1, 0); // nobody knows how it ended
+    expect_failure(idist_spawn(rank_1_is_killed, b, 3, &d), &report, 1, -1,
+                   0); // nobody knows how it ended
     rank_check(strstr(report.text, "SIGCHLD") != NULL, "got \"%s\"", report.text);
     signal(SIGCHLD, SIG_DFL);
     ranks_report("exit codes with SIGCHLD ignored");
@@ -268,7 +283,8 @@ static int counts(int local_rank, void *arg) {
     return 0;
 }
 
-// Leaves the calling process at most n of its cores, the first ones of the mask; the result is how many those are.
+// Leaves the calling process at most n of its cores, the first ones of the mask; the result is how
+// many those are.
 static int use_cores(const unsigned long *mask, int n) {
     unsigned long some[64] = {0};
     int got = 0;
@@ -298,7 +314,8 @@ static void one_per_core(void) {
     munmap(b, sizeof *b);
 }
 
-// What a worker may use: all that its parent may, or with desc.bind one core, the workers taking turns.
+// What a worker may use: all that its parent may, or with desc.bind one core, the workers taking
+// turns.
 typedef struct cores {
     unsigned long mask[64];
     int n; // of bits
@@ -313,7 +330,8 @@ static int looks_at_cores(int local_rank, void *arg) {
     for (int i = 0; i < 64 * 64; i++) {
         bool allowed = all->mask[i / 64] >> (i % 64) & 1, used = mask[i / 64] >> (i % 64) & 1;
         bool expected = allowed && (!all->bound || k == local_rank % all->n);
-        rank_check(used == expected, "rank %d, processor %d: %s", local_rank, i, used ? "may be used" : "may not be used");
+        rank_check(used == expected, "rank %d, processor %d: %s", local_rank, i,
+                   used ? "may be used" : "may not be used");
         k += allowed;
     }
     return 0;
@@ -379,7 +397,8 @@ static int node_worker(int local_rank, void *arg) {
     int32_t x = 1, y = 0;
     int rank = idist_get_rank();
     rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, NULL));
-    rank_check(y == 4 && rank % 2 == local_rank, "rank %d: sum %d, local rank %d", rank, y, local_rank);
+    rank_check(y == 4 && rank % 2 == local_rank, "rank %d: sum %d, local rank %d", rank, y,
+               local_rank);
     __atomic_add_fetch(&s->b.reached[rank], 1, __ATOMIC_ACQ_REL);
     return 0;
 }
@@ -432,7 +451,8 @@ static void beside_the_caller(void) {
     rank_ok(-1, idist_spawn_kill(w, 0));
     rank_is(-1, idist_spawn_kill(w, 1000), IDIST_ERR_ARG);
     __atomic_store_n(&b->go, 1, __ATOMIC_RELEASE);
-    for (start = tap_now_ms(); !done && tap_now_ms() - start < 5000 * test_slow_factor(); tap_sleep_ms(1))
+    for (start = tap_now_ms(); !done && tap_now_ms() - start < 5000 * test_slow_factor();
+         tap_sleep_ms(1))
         rank_ok(-1, idist_spawn_poll(w, &done));
     rank_check(done, "they have ended");
     rank_ok(-1, idist_spawn_wait(w, -1));
@@ -449,11 +469,13 @@ static void beside_the_caller(void) {
     // one fails, and poll alone ends the others
     memset(b, 0, sizeof *b);
     rank_ok(-1, idist_spawn_start(waits_for_ever_but_1, b, 3, &d, &w));
-    for (start = tap_now_ms(), done = false; !done && tap_now_ms() - start < 5000 * test_slow_factor(); tap_sleep_ms(5))
+    for (start = tap_now_ms(), done = false;
+         !done && tap_now_ms() - start < 5000 * test_slow_factor(); tap_sleep_ms(5))
         rank_ok(-1, idist_spawn_poll(w, &done));
     rank_check(done, "polling ends those that are left");
     rank_is(-1, idist_spawn_wait(w, 0), IDIST_ERR_WORKER_FAILED);
-    rank_check(report.rank == 1 && report.exit_code == 6, "rank %d, code %d", report.rank, report.exit_code);
+    rank_check(report.rank == 1 && report.exit_code == 6, "rank %d, code %d", report.rank,
+               report.exit_code);
     check_gone(b, 3);
 
     rank_ok(-1, idist_spawn_wait(NULL, 0));
@@ -471,11 +493,13 @@ static void keep_lines(idist_log_level level, const char *line, void *user) {
 
 // What idist_parallel_run says at info level, as Ignite's Parallel does.
 static void parallel_log(void) {
-    static const char *const spawned[] = {"Initialized distributed launcher with backend: 'ring'",
-                                          "- Parameters to spawn processes: nproc_per_node: 2, nnodes: 1, node_rank: 0",
-                                          "Spawn function 'works' in 2 processes", "End of run"};
-    static const char *const joined[] = {"Initialized processing group with backend: 'self'", "- Run 'works' in 1 processes",
-                                         "End of run", "Finalized processing group with backend: 'self'"};
+    static const char *const spawned[] = {
+        "Initialized distributed launcher with backend: 'ring'",
+        "- Parameters to spawn processes: nproc_per_node: 2, nnodes: 1, node_rank: 0",
+        "Spawn function 'works' in 2 processes", "End of run"};
+    static const char *const joined[] = {"Initialized processing group with backend: 'self'",
+                                         "- Run 'works' in 1 processes", "End of run",
+                                         "Finalized processing group with backend: 'self'"};
     char kept[2000], before[20];
     board *b = make_board();
     idist_report report;
@@ -494,14 +518,16 @@ static void parallel_log(void) {
         rank_ok(-1, idist_parallel_run(&d, works, b));
         for (int i = 0; i < 4 && at; i++)
             if ((at = strstr(at, turn ? joined[i] : spawned[i])) == NULL)
-                rank_fail("not in the log, or not in order: %s; the log: %s", turn ? joined[i] : spawned[i], kept);
+                rank_fail("not in the log, or not in order: %s; the log: %s",
+                          turn ? joined[i] : spawned[i], kept);
     }
     d.backend = "self";
     rank_ok(-1, idist_parallel_run(&d, works, b));
     d.backend = "ring,horovod";
     rank_is(-1, idist_parallel_run(&d, works, b), IDIST_ERR_NO_BACKEND);
-    rank_check(strstr(idist_last_error(), "Unknown backend 'horovod'. Available backends: ring,self") != NULL, "got \"%s\"",
-               idist_last_error());
+    rank_check(strstr(idist_last_error(),
+                      "Unknown backend 'horovod'. Available backends: ring,self") != NULL,
+               "got \"%s\"", idist_last_error());
     setenv("IDIST_LOG", before, 1);
     ranks_report("idist_parallel_run logs what Ignite's Parallel does");
     munmap(b, sizeof *b);
@@ -527,8 +553,10 @@ static int under_a_launcher(int rank, void *arg) {
     setenv("MASTER_PORT", port, 1);
     d.timeout_ms = 5000 * test_slow_factor();
     int64_t start = tap_now_ms();
-    rank_is(rank, idist_parallel_run(&d, rank_1_fails, NULL), rank ? IDIST_ERR_WORKER_FAILED : IDIST_ERR_PEER_LOST);
-    rank_check(tap_now_ms() - start < 2000 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+    rank_is(rank, idist_parallel_run(&d, rank_1_fails, NULL),
+            rank ? IDIST_ERR_WORKER_FAILED : IDIST_ERR_PEER_LOST);
+    rank_check(tap_now_ms() - start < 2000 * test_slow_factor(), "rank %d: %d ms", rank,
+               (int)(tap_now_ms() - start));
     return 0;
 }
 
@@ -546,18 +574,21 @@ static void parallel_run(void) {
     rank_ok(-1, idist_parallel_run(&d, signs_in, &s->b));
     rank_check(s->b.pid[0] != 0 && s->b.pid[0] != getpid(), "one worker is a process of its own");
     rank_ok(-1, idist_parallel_run(NULL, signs_in, &s->b));
-    rank_check(s->b.pid[0] == getpid() && !idist_is_initialized(), "without a number it runs here, and leaves no world");
+    rank_check(s->b.pid[0] == getpid() && !idist_is_initialized(),
+               "without a number it runs here, and leaves no world");
     ranks_report("idist_parallel_run here, and in one worker");
     s->port = free_port();
     tap_running("parallel_run on two nodes");
     ranks_reset();
     procs_run(2, 15000, node, s);
-    for (int k = 0; k < 4; k++) rank_check(s->b.reached[k] == 1, "rank %d ran %d times", k, s->b.reached[k]);
+    for (int k = 0; k < 4; k++)
+        rank_check(s->b.reached[k] == 1, "rank %d ran %d times", k, s->b.reached[k]);
     ranks_report("idist_parallel_run on two nodes of two workers");
     tap_running("parallel_run under a launcher");
     ranks_reset();
     procs_run(2, 15000, under_a_launcher, s);
-    ranks_report("idist_parallel_run under a launcher: a rank that fails does not hold up the others");
+    ranks_report(
+        "idist_parallel_run under a launcher: a rank that fails does not hold up the others");
     munmap(s, sizeof *s);
 }
 
@@ -604,9 +635,11 @@ static bool same_action(const struct sigaction *a, const struct sigaction *b) {
 
 static void compare(const snapshot *a, const snapshot *b) {
     for (int i = 1; i <= 64; i++)
-        rank_check(same_action(&a->action[i], &b->action[i]), "the handler of signal %d changed", i);
+        rank_check(same_action(&a->action[i], &b->action[i]), "the handler of signal %d changed",
+                   i);
     for (int i = 1; i <= 64; i++)
-        rank_check(sigismember(&a->mask, i) == sigismember(&b->mask, i), "the mask of signal %d changed", i);
+        rank_check(sigismember(&a->mask, i) == sigismember(&b->mask, i),
+                   "the mask of signal %d changed", i);
     rank_check(strcmp(a->env, b->env) == 0, "the environment changed");
     rank_check(a->fds == b->fds, "open fds: got %d expected %d", b->fds, a->fds);
     rank_check(a->threads == b->threads, "threads: got %d expected %d", b->threads, a->threads);
@@ -680,7 +713,8 @@ static int count_text(const char *text, const char *part) {
     return n;
 }
 
-// Text that was in a stdio buffer at the time of the fork appears once, and what workers print is not lost.
+// Text that was in a stdio buffer at the time of the fork appears once, and what workers print is
+// not lost.
 static void buffered_output(void) {
     char text[4096] = "";
     tap_running("stdio buffers");
@@ -694,8 +728,10 @@ static void buffered_output(void) {
     rewind(shared_file);
     size_t n = fread(text, 1, sizeof text - 1, shared_file);
     text[n] = 0;
-    rank_check(count_text(text, "[parent]") == 1, "the parent's text appears %d times", count_text(text, "[parent]"));
-    rank_check(count_text(text, "[worker 0]") == 1 && count_text(text, "[worker 1]") == 1, "got \"%s\"", text);
+    rank_check(count_text(text, "[parent]") == 1, "the parent's text appears %d times",
+               count_text(text, "[parent]"));
+    rank_check(count_text(text, "[worker 0]") == 1 && count_text(text, "[worker 1]") == 1,
+               "got \"%s\"", text);
     fclose(shared_file);
     ranks_report("buffered output appears once");
 }
@@ -708,13 +744,15 @@ static int runs_for_ever(int local_rank, void *arg) {
     failing *f = (failing *)arg;
     if (local_rank == 1) signal(SIGTERM, SIG_IGN);
     sign_in(f->b, local_rank);
-    if (f->way == 1) idist_recv(f->b->text[0], 1, IDIST_U8, local_rank, 0, NULL, NULL); // blocked inside
-    for (int i = 0; i < 300; i++) tap_sleep_ms(100);                                    // longer than any deadline here
+    if (f->way == 1)
+        idist_recv(f->b->text[0], 1, IDIST_U8, local_rank, 0, NULL, NULL); // blocked inside
+    for (int i = 0; i < 300; i++) tap_sleep_ms(100); // longer than any deadline here
     return 0;
 }
 
-// Runs in a process of its own: starts the process that calls idist_spawn, kills that, and counts what is left. A
-// subreaper inherits orphans, so that none can hide under init. The result is the exit code.
+// Runs in a process of its own: starts the process that calls idist_spawn, kills that, and counts
+// what is left. A subreaper inherits orphans, so that none can hide under init. The result is the
+// exit code.
 static int supervise(failing *f, int delay_us) {
     alarm(30);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 50;
@@ -765,14 +803,15 @@ static void parent_dies(uint64_t *random_state) {
         TAP_REQUIRE(waitpid(pid, &wait_status, 0) == pid);
         tap_forget_child(pid);
         rank_check(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0,
-                   "trial %d, %d workers, delay %d us: wait status 0x%x (exit code 53: workers were left after 1 s)", i, f.n,
-                   delay_us, (unsigned)wait_status);
+                   "trial %d, %d workers, delay %d us: wait status 0x%x (exit code 53: workers "
+                   "were left after 1 s)",
+                   i, f.n, delay_us, (unsigned)wait_status);
         munmap(f.b, sizeof *f.b);
     }
-    rank_check(count_entries("/tmp", "idist") == tmp, "files in /tmp: got %d expected %d", count_entries("/tmp", "idist"),
-               tmp);
-    rank_check(count_entries("/dev/shm", "") == shm, "files in /dev/shm: got %d expected %d", count_entries("/dev/shm", ""),
-               shm);
+    rank_check(count_entries("/tmp", "idist") == tmp, "files in /tmp: got %d expected %d",
+               count_entries("/tmp", "idist"), tmp);
+    rank_check(count_entries("/dev/shm", "") == shm, "files in /dev/shm: got %d expected %d",
+               count_entries("/dev/shm", ""), shm);
     ranks_report("SIGKILL of the parent ends all workers within 1 s, and leaves no file");
 }
 

@@ -1,8 +1,9 @@
-// stop: SIGSTOP of a random rank at a random moment in a stream of collectives, most often inside a call
+// stop: SIGSTOP of a random rank at a random moment in a stream of collectives, most often inside a
+// call
 //
-// Every other rank gets IDIST_ERR_TIMEOUT that names the stopped rank, and nobody else. Once it goes on, that rank hears of
-// it too, and all can close their worlds. Also a rank that is late for several calls that progress together.
-// IDIST_TEST_TRIALS sets the number of trials per placement.
+// Every other rank gets IDIST_ERR_TIMEOUT that names the stopped rank, and nobody else. Once it
+// goes on, that rank hears of it too, and all can close their worlds. Also a rank that is late for
+// several calls that progress together. IDIST_TEST_TRIALS sets the number of trials per placement.
 // The warning that a call waits comes after 300 ms instead of 60 s.
 #define IDIST__WARN_NS ((int64_t)300 * 1000000)
 #define IDIST_IMPLEMENTATION
@@ -25,7 +26,8 @@ static size_t stream_count(uint64_t seed, int i) {
     return (size_t)2 << shift;
 }
 
-static idist_status one_call(idist_group *world, float *x, const trial *t, int i, size_t count, const idist_opts *o) {
+static idist_status one_call(idist_group *world, float *x, const trial *t, int i, size_t count,
+                             const idist_opts *o) {
     int n = idist_group_size(world);
     switch (tap_mix(t->seed * 31 + (uint64_t)i) % N_CALLS) {
     case 0: return idist_all_reduce(x, x, count, IDIST_F32, IDIST_MAX, o);
@@ -78,12 +80,14 @@ static void judge(const procs *p, int victim, const char *what) {
             continue;
         }
         rank_check(WIFEXITED(p->wait_status[k]) && WEXITSTATUS(p->wait_status[k]) == 0,
-                   "%s: rank %d: idist_close: wait status 0x%x", what, k, (unsigned)p->wait_status[k]);
+                   "%s: rank %d: idist_close: wait status 0x%x", what, k,
+                   (unsigned)p->wait_status[k]);
         if (k == victim) continue; // what it hears depends on when the others have left
-        rank_check(s->status == IDIST_ERR_TIMEOUT, "%s: rank %d: got %s expected IDIST_ERR_TIMEOUT: %s", what, k,
+        rank_check(s->status == IDIST_ERR_TIMEOUT,
+                   "%s: rank %d: got %s expected IDIST_ERR_TIMEOUT: %s", what, k,
                    idist_status_name((idist_status)s->status), s->text);
-        rank_check(text_names_only(s->text, victim, -1, p->n), "%s: rank %d names the wrong rank: got \"%s\"", what, k,
-                   s->text);
+        rank_check(text_names_only(s->text, victim, -1, p->n),
+                   "%s: rank %d names the wrong rank: got \"%s\"", what, k, s->text);
     }
 }
 
@@ -91,15 +95,18 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     procs p;
     trial t;
     char what[200];
-    idist_desc d = desc_with(placement, number % 3 == 1 ? "latency" : number % 3 == 2 ? "bandwidth" : "auto");
-    int n = 2 + (int)(tap_rand(random_state) % 3), victim = (int)(tap_rand(random_state) % (uint64_t)n), left = n - 1;
+    idist_desc d = desc_with(placement, number % 3 == 1   ? "latency"
+                                        : number % 3 == 2 ? "bandwidth"
+                                                          : "auto");
+    int n = 2 + (int)(tap_rand(random_state) % 3),
+        victim = (int)(tap_rand(random_state) % (uint64_t)n), left = n - 1;
     int64_t end_ms;
     t.seed = tap_rand(random_state);
     t.mode = number % 3;
     t.victim = victim;
     d.timeout_ms = TIMEOUT_MS * test_slow_factor();
-    snprintf(what, sizeof what, "trial %d: n=%d victim %d, %s %s%s", number, n, victim, placement, d.algorithm,
-             mode_names[t.mode]);
+    snprintf(what, sizeof what, "trial %d: n=%d victim %d, %s %s%s", number, n, victim, placement,
+             d.algorithm, mode_names[t.mode]);
     tap_running("%s", what);
     procs_start(&p, n, &d, stream, &t);
     if (!procs_await_phase(&p, 1, 10000)) rank_fail("%s: the ranks did not start", what);
@@ -109,7 +116,8 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     end_ms = tap_now_ms() + 6000 * test_slow_factor();
     while (left && tap_now_ms() < end_ms) { // the others first
         left = 0;
-        for (int k = 0; k < n; k++) left += k != victim && !__atomic_load_n(&p.slot[k].has_result, __ATOMIC_ACQUIRE);
+        for (int k = 0; k < n; k++)
+            left += k != victim && !__atomic_load_n(&p.slot[k].has_result, __ATOMIC_ACQUIRE);
         tap_sleep_ms(1);
     }
     kill(p.pid[victim], SIGCONT);
@@ -118,7 +126,8 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     procs_free(&p);
 }
 
-// Rank 0 comes late, after the warning has named it; rank 1 has been stopped inside the call by then.
+// Rank 0 comes late, after the warning has named it; rank 1 has been stopped inside the call by
+// then.
 static int late_and_stopped(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     float *x = (float *)calloc(N_MAX_BYTES, 1);
     idist_opts o = opts_of(world);
@@ -148,7 +157,8 @@ static void stopped_after_the_warning(const char *placement) {
     kill(p.pid[1], SIGCONT);
     procs_wait(&p, 8000);
     for (int k = 0; k < 3; k += 2)
-        rank_check(p.slot[k].status == IDIST_ERR_TIMEOUT && text_names_only(p.slot[k].text, 1, -1, 3),
+        rank_check(p.slot[k].status == IDIST_ERR_TIMEOUT &&
+                       text_names_only(p.slot[k].text, 1, -1, 3),
                    "rank %d names rank 1: got \"%s\"", k, p.slot[k].text);
     procs_free(&p);
     ranks_report("SIGSTOP of a rank after the warning that named another one, %s", placement);

@@ -1,8 +1,10 @@
-// unread: a rank that has not yet read the one frame that differs must not come through the next call with IDIST_OK
+// unread: a rank that has not yet read the one frame that differs must not come through the next
+// call with IDIST_OK
 //
-// One rank calls with another root than the others. Nobody waits for anything in that call, and the message that tells
-// lies unread: reads of those connections are held back here until one rank, the witness, has its answer, from the call
-// or from the barrier after it. The barrier goes by messages, through shared memory or by host, depending on the case.
+// One rank calls with another root than the others. Nobody waits for anything in that call, and the
+// message that tells lies unread: reads of those connections are held back here until one rank, the
+// witness, has its answer, from the call or from the barrier after it. The barrier goes by
+// messages, through shared memory or by host, depending on the case.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -20,7 +22,8 @@ typedef struct setting {
     one_way call;
     int odd_rank; // its root is the last rank, that of the others rank 0
     int witness;
-    bool all_deaf; // nobody reads what the odd rank sends; else the witness does not. The odd rank reads nothing.
+    bool all_deaf; // nobody reads what the odd rank sends; else the witness does not. The odd rank
+                   // reads nothing.
 } setting;
 
 typedef struct plan {
@@ -69,7 +72,8 @@ static idist_status call(const plan *p, int rank, const idist_opts *o) {
     if (p->set->call == SCATTER) return idist_scatter(s[rank], r[rank], count, IDIST_F32, root, o);
     // In shared memory too, this one goes by messages.
     status = idist_op_create_premul_sum(0.5, o->group, &halved);
-    if (status == IDIST_OK) status = idist_reduce(s[rank], r[rank], count, IDIST_BF16, halved, root, o);
+    if (status == IDIST_OK)
+        status = idist_reduce(s[rank], r[rank], count, IDIST_BF16, halved, root, o);
     return status;
 }
 
@@ -96,7 +100,8 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     if (p->mismatch && got)
         rank_check(text_names_rank(idist_last_error(), p->set->odd_rank) &&
                        text_has_word(idist_last_error(), "root differs"),
-                   "rank %d: the text names rank %d and the root: got \"%s\"", rank, p->set->odd_rank, idist_last_error());
+                   "rank %d: the text names rank %d and the root: got \"%s\"", rank,
+                   p->set->odd_rank, idist_last_error());
 
     p->n_through++;
     while (p->n_through < n) tap_sleep_ms(1);
@@ -117,8 +122,11 @@ int main(void) {
             plan p = {&settings[k], i > 1, 698 + i, 0, 0, false};
             running = &p;
             if (p.mismatch)
-                ranks_case_fault(N_RANKS, &d, body, &p, "%s: another root, count %zu", settings[k].name, p.odd_count);
-            else ranks_case_fault(N_RANKS, &d, body, &p, "%s: nothing differs, round %zu", settings[k].name, i);
+                ranks_case_fault(N_RANKS, &d, body, &p, "%s: another root, count %zu",
+                                 settings[k].name, p.odd_count);
+            else
+                ranks_case_fault(N_RANKS, &d, body, &p, "%s: nothing differs, round %zu",
+                                 settings[k].name, i);
         }
     }
     return tap_done();

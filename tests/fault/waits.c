@@ -1,5 +1,5 @@
-// Calls that wait beside other calls: deadlines hold, nothing legal is taken for a deadlock, and ranks that cannot
-// join do not make the others wait.
+// Calls that wait beside other calls: deadlines hold, nothing legal is taken for a deadlock, and
+// ranks that cannot join do not make the others wait.
 #include "idist.h"
 
 #include <sys/resource.h>
@@ -56,12 +56,13 @@ typedef enum {
     IRECV_THEN_COMPUTE,
     N_LEGAL
 } legal;
-static const char *const legal_names[N_LEGAL] = {"a large immediate send, then a receive",
-                                                 "a large immediate send, then a barrier",
-                                                 "a root that left its group",
-                                                 "an immediate call on the world beside a barrier of a part",
-                                                 "an answer that takes its time",
-                                                 "a request open while the program computes"};
+static const char *const legal_names[N_LEGAL] = {
+    "a large immediate send, then a receive",
+    "a large immediate send, then a barrier",
+    "a root that left its group",
+    "an immediate call on the world beside a barrier of a part",
+    "an answer that takes its time",
+    "a request open while the program computes"};
 
 static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     legal what = *(legal *)arg;
@@ -79,23 +80,28 @@ static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void
         if (rank == 1) tap_sleep_ms(120); // rank 0 announces its wait meanwhile
         if (rank == 1 && s == IDIST_OK) s = idist_recv(big, count, IDIST_F32, 0, 5, NULL, &o);
         if (what == ISEND_THEN_BARRIER && s == IDIST_OK) s = idist_barrier(&o);
-        if (what == ISEND_THEN_RECV && rank == 1 && s == IDIST_OK) s = idist_send(&x, 1, IDIST_I32, 0, 6, &o);
-        if (what == ISEND_THEN_RECV && rank == 0 && s == IDIST_OK) s = idist_recv(&x, 1, IDIST_I32, 1, 6, NULL, &o);
+        if (what == ISEND_THEN_RECV && rank == 1 && s == IDIST_OK)
+            s = idist_send(&x, 1, IDIST_I32, 0, 6, &o);
+        if (what == ISEND_THEN_RECV && rank == 0 && s == IDIST_OK)
+            s = idist_recv(&x, 1, IDIST_I32, 1, 6, NULL, &o);
         if (s == IDIST_OK) s = idist_wait(&r);
-    } else if (what == ROOT_GOES_ON) { // rank 1 has announced that it waits in g, which rank 0 then leaves and frees
+    } else if (what == ROOT_GOES_ON) { // rank 1 has announced that it waits in g, which rank 0 then
+                                       // leaves and frees
         if (rank == 0) tap_sleep_ms(120);
         if (rank < 2) s = idist_broadcast(&x, 1, IDIST_I32, 0, &og);
         if (rank == 0 && s == IDIST_OK) s = idist_free_group(&g);
         if (rank == 1) tap_sleep_ms(200);
         if (s == IDIST_OK) s = idist_barrier(&o);
-    } else if (what == ANSWERS_LATE) { // rank 1 has announced that it waits for rank 0, gets its message, answers later
+    } else if (what == ANSWERS_LATE) { // rank 1 has announced that it waits for rank 0, gets its
+                                       // message, answers later
         if (rank == 0) tap_sleep_ms(120);
         if (rank == 0) s = idist_send(&x, 1, IDIST_I32, 1, 5, &o);
         if (rank == 0 && s == IDIST_OK) s = idist_recv(&x, 1, IDIST_I32, 1, 6, NULL, &o);
         if (rank == 1) s = idist_recv(&x, 1, IDIST_I32, 0, 5, NULL, &o);
         if (rank == 1) tap_sleep_ms(200);
         if (rank == 1 && s == IDIST_OK) s = idist_send(&x, 1, IDIST_I32, 0, 6, &o);
-    } else if (what == IRECV_THEN_COMPUTE) { // rank 1 waits for what rank 0 sends when it has computed
+    } else if (what ==
+               IRECV_THEN_COMPUTE) { // rank 1 waits for what rank 0 sends when it has computed
         if (rank == 0) s = idist_recv(&x, 1, IDIST_I32, 1, 5, NULL, &a);
         if (rank == 0) tap_sleep_ms(200);
         if (rank == 0 && s == IDIST_OK) s = idist_send(&rank, 1, IDIST_I32, 1, 6, &o);
@@ -159,28 +165,34 @@ static void cannot_join(int odd_size, const char *odd_secret, const char *name) 
     for (int r = 0; r < 3; r++) {
         pid[r] = fork();
         if (pid[r] == 0) {
-            start_rank(all, r, r == 2 ? odd_size : 3, r == 2 ? odd_secret : "the secret of the job", port);
+            start_rank(all, r, r == 2 ? odd_size : 3, r == 2 ? odd_secret : "the secret of the job",
+                       port);
             _exit(0);
         }
     }
     for (int r = 0; r < 3; r++) waitpid(pid[r], NULL, 0);
     for (int r = 0; r < 3; r++) {
-        rank_check(all->status[r] != IDIST_OK && all->text[r][0], "rank %d: %s", r, idist_status_name(all->status[r]));
-        rank_check(all->ms[r] < 3000 + 1500 * test_slow_factor(), "rank %d: after %d ms", r, all->ms[r]);
+        rank_check(all->status[r] != IDIST_OK && all->text[r][0], "rank %d: %s", r,
+                   idist_status_name(all->status[r]));
+        rank_check(all->ms[r] < 3000 + 1500 * test_slow_factor(), "rank %d: after %d ms", r,
+                   all->ms[r]);
         if (odd_size != 3) // all can talk about it: nobody waits for the deadline
             rank_check(all->status[r] == IDIST_ERR_ENV && all->ms[r] < 1500 * test_slow_factor(),
-                       "rank %d: %s after %d ms: %s", r, idist_status_name(all->status[r]), all->ms[r], all->text[r]);
+                       "rank %d: %s after %d ms: %s", r, idist_status_name(all->status[r]),
+                       all->ms[r], all->text[r]);
     }
     if (odd_size == 3) {
-        rank_check(all->status[2] == IDIST_ERR_AUTH, "rank 2: %s", idist_status_name(all->status[2]));
-        rank_check(all->status[0] == IDIST_ERR_TIMEOUT && strstr(all->text[0], "refused"), "rank 0: %s", all->text[0]);
+        rank_check(all->status[2] == IDIST_ERR_AUTH, "rank 2: %s",
+                   idist_status_name(all->status[2]));
+        rank_check(all->status[0] == IDIST_ERR_TIMEOUT && strstr(all->text[0], "refused"),
+                   "rank 0: %s", all->text[0]);
     }
     ranks_report("cannot join: %s", name);
     munmap(all, sizeof *all);
 }
 
-// The survivors of a killed worker may end before it is reaped, in whichever way: the report names the one that was
-// killed.
+// The survivors of a killed worker may end before it is reaped, in whichever way: the report names
+// the one that was killed.
 static int dies(int local_rank, void *arg) {
     int way = *(int *)arg;
     if (idist_barrier(NULL) != IDIST_OK) return 9;
@@ -199,13 +211,15 @@ static void first_failure(int way) {
         idist_desc d;
         memset(&d, 0, sizeof d);
         d.report = &report;
-        if (idist_spawn(dies, &way, 4, &d) != IDIST_ERR_WORKER_FAILED || report.rank != 2 || report.signal != SIGKILL)
+        if (idist_spawn(dies, &way, 4, &d) != IDIST_ERR_WORKER_FAILED || report.rank != 2 ||
+            report.signal != SIGKILL)
             wrong++;
     }
     tap_is(wrong, 0, "the first failure is the killed worker, way %d", way);
 }
 
-// With few descriptors a world forms, or everybody gets an error soon; the first number that suffices is small.
+// With few descriptors a world forms, or everybody gets an error soon; the first number that
+// suffices is small.
 static int barrier_worker(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;
@@ -226,14 +240,18 @@ static void few_descriptors(void) {
             memset(&d, 0, sizeof d);
             d.init_timeout_ms = 20000;
             for (int fd = 3; fd < 64; fd++) close(fd);
-            _exit(setrlimit(RLIMIT_NOFILE, &few) == 0 && idist_spawn(barrier_worker, NULL, 3, &d) == IDIST_OK ? 0 : 1);
+            _exit(setrlimit(RLIMIT_NOFILE, &few) == 0 &&
+                          idist_spawn(barrier_worker, NULL, 3, &d) == IDIST_OK
+                      ? 0
+                      : 1);
         }
         waitpid(pid, &wait_status, 0);
         if (wait_status == 0 && !first_good) first_good = limit;
         if (tap_now_ms() - begin > 9000) late++;
     }
     tap_is(late, 0, "no limit on descriptors makes the start wait");
-    tap_ok(first_good > 0 && first_good <= 24, "three ranks start with %d descriptors each", first_good);
+    tap_ok(first_good > 0 && first_good <= 24, "three ranks start with %d descriptors each",
+           first_good);
 }
 
 int main(void) {

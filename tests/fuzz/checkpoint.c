@@ -1,7 +1,9 @@
-// checkpoint.c - fuzzes the reader of checkpoints: whatever a file holds, it is the checkpoint that was asked for or refused
+// checkpoint.c - fuzzes the reader of checkpoints: whatever a file holds, it is the checkpoint that
+// was asked for or refused
 //
-// The first byte of the input says which checksums are made right before the file is read: bit 0 that of the head, bit 1 the
-// last one; and, bit 2, whether the head gets the length that the file has. The rest is the file.
+// The first byte of the input says which checksums are made right before the file is read: bit 0
+// that of the head, bit 1 the last one; and, bit 2, whether the head gets the length that the file
+// has. The rest is the file.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -43,8 +45,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     idist_status status = idist_checkpoint_load(path, t, 2, info, sizeof info, NULL);
     if (status != IDIST_OK && status != IDIST_ERR_ARG) abort();
     if (bytes[0][20] != 7 || bytes[1][0] != 7 || bytes[1][10] != 7) abort(); // beside the tensors
-    if (status != IDIST_OK && (bytes[0][0] != 7 || bytes[1][1] != 7 || info[0] != 7 || !idist_last_error()[0])) abort();
+    if (status != IDIST_OK &&
+        (bytes[0][0] != 7 || bytes[1][1] != 7 || info[0] != 7 || !idist_last_error()[0]))
+        abort();
     if (status == IDIST_OK && nbytes - 1 != 64 + 32 + 32 + 32 + 32 + 8) abort();
-    if (idist_checkpoint_find(&desc, false, found, sizeof found, NULL) == IDIST_OK && strcmp(found, path) != 0) abort();
+    if (idist_checkpoint_find(&desc, false, found, sizeof found, NULL) == IDIST_OK &&
+        strcmp(found, path) != 0)
+        abort();
     return 0;
 }

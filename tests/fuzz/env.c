@@ -1,7 +1,9 @@
-// env.c - fuzzes the launch detection: whatever the environment says, idist_initialize joins a world of 1 or fails
+// env.c - fuzzes the launch detection: whatever the environment says, idist_initialize joins a
+// world of 1 or fails
 //
-// The input is lines: the first byte of each picks a name from the list below, the rest is the value. (Not init methods: a
-// random file:// would make files.) No input may make the library crash, wait long, or leave a world behind after a failure.
+// The input is lines: the first byte of each picks a name from the list below, the rest is the
+// value. (Not init methods: a random file:// would make files.) No input may make the library
+// crash, wait long, or leave a world behind after a failure.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -21,7 +23,8 @@ static void drop_log(idist_log_level level, const char *line, void *user) {
     (void)user;
 }
 
-// A larger world would wait for ranks that nobody starts; what the parser makes of the number is seen at once all the same.
+// A larger world would wait for ranks that nobody starts; what the parser makes of the number is
+// seen at once all the same.
 static void set_environment(const char *text, size_t nbytes) {
     for (int i = 0; i < N_NAMES; i++) unsetenv(names[i]);
     while (nbytes > 0) {
@@ -47,7 +50,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     desc.timeout_ms = 20;
     set_environment((const char *)data, nbytes);
     idist_status status = idist_initialize(&desc);
-    if (status == IDIST_OK && (idist_get_world_size() != 1 || idist_finalize() != IDIST_OK)) abort();
+    if (status == IDIST_OK && (idist_get_world_size() != 1 || idist_finalize() != IDIST_OK))
+        abort();
     if (status != IDIST_OK && (idist_last_error()[0] == 0 || idist_is_initialized())) abort();
     return 0;
 }

@@ -1,7 +1,9 @@
-// frames.c - fuzzes the ring's reader: rank 1 of a world of 2 sends arbitrary bytes to rank 0, which is in a call
+// frames.c - fuzzes the ring's reader: rank 1 of a world of 2 sends arbitrary bytes to rank 0,
+// which is in a call
 //
-// The first byte of the input chooses the call; the rest is what comes over the link, in reads of the sizes that the bytes
-// themselves suggest, and then the stream ends. Every call must end with a status.
+// The first byte of the input chooses the call; the rest is what comes over the link, in reads of
+// the sizes that the bytes themselves suggest, and then the stream ends. Every call must end with a
+// status.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -66,7 +68,8 @@ static void call(uint8_t which, idist_opts *o) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
-    static const idist__transport transport = {"fuzz", source_read, source_write, source_fd, source_close, false};
+    static const idist__transport transport = {"fuzz",    source_read,  source_write,
+                                               source_fd, source_close, false};
     idist_backend_list list = IDIST_BACKENDS;
     idist_desc d;
     idist__config cfg;
@@ -81,7 +84,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     d.timeout_ms = 2000;
     if (idist__launch_config(&cfg, &d) != IDIST_OK) abort();
     cfg.world_size = 2;
-    if (idist__world_new(&cfg, &list, &w) != IDIST_OK || idist__ring_new(w, &ring) != IDIST_OK) abort();
+    if (idist__world_new(&cfg, &list, &w) != IDIST_OK || idist__ring_new(w, &ring) != IDIST_OK)
+        abort();
     w->impl = ring;
     ring->links[1].transport = &transport;
     ring->links[1].port = &s;

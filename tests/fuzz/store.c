@@ -1,4 +1,5 @@
-// store.c - fuzzes the store's parser of requests: whatever bytes come, a request lies inside of them or is refused
+// store.c - fuzzes the store's parser of requests: whatever bytes come, a request lies inside of
+// them or is refused
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 

@@ -1,11 +1,11 @@
-// timeline.c - what tests/trace.sh looks at: steps of a training, in which gradients are averaged while the backward pass
-// goes on
+// timeline.c - what tests/trace.sh looks at: steps of a training, in which gradients are averaged
+// while the backward pass goes on
 //
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/launch/timeline.c -o timeline
 //     IDIST_TRACE=out.json ./timeline STEPS [WORK [stay]]
 //
-// WORK: how much, 1 is a tenth of a millisecond or so per layer. With "stay" all ranks say "ready" after the steps and wait
-// in a barrier to which rank 0 does not come.
+// WORK: how much, 1 is a tenth of a millisecond or so per layer. With "stay" all ranks say "ready"
+// after the steps and wait in a barrier to which rank 0 does not come.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -49,7 +49,10 @@ static bool step(idist_ddp *ddp) {
 
 static idist_ddp *make_ddp(void) {
     idist_tensor params[LAYERS], grads[LAYERS];
-    idist_ddp_desc desc = {.params = params, .grads = grads, .n = LAYERS, .bucket_nbytes = sizeof weights / BUCKETS};
+    idist_ddp_desc desc = {.params = params,
+                           .grads = grads,
+                           .n = LAYERS,
+                           .bucket_nbytes = sizeof weights / BUCKETS};
     idist_ddp *ddp = NULL;
     for (int i = 0; i < LAYERS; i++) {
         params[i] = (idist_tensor){weights[i], COUNT, IDIST_F32};
@@ -67,7 +70,8 @@ int main(int argc, char **argv) {
     idist_ddp *ddp = fine ? make_ddp() : NULL;
     fine = ddp != NULL;
     for (int i = 0; i < steps && fine; i++)
-        fine = step(ddp) && idist_all_reduce(&loss, &loss, 1, IDIST_F32, IDIST_AVG, NULL) == IDIST_OK;
+        fine =
+            step(ddp) && idist_all_reduce(&loss, &loss, 1, IDIST_F32, IDIST_AVG, NULL) == IDIST_OK;
     if (argc > 3 && fine) {
         printf("ready\n");
         fflush(stdout);

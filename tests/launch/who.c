@@ -36,13 +36,16 @@ int main(int argc, char **argv) {
     own.nodes = idist_get_nnodes();
     all = (place *)calloc((size_t)n, sizeof *all);
     if (!all || idist_all_gather(&own, all, 4, IDIST_I32, NULL) != IDIST_OK ||
-        idist_all_reduce(&sum, &sum, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK || sum != n || vars != 0) {
-        fprintf(stderr, "rank %d: sum %d of %d, environment changed by %d: %s\n", rank, sum, n, vars, idist_last_error());
+        idist_all_reduce(&sum, &sum, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK || sum != n ||
+        vars != 0) {
+        fprintf(stderr, "rank %d: sum %d of %d, environment changed by %d: %s\n", rank, sum, n,
+                vars, idist_last_error());
         return 1;
     }
     if (rank == 0) printf("launcher %s, size %d, nodes %d\n", idist_launcher(), n, own.nodes);
     for (int i = 0; rank == 0 && i < n; i++)
-        printf("rank %d: local %d of %d, node %d\n", i, all[i].local, all[i].local_size, all[i].node);
+        printf("rank %d: local %d of %d, node %d\n", i, all[i].local, all[i].local_size,
+               all[i].node);
     free(all);
     if (idist_finalize() != IDIST_OK) return 1;
     return argc > 1 && (argc < 3 || atoi(argv[2]) == rank) ? atoi(argv[1]) : 0;

@@ -1,14 +1,17 @@
-// grid.h - the test grid: ranks x algorithm x transport x count x dtype x op x in place x root x alignment x memory
+// grid.h - the test grid: ranks x algorithm x transport x count x dtype x op x in place x root x
+// alignment x memory
 //
-// A test gives one function that makes one call and checks it; grid_run calls it for every combination. One world is
-// opened per (ranks, algorithm, transport) and gives one TAP line; the rest varies inside it. Small counts go through all
-// dtypes, large ones through few; among them are those where the library changes its way. What is not enumerated (op,
-// root, alignment, blocking or not, memory) is drawn from a hash of the number of the case, the same on all ranks; only
-// whether a buffer comes from idist_alloc is, in some cases, each rank's own affair.
+// A test gives one function that makes one call and checks it; grid_run calls it for every
+// combination. One world is opened per (ranks, algorithm, transport) and gives one TAP line; the
+// rest varies inside it. Small counts go through all dtypes, large ones through few; among them are
+// those where the library changes its way. What is not enumerated (op, root, alignment, blocking or
+// not, memory) is drawn from a hash of the number of the case, the same on all ranks; only whether
+// a buffer comes from idist_alloc is, in some cases, each rank's own affair.
 //
 // Two families of values, both computed from (rank, index), so that every element can be checked:
 //     pat_*   random bits, for operations that only move data
-//     red_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole floats; in floats of 8 bits
+//     red_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole
+//     floats; in floats of 8 bits
 //             it is rounded once), for the others
 #ifndef GRID_H
 #define GRID_H
@@ -28,7 +31,8 @@ typedef struct gbuf {
     bool shared; // from idist_alloc
 } gbuf;
 
-// Where this thread's next buffers come from: the lowest bit of `which` says whether the next one is from idist_alloc.
+// Where this thread's next buffers come from: the lowest bit of `which` says whether the next one
+// is from idist_alloc.
 typedef struct gbuf_source {
     idist_group *world;
     uint64_t which;
@@ -81,13 +85,14 @@ static inline bool gbuf_untouched(const gbuf *b) {
 // random bits for operations that move data
 //------------------------------------------------------------------------------
 
-// Values repeat after so many elements, a multiple of nothing the library divides by: the rest of a large buffer is
-// filled and compared as a whole.
+// Values repeat after so many elements, a multiple of nothing the library divides by: the rest of a
+// large buffer is filled and compared as a whole.
 #define PAT_PERIOD ((size_t)16381)
 
 static inline uint64_t pat_bits(int rank, size_t index, uint64_t salt) {
     index %= PAT_PERIOD;
-    uint64_t x = ((uint64_t)index + 1) * 0x9E3779B97F4A7C15u + (uint64_t)(rank + 1) * 0xC2B2AE3D27D4EB4Fu + salt;
+    uint64_t x = ((uint64_t)index + 1) * 0x9E3779B97F4A7C15u +
+                 (uint64_t)(rank + 1) * 0xC2B2AE3D27D4EB4Fu + salt;
     x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
     return x ^ (x >> 32);
 }
@@ -107,7 +112,8 @@ static inline size_t pat__find_break(const unsigned char *p, size_t count, size_
     return i;
 }
 
-static inline void pat_fill(void *buf, size_t first, size_t count, size_t esize, int rank, uint64_t salt) {
+static inline void pat_fill(void *buf, size_t first, size_t count, size_t esize, int rank,
+                            uint64_t salt) {
     unsigned char *p = (unsigned char *)buf;
     for (size_t i = 0; i < pat__least(count); i++) {
         uint64_t bits = pat_bits(rank, first + i, salt);
@@ -116,8 +122,10 @@ static inline void pat_fill(void *buf, size_t first, size_t count, size_t esize,
     pat__repeat(p, count, esize);
 }
 
-// Index of the first element of buf that is not element first + i of `rank`; count when all are right.
-static inline size_t pat_find_wrong(const void *buf, size_t first, size_t count, size_t esize, int rank, uint64_t salt) {
+// Index of the first element of buf that is not element first + i of `rank`; count when all are
+// right.
+static inline size_t pat_find_wrong(const void *buf, size_t first, size_t count, size_t esize,
+                                    int rank, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
     for (size_t i = 0; i < pat__least(count); i++) {
         uint64_t bits = pat_bits(rank, first + i, salt);
@@ -161,7 +169,8 @@ static inline uint16_t f16_of_f32(float x) {
     if (exponent < -25) return (uint16_t)sign;
     uint32_t h = full >> shift, rest = full & ((1u << shift) - 1), half = 1u << (shift - 1);
     if (rest > half || (rest == half && (h & 1))) h++;
-    if (exponent >= -14) h += (uint32_t)(exponent + 14) << 10; // the implicit bit adds one to the exponent field
+    if (exponent >= -14)
+        h += (uint32_t)(exponent + 14) << 10; // the implicit bit adds one to the exponent field
     return (uint16_t)(sign | h);
 }
 
@@ -176,7 +185,8 @@ static inline float f32_of_f16(uint16_t h) {
 
 // 8 bits: of E4M3 all codes below 7f are finite, of E5M2 those below 7c, which is infinity.
 static inline float f32_of_f8(idist_dtype d, uint8_t h) {
-    int fraction_bits = d == IDIST_F8E4M3 ? 3 : 2, bias = d == IDIST_F8E4M3 ? 7 : 15, code = h & 0x7F;
+    int fraction_bits = d == IDIST_F8E4M3 ? 3 : 2, bias = d == IDIST_F8E4M3 ? 7 : 15,
+        code = h & 0x7F;
     int exponent = code >> fraction_bits, fraction = code & ((1 << fraction_bits) - 1);
     float value = (float)(exponent ? fraction + (1 << fraction_bits) : fraction);
     value *= f32_of_bits((uint32_t)((exponent ? exponent : 1) - bias - fraction_bits + 127) << 23);
@@ -185,7 +195,8 @@ static inline float f32_of_f8(idist_dtype d, uint8_t h) {
     return h & 0x80 ? -value : value;
 }
 
-// The nearest of the finite numbers, of two the even one, found by search: their codes are ordered as they are.
+// The nearest of the finite numbers, of two the even one, found by search: their codes are ordered
+// as they are.
 static inline uint8_t f8_of_f32(idist_dtype d, float x) {
     uint8_t sign = f32_bits(x) >> 31 ? 0x80 : 0, low = 0, high = d == IDIST_F8E4M3 ? 0x7E : 0x7B;
     double a = sign ? -(double)x : (double)x;
@@ -247,15 +258,17 @@ static inline double load_double(const void *at, idist_dtype dtype) {
 // values for reductions, and the serial reference
 //------------------------------------------------------------------------------
 
-// What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole. NCCL rounds at every
-// step: there no step may need it.
-static inline double red_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index, uint64_t salt) {
+// What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole.
+// NCCL rounds at every step: there no step may need it.
+static inline double red_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index,
+                               uint64_t salt) {
     static const double powers[4] = {1.0, -1.0, 2.0, 0.5};
     static int on_nccl = -1; // the same for all threads
     uint64_t h = pat_bits(rank, index, salt) >> 8;
     if (__atomic_load_n(&on_nccl, __ATOMIC_RELAXED) < 0)
         __atomic_store_n(&on_nccl, getenv("IDIST_TEST_NCCL") != NULL, __ATOMIC_RELAXED);
-    if (dtype_is_f8(dtype) && __atomic_load_n(&on_nccl, __ATOMIC_RELAXED) && (op == IDIST_SUM || op == IDIST_AVG))
+    if (dtype_is_f8(dtype) && __atomic_load_n(&on_nccl, __ATOMIC_RELAXED) &&
+        (op == IDIST_SUM || op == IDIST_AVG))
         return (double)(((int)(h % 3) - 1) * (op == IDIST_AVG ? n : 1));
     if (op == IDIST_PROD) return powers[h & 3];
     if (op == IDIST_MIN || op == IDIST_MAX) return (double)(int)(h % 401) - 200;
@@ -263,9 +276,11 @@ static inline double red_float(idist_dtype dtype, idist_op op, int n, int rank, 
     return (double)((int)(h % 17) - 8);
 }
 
-static inline uint64_t red_integer(idist_dtype dtype, idist_op op, int rank, size_t index, uint64_t salt) {
+static inline uint64_t red_integer(idist_dtype dtype, idist_op op, int rank, size_t index,
+                                   uint64_t salt) {
     uint64_t h = pat_bits(rank, index, salt);
-    if (op == IDIST_AVG) return dtype_is_signed(dtype) ? (uint64_t)((int64_t)(h % 21) - 10) : h % 21;
+    if (op == IDIST_AVG)
+        return dtype_is_signed(dtype) ? (uint64_t)((int64_t)(h % 21) - 10) : h % 21;
     if ((op == IDIST_LAND || op == IDIST_LOR) && (h >> 60) < 8) return 0;
     return h;
 }
@@ -299,8 +314,8 @@ static inline double red_combine_float(idist_op op, double a, double b) {
     return a + b;
 }
 
-static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, size_t first, size_t count, int rank,
-                            uint64_t salt) {
+static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, size_t first,
+                            size_t count, int rank, uint64_t salt) {
     unsigned char *p = (unsigned char *)buf;
     size_t esize = idist_dtype_size(dtype);
     for (size_t i = 0; i < pat__least(count); i++) {
@@ -315,24 +330,28 @@ static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, si
 }
 
 // One element of the reduction over ranks lo .. hi-1, written to out.
-static inline void red_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo, int hi, size_t index,
-                                uint64_t salt) {
+static inline void red_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo, int hi,
+                                size_t index, uint64_t salt) {
     if (dtype_is_float(dtype)) {
         double acc = red_float(dtype, op, n, lo, index, salt);
-        for (int k = lo + 1; k < hi; k++) acc = red_combine_float(op, acc, red_float(dtype, op, n, k, index, salt));
+        for (int k = lo + 1; k < hi; k++)
+            acc = red_combine_float(op, acc, red_float(dtype, op, n, k, index, salt));
         store_double(out, dtype, op == IDIST_AVG ? acc / n : acc);
         return;
     }
     uint64_t acc = red_widen(dtype, red_integer(dtype, op, lo, index, salt));
     if (hi - lo == 1 && (op == IDIST_LAND || op == IDIST_LOR)) acc = acc != 0;
     for (int k = lo + 1; k < hi; k++)
-        acc = red_widen(dtype, red_combine(dtype, op, acc, red_widen(dtype, red_integer(dtype, op, k, index, salt))));
-    if (op == IDIST_AVG) acc = dtype_is_signed(dtype) ? (uint64_t)((int64_t)acc / n) : acc / (uint64_t)n;
+        acc =
+            red_widen(dtype, red_combine(dtype, op, acc,
+                                         red_widen(dtype, red_integer(dtype, op, k, index, salt))));
+    if (op == IDIST_AVG)
+        acc = dtype_is_signed(dtype) ? (uint64_t)((int64_t)acc / n) : acc / (uint64_t)n;
     tap_store_bits(out, acc, idist_dtype_size(dtype));
 }
 
-static inline size_t red_find_wrong(const void *buf, idist_dtype dtype, idist_op op, int n, int lo, int hi, size_t first,
-                                    size_t count, uint64_t salt) {
+static inline size_t red_find_wrong(const void *buf, idist_dtype dtype, idist_op op, int n, int lo,
+                                    int hi, size_t first, size_t count, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
     size_t esize = idist_dtype_size(dtype);
     unsigned char want[8] = {0};
@@ -343,7 +362,9 @@ static inline size_t red_find_wrong(const void *buf, idist_dtype dtype, idist_op
     return pat__find_break(p, count, esize);
 }
 
-static inline bool op_allowed(idist_op op, idist_dtype dtype) { return !dtype_is_float(dtype) || op <= IDIST_AVG; }
+static inline bool op_allowed(idist_op op, idist_dtype dtype) {
+    return !dtype_is_float(dtype) || op <= IDIST_AVG;
+}
 
 //------------------------------------------------------------------------------
 // the grid
@@ -389,9 +410,10 @@ typedef struct grid_plan {
 static const char *const grid_memory_names[3] = {"", " shared", " partly shared"};
 
 static inline void grid_describe(const grid_case *c, char *text, size_t capacity) {
-    snprintf(text, capacity, "%s rank %d count %zu %s %s root %d%s%s%s%s salt %llx", c->where, c->rank, c->count,
-             idist_dtype_name(c->dtype), idist_op_name(c->op), c->root, c->in_place ? " in place" : "",
-             c->async ? " async" : "", c->misalign ? " unaligned" : "", grid_memory_names[c->memory],
+    snprintf(text, capacity, "%s rank %d count %zu %s %s root %d%s%s%s%s salt %llx", c->where,
+             c->rank, c->count, idist_dtype_name(c->dtype), idist_op_name(c->op), c->root,
+             c->in_place ? " in place" : "", c->async ? " async" : "",
+             c->misalign ? " unaligned" : "", grid_memory_names[c->memory],
              (unsigned long long)c->salt);
 }
 
@@ -406,22 +428,26 @@ static inline void grid_fail(const grid_case *c, const char *fmt, ...) {
     rank_fail("%s: %s", head, text);
 }
 
-// Completes the call that returned `status`. False: it failed, was reported, and there is nothing to check.
+// Completes the call that returned `status`. False: it failed, was reported, and there is nothing
+// to check.
 static inline bool grid_done(grid_case *c, idist_status status) {
     if (status == IDIST_OK && c->async) status = idist_wait(&c->request);
     if (status == IDIST_OK) return true;
-    grid_fail(c, "got %s expected IDIST_OK; last error: %s", idist_status_name(status), idist_last_error());
+    grid_fail(c, "got %s expected IDIST_OK; last error: %s", idist_status_name(status),
+              idist_last_error());
     c->broken = true;
     return false;
 }
 
 static inline void grid_hex(const void *at, size_t nbytes, char *text) {
     const unsigned char *p = (const unsigned char *)at;
-    for (size_t i = 0; i < nbytes && i < 16; i++) snprintf(text + 2 * i, 3, "%02x", p[nbytes - 1 - i]);
+    for (size_t i = 0; i < nbytes && i < 16; i++)
+        snprintf(text + 2 * i, 3, "%02x", p[nbytes - 1 - i]);
 }
 
 // buf[0 .. count) must be elements first .. of the pattern of `rank`.
-static inline void grid_check_pat(const grid_case *c, const void *buf, size_t first, size_t count, int rank) {
+static inline void grid_check_pat(const grid_case *c, const void *buf, size_t first, size_t count,
+                                  int rank) {
     size_t esize = idist_dtype_size(c->dtype);
     size_t i = pat_find_wrong(buf, first, count, esize, rank, c->salt);
     if (i == count) return;
@@ -429,11 +455,13 @@ static inline void grid_check_pat(const grid_case *c, const void *buf, size_t fi
     uint64_t bits = pat_bits(rank, first + i, c->salt);
     grid_hex((const unsigned char *)buf + i * esize, esize, got);
     grid_hex(&bits, esize, want);
-    grid_fail(c, "element %zu of %zu from rank %d: got 0x%s expected 0x%s", i, count, rank, got, want);
+    grid_fail(c, "element %zu of %zu from rank %d: got 0x%s expected 0x%s", i, count, rank, got,
+              want);
 }
 
 // buf[0 .. count) must be the reduction of elements first .. over ranks lo .. hi-1.
-static inline void grid_check_red(const grid_case *c, const void *buf, int lo, int hi, size_t first, size_t count) {
+static inline void grid_check_red(const grid_case *c, const void *buf, int lo, int hi, size_t first,
+                                  size_t count) {
     size_t esize = idist_dtype_size(c->dtype);
     size_t i = red_find_wrong(buf, c->dtype, c->op, c->n, lo, hi, first, count, c->salt);
     if (i == count) return;
@@ -442,7 +470,8 @@ static inline void grid_check_red(const grid_case *c, const void *buf, int lo, i
     red_expected(want, c->dtype, c->op, c->n, lo, hi, first + i, c->salt);
     grid_hex((const unsigned char *)buf + i * esize, esize, got);
     grid_hex(want, esize, text);
-    grid_fail(c, "element %zu of %zu over ranks %d..%d: got 0x%s expected 0x%s", i, count, lo, hi - 1, got, text);
+    grid_fail(c, "element %zu of %zu over ranks %d..%d: got 0x%s expected 0x%s", i, count, lo,
+              hi - 1, got, text);
 }
 
 static inline void grid_check_guards(const grid_case *c, const gbuf *b, const char *which) {
@@ -454,10 +483,12 @@ static inline void grid_check_untouched(const grid_case *c, const gbuf *b, const
 }
 
 // The send buffer, filled by pat_fill or red_fill with elements first .. , must still hold them.
-static inline void grid_check_send_red(const grid_case *c, const gbuf *b, size_t first, size_t count) {
+static inline void grid_check_send_red(const grid_case *c, const gbuf *b, size_t first,
+                                       size_t count) {
     gbuf again = gbuf_make(b->nbytes, 0);
     red_fill(again.p, c->dtype, c->op, c->n, first, count, c->rank, c->salt);
-    if (b->nbytes && memcmp(again.p, b->p, b->nbytes) != 0) grid_fail(c, "the send buffer was modified");
+    if (b->nbytes && memcmp(again.p, b->p, b->nbytes) != 0)
+        grid_fail(c, "the send buffer was modified");
     grid_check_guards(c, b, "send");
     gbuf_free(&again);
 }
@@ -468,7 +499,8 @@ static inline void grid_check_send_pat(const grid_case *c, const gbuf *b, size_t
     grid_check_guards(c, b, "send");
 }
 
-static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *number, size_t count, int dtype, bool in_place) {
+static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *number, size_t count,
+                             int dtype, bool in_place) {
     uint64_t h = tap_mix(0x5EED + *number);
     (*number)++;
     if (plan->thin > 1 && tap_mix(h) % plan->thin) return;
@@ -490,23 +522,29 @@ static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *numb
     c->request.impl = NULL;
     c->opts = c->async ? opts_async(c->world, &c->request) : opts_of(c->world);
     gbuf__source()->world = c->world;
-    if (c->memory) gbuf__source()->which = c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // send, receive
+    if (c->memory)
+        gbuf__source()->which =
+            c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // send, receive
     plan->fn(c);
     gbuf__source()->which = 0;
 }
 
-// Counts around a number of bytes where the library changes its way, each in another dtype; one of them where it is large.
-static inline void grid__border(grid_case *c, const grid_plan *plan, unsigned *number, size_t nbytes, const int dtypes[3]) {
+// Counts around a number of bytes where the library changes its way, each in another dtype; one of
+// them where it is large.
+static inline void grid__border(grid_case *c, const grid_plan *plan, unsigned *number,
+                                size_t nbytes, const int dtypes[3]) {
     int only = nbytes < (100 << 10) / (size_t)c->n ? -1 : (int)(tap_mix(*number) % 3);
     for (int k = 0; k < 3; k++) {
         if (only >= 0 && k != only) continue;
         size_t count = nbytes / idist_dtype_size((idist_dtype)dtypes[k]);
-        grid__one(c, plan, number, count + (size_t)k - (count ? 1 : 0), dtypes[k], (*number + (unsigned)k) % 2 == 0);
+        grid__one(c, plan, number, count + (size_t)k - (count ? 1 : 0), dtypes[k],
+                  (*number + (unsigned)k) % 2 == 0);
     }
 }
 
 static inline void grid__borders(grid_case *c, const grid_plan *plan, unsigned *number) {
-    static const int small[3] = {IDIST_I8, IDIST_BF16, IDIST_F32}, middle[3] = {IDIST_U32, IDIST_F16, IDIST_F64},
+    static const int small[3] = {IDIST_I8, IDIST_BF16, IDIST_F32},
+                     middle[3] = {IDIST_U32, IDIST_F16, IDIST_F64},
                      large[3] = {IDIST_I64, IDIST_F32, IDIST_F64};
     const size_t m = (size_t)c->n, div = plan->flags & GRID_WIDE ? m : 1;
     for (int d = 0; d < IDIST_DTYPE_COUNT; d++) {
@@ -553,15 +591,16 @@ static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
     grid__borders(&c, plan, &number);
 }
 
-static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int n, const char *algorithm,
-                               const char *transport, bool large) {
+static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int n,
+                               const char *algorithm, const char *transport, bool large) {
     grid_plan plan;
     idist_desc desc = desc_with(transport, algorithm);
     plan.fn = fn;
     plan.flags = flags;
     plan.large = large && !test_quick();
     plan.thin = (unsigned)(getenv("IDIST_TEST_THIN") ? atoi(getenv("IDIST_TEST_THIN")) : 1);
-    snprintf(plan.where, sizeof plan.where, "%s n=%d algorithm=%s transport=%s", name, n, algorithm, transport);
+    snprintf(plan.where, sizeof plan.where, "%s n=%d algorithm=%s transport=%s", name, n, algorithm,
+             transport);
     ranks_case(n, &desc, grid__rank, &plan, "%s", plan.where);
 }
 
@@ -577,10 +616,13 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
             if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
             if (a == 2 && (flags & GRID_ONE_WAY)) continue;
             grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
-            if (n >= 3 && a == 0) grid__world(name, fn, flags, n, algorithm, n % 4 ? "blocks" : "hosts", n == 3);
-            if (n >= 7 && a == 0) grid__world(name, fn, flags, n, algorithm, n % 4 ? "hosts" : "blocks", false);
+            if (n >= 3 && a == 0)
+                grid__world(name, fn, flags, n, algorithm, n % 4 ? "blocks" : "hosts", n == 3);
+            if (n >= 7 && a == 0)
+                grid__world(name, fn, flags, n, algorithm, n % 4 ? "hosts" : "blocks", false);
             if (n == 2 && a != 1) grid__world(name, fn, flags, n, algorithm, "tcp", true);
-            if (n == 5 && messages && !test_quick()) grid__world(name, fn, flags, n, algorithm, "tcp", false);
+            if (n == 5 && messages && !test_quick())
+                grid__world(name, fn, flags, n, algorithm, "tcp", false);
             if (n == 3 && !messages) grid__world(name, fn, flags, n, algorithm, "socket", false);
         }
     }

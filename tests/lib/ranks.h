@@ -1,10 +1,11 @@
 // ranks.h - runs n ranks, as threads of this process or as processes of their own
 //
-// Include after idist.h. Ranks report failures with rank_fail; the first of them become diagnostics of the one TAP line
-// that the run gets. The log lies in shared memory, so that forked ranks can write to it as well.
+// Include after idist.h. Ranks report failures with rank_fail; the first of them become diagnostics
+// of the one TAP line that the run gets. The log lies in shared memory, so that forked ranks can
+// write to it as well.
 //
-//     static void body(idist_group *world, int rank, int n, void *arg) { ... rank_check(x == 3, "x is %d", x); }
-//     ranks_case(3, NULL, body, NULL, "body with 3 ranks");
+//     static void body(idist_group *world, int rank, int n, void *arg) { ... rank_check(x == 3, "x
+//     is %d", x); } ranks_case(3, NULL, body, NULL, "body with 3 ranks");
 //
 // With RANKS_MPI the ranks are those of the mpirun that started the test, see ranks_mpi.h.
 #ifndef RANKS_H
@@ -23,7 +24,8 @@
 
 #define RANKS_MAX 16
 #define RANKS_MESSAGES 10
-#define RANKS_TIMEOUT_MS 20000 // nothing in these tests takes that long: a deadlock becomes IDIST_ERR_TIMEOUT first
+#define RANKS_TIMEOUT_MS \
+    20000 // nothing in these tests takes that long: a deadlock becomes IDIST_ERR_TIMEOUT first
 
 typedef void (*ranks_fn)(idist_group *world, int rank, int n, void *arg);
 
@@ -52,7 +54,9 @@ static inline void *shared_alloc(size_t nbytes) {
 
 static inline ranks_log *ranks__log(void) {
     static ranks_log *log_area = NULL;
-    if (!log_area) log_area = (ranks_log *)shared_alloc(sizeof(ranks_log)); // by main, before there are threads
+    if (!log_area)
+        log_area =
+            (ranks_log *)shared_alloc(sizeof(ranks_log)); // by main, before there are threads
     return log_area;
 }
 
@@ -92,13 +96,16 @@ static inline bool ranks_report(const char *fmt, ...) {
     va_start(args, fmt);
     tap__vresult(n == 0, "", fmt, args);
     va_end(args);
-    for (int i = 0; i < log_area->n_messages && i < RANKS_MESSAGES; i++) tap_diag("%s", log_area->message[i]);
+    for (int i = 0; i < log_area->n_messages && i < RANKS_MESSAGES; i++)
+        tap_diag("%s", log_area->message[i]);
     if (n > RANKS_MESSAGES) tap_diag("... and %d more failures", n - RANKS_MESSAGES);
     return n == 0;
 }
 
-static inline void rank_fail_at(const char *file, int line, const char *condition, const char *fmt, ...) TAP_PRINTF(4, 5);
-static inline void rank_fail_at(const char *file, int line, const char *condition, const char *fmt, ...) {
+static inline void rank_fail_at(const char *file, int line, const char *condition, const char *fmt,
+                                ...) TAP_PRINTF(4, 5);
+static inline void rank_fail_at(const char *file, int line, const char *condition, const char *fmt,
+                                ...) {
     char text[1200];
     va_list args;
     va_start(args, fmt);
@@ -120,15 +127,17 @@ static inline void copy_text(char *dst, size_t cap, const char *src) {
     dst[n] = 0;
 }
 
-static inline bool rank_is_status_at(const char *file, int line, int rank, idist_status got, idist_status expected,
-                                     const char *what) {
+static inline bool rank_is_status_at(const char *file, int line, int rank, idist_status got,
+                                     idist_status expected, const char *what) {
     if (got == expected) return true;
-    rank_fail("%s:%d: rank %d: %s: got %s expected %s; last error: %s", file, line, rank, what, idist_status_name(got),
-              idist_status_name(expected), got ? idist_last_error() : "");
+    rank_fail("%s:%d: rank %d: %s: got %s expected %s; last error: %s", file, line, rank, what,
+              idist_status_name(got), idist_status_name(expected), got ? idist_last_error() : "");
     return false;
 }
-// rank_is(rank, idist_barrier(&o), IDIST_OK): the call is evaluated once, and its text is the description.
-#define rank_is(rank, call, expected) rank_is_status_at(__FILE__, __LINE__, (rank), (call), (expected), #call)
+// rank_is(rank, idist_barrier(&o), IDIST_OK): the call is evaluated once, and its text is the
+// description.
+#define rank_is(rank, call, expected) \
+    rank_is_status_at(__FILE__, __LINE__, (rank), (call), (expected), #call)
 #define rank_ok(rank, call) rank_is_status_at(__FILE__, __LINE__, (rank), (call), IDIST_OK, #call)
 
 //------------------------------------------------------------------------------
@@ -185,12 +194,13 @@ static inline idist_opts opts_async(idist_group *group, idist_request *request) 
     return o;
 }
 
-// "hosts", "blocks" and "3+3+2" are no transports of the library. The ranks are on several hosts, as far as they know:
-// "hosts" has even and odd ranks on one each, "blocks" has ranks that follow each other, on three hosts from 7 ranks on,
-// and numbers say how many ranks each host has.
+// "hosts", "blocks" and "3+3+2" are no transports of the library. The ranks are on several hosts,
+// as far as they know: "hosts" has even and odd ranks on one each, "blocks" has ranks that follow
+// each other, on three hosts from 7 ranks on, and numbers say how many ranks each host has.
 static inline bool ranks__placed(const idist_desc *desc) {
     const char *transport = desc && desc->transport ? desc->transport : "";
-    return isdigit((unsigned char)*transport) || strcmp(transport, "hosts") == 0 || strcmp(transport, "blocks") == 0;
+    return isdigit((unsigned char)*transport) || strcmp(transport, "hosts") == 0 ||
+           strcmp(transport, "blocks") == 0;
 }
 
 static inline int ranks__host_of(const char *transport, int rank, int n) {
@@ -231,7 +241,8 @@ static inline void *ranks__thread_main(void *p) {
     if (!rank_ok(t->rank, idist_open(&desc, &world))) return NULL;
     t->fn(world, t->rank, t->n, t->arg);
     idist_status status = idist_close(&world);
-    if (!t->close_may_fail) rank_is_status_at(__FILE__, __LINE__, t->rank, status, IDIST_OK, "idist_close");
+    if (!t->close_may_fail)
+        rank_is_status_at(__FILE__, __LINE__, t->rank, status, IDIST_OK, "idist_close");
     rank_check(world == NULL, "rank %d: idist_close leaves the pointer", t->rank);
     return NULL;
 }
@@ -241,7 +252,8 @@ static inline bool ranks__one_of(const char *text, const char *a, const char *b,
     return !text || strcmp(text, a) == 0 || strcmp(text, b) == 0 || strcmp(text, c) == 0;
 }
 
-static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg, bool close_may_fail) {
+static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                                      bool close_may_fail) {
     ranks__thread self;
     memset(&self, 0, sizeof self);
     self.base = base;
@@ -250,15 +262,17 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
     self.close_may_fail = close_may_fail;
     self.fn = fn;
     self.arg = arg;
-    ranks_mpi.left_out = n > ranks_mpi.size || (base && !(ranks__one_of(base->transport, "auto", "hosts", "blocks") &&
-                                                          ranks__one_of(base->algorithm, "auto", "auto", "auto")));
+    ranks_mpi.left_out = n > ranks_mpi.size ||
+                         (base && !(ranks__one_of(base->transport, "auto", "hosts", "blocks") &&
+                                    ranks__one_of(base->algorithm, "auto", "auto", "auto")));
     if (ranks_mpi.left_out) return;
     ranks_mpi_enter(n);
     if (ranks_mpi.comm) ranks__thread_main(&self);
     ranks_mpi_leave();
 }
 #else
-static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg, bool close_may_fail) {
+static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                                      bool close_may_fail) {
     ranks__thread threads[RANKS_MAX];
     idist_store *store = NULL;
     TAP_REQUIRE(n >= 1 && n <= RANKS_MAX);
@@ -290,8 +304,10 @@ static inline void ranks_threads_fault(int n, const idist_desc *base, ranks_fn f
     ranks__run_threads(n, base, fn, arg, true);
 }
 
-static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) TAP_PRINTF(5, 6);
-static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) {
+static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                              const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                              const char *fmt, ...) {
     char name[400];
     va_list args;
     va_start(args, fmt);
@@ -303,9 +319,10 @@ static inline bool ranks_case(int n, const idist_desc *base, ranks_fn fn, void *
     return ranks_report("%s", name);
 }
 
-static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...)
-    TAP_PRINTF(5, 6);
-static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) {
+static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                                    const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                                    const char *fmt, ...) {
     char name[400];
     va_list args;
     va_start(args, fmt);
@@ -317,13 +334,17 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
     return ranks_report("%s", name);
 }
 
-// What the ranks of one host can talk through: shared memory, local sockets, TCP. Then several hosts, see ranks__place.
+// What the ranks of one host can talk through: shared memory, local sockets, TCP. Then several
+// hosts, see ranks__place.
 enum { N_TRANSPORTS = 3, N_PLACEMENTS = 5 };
-static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts", "blocks"};
+static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts",
+                                                          "blocks"};
 
-// What a collective can be made of: what suits it; shared memory, without its short cuts; messages, in two ways.
+// What a collective can be made of: what suits it; shared memory, without its short cuts; messages,
+// in two ways.
 enum { N_ALGORITHMS = 4 };
-static const char *const algorithm_names[N_ALGORITHMS] = {"auto", "chunked", "latency", "bandwidth"};
+static const char *const algorithm_names[N_ALGORITHMS] = {"auto", "chunked", "latency",
+                                                          "bandwidth"};
 
 static inline idist_desc desc_with(const char *transport, const char *algorithm) {
     idist_desc desc;
@@ -345,7 +366,8 @@ static inline bool test_long(void) {
     return text && *text && strcmp(text, "0") != 0;
 }
 
-// The address and the thread sanitizer take memory in ways that a limit on the address space does not survive.
+// The address and the thread sanitizer take memory in ways that a limit on the address space does
+// not survive.
 static inline bool test_sanitized(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return true;
@@ -407,7 +429,9 @@ static inline void proc_result(proc_slot *slot, idist_status status) {
     __atomic_store_n(&slot->has_result, 1, __ATOMIC_RELEASE);
 }
 
-static inline void proc_phase(proc_slot *slot, int phase) { __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE); }
+static inline void proc_phase(proc_slot *slot, int phase) {
+    __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE);
+}
 
 #ifdef RANKS_MPI
 // The ranks are here already: runs the body, and returns when all are through.
@@ -428,7 +452,8 @@ static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn 
     desc.mpi_comm = ranks_mpi.comm;
     if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
     if (desc.mpi_comm && rank_ok(ranks_mpi.rank, idist_open(&desc, &world)))
-        p->slot[ranks_mpi.rank].exit_code = fn(world, ranks_mpi.rank, n, &p->slot[ranks_mpi.rank], arg);
+        p->slot[ranks_mpi.rank].exit_code =
+            fn(world, ranks_mpi.rank, n, &p->slot[ranks_mpi.rank], arg);
     ranks_mpi_leave();
 }
 
@@ -438,7 +463,8 @@ static inline int procs_wait(procs *p, int timeout_ms) {
     return 0;
 }
 #else
-static inline void proc__child(procs *p, int rank, int port, const idist_desc *base, proc_fn fn, void *arg) {
+static inline void proc__child(procs *p, int rank, int port, const idist_desc *base, proc_fn fn,
+                               void *arg) {
     char url[64];
     idist_desc desc;
     idist_group *world = NULL;
@@ -456,8 +482,8 @@ static inline void proc__child(procs *p, int rank, int port, const idist_desc *b
     if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
     idist_status status = idist_open(&desc, &world);
     if (status) {
-        rank_fail("rank %d: idist_open: got %s expected IDIST_OK; last error: %s", rank, idist_status_name(status),
-                  idist_last_error());
+        rank_fail("rank %d: idist_open: got %s expected IDIST_OK; last error: %s", rank,
+                  idist_status_name(status), idist_last_error());
         _exit(90);
     }
     _exit(fn(world, rank, p->n, &p->slot[rank], arg));
@@ -484,14 +510,16 @@ static inline bool procs_await_phase(const procs *p, int phase, int timeout_ms) 
     int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
     for (;;) {
         int n_there = 0;
-        for (int k = 0; k < p->n; k++) n_there += __atomic_load_n(&p->slot[k].phase, __ATOMIC_ACQUIRE) >= phase;
+        for (int k = 0; k < p->n; k++)
+            n_there += __atomic_load_n(&p->slot[k].phase, __ATOMIC_ACQUIRE) >= phase;
         if (n_there == p->n) return true;
         if (tap_now_ms() > end_ms) return false;
         tap_sleep_ms(1);
     }
 }
 
-// Reaps all ranks; those still running after timeout_ms are killed. The result is how many those were: hangs.
+// Reaps all ranks; those still running after timeout_ms are killed. The result is how many those
+// were: hangs.
 static inline int procs_wait(procs *p, int timeout_ms) {
     int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
     int n_hung = 0, n_left = 0;
@@ -535,7 +563,8 @@ static inline int procs__run_body(idist_group *world, int rank, int n, proc_slot
 }
 
 // ranks_threads with processes; what is to come back must lie in shared memory.
-static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, void *arg, int timeout_ms) {
+static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                                   int timeout_ms) {
 #ifdef RANKS_MPI
     (void)timeout_ms;
     ranks_threads(n, base, fn, arg);
@@ -546,13 +575,16 @@ static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, v
     int n_hung = procs_wait(&p, timeout_ms);
     rank_check(n_hung == 0, "%d ranks hang", n_hung);
     for (int k = 0; k < n; k++)
-        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k,
+                   (unsigned)p.wait_status[k]);
     procs_free(&p);
 #endif
 }
 
-static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) TAP_PRINTF(5, 6);
-static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg, const char *fmt, ...) {
+static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                              const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *arg,
+                              const char *fmt, ...) {
     char name[400];
     va_list args;
     va_start(args, fmt);
@@ -564,7 +596,8 @@ static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *
     return ranks_report("%s", name);
 }
 
-// Forks n processes that start their worlds themselves, and reports those that do not end in time with 0, fn's result.
+// Forks n processes that start their worlds themselves, and reports those that do not end in time
+// with 0, fn's result.
 static inline void procs_run(int n, int timeout_ms, int (*fn)(int number, void *arg), void *arg) {
     procs p;
     memset(&p, 0, sizeof p);
@@ -584,7 +617,8 @@ static inline void procs_run(int n, int timeout_ms, int (*fn)(int number, void *
     int n_hung = procs_wait(&p, timeout_ms);
     rank_check(n_hung == 0, "%d processes hang", n_hung);
     for (int k = 0; k < n; k++)
-        rank_check(p.wait_status[k] == 0, "process %d: wait status 0x%x", k, (unsigned)p.wait_status[k]);
+        rank_check(p.wait_status[k] == 0, "process %d: wait status 0x%x", k,
+                   (unsigned)p.wait_status[k]);
 }
 
 //------------------------------------------------------------------------------
@@ -597,14 +631,15 @@ static inline int count_entries(const char *folder, const char *part) {
     if (!dir) return -1;
     int n = 0;
     for (struct dirent *e = readdir(dir); e; e = readdir(dir))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && strstr(e->d_name, part)) n++;
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && strstr(e->d_name, part))
+            n++;
     closedir(dir);
     return n;
 }
 
-// Gives this process and its children a /tmp and a /dev/shm of their own, so that all they find there is theirs. Where that
-// is not allowed, or would hide the test itself, they count what they find, and another program that writes there can
-// disturb them.
+// Gives this process and its children a /tmp and a /dev/shm of their own, so that all they find
+// there is theirs. Where that is not allowed, or would hide the test itself, they count what they
+// find, and another program that writes there can disturb them.
 static inline void private_folders(void) {
     const long new_mounts = 0x00020000; // CLONE_NEWNS
     char here[512];

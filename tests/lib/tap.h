@@ -2,14 +2,15 @@
 //
 // Do this:
 //     tap_deadline(30);                                 // before any thread is started
-//     tap_running("all_reduce n=%d", n);                // what the watchdog names when the deadline passes
-//     tap_ok(x == 3, "x is three");                     // ok 1 - x is three
+//     tap_running("all_reduce n=%d", n);                // what the watchdog names when the
+//     deadline passes tap_ok(x == 3, "x is three");                     // ok 1 - x is three
 //     tap_is(got, expected, "number of ranks");         // not ok 2 - ..., then both values
 //     return tap_done();                                // 1..2, exit status
 //
-// Every line leaves by one write(2): no stdio buffer that a forked child could print again, no torn lines between
-// threads. The watchdog is a process, not a thread and not a signal, because tests count threads, compare signal
-// handlers, and storm the process with SIGALRM. It is started by tap_deadline and dies with the test.
+// Every line leaves by one write(2): no stdio buffer that a forked child could print again, no torn
+// lines between threads. The watchdog is a process, not a thread and not a signal, because tests
+// count threads, compare signal handlers, and storm the process with SIGALRM. It is started by
+// tap_deadline and dies with the test.
 #ifndef TAP_H
 #define TAP_H
 
@@ -68,7 +69,8 @@ static inline uint64_t tap_load_bits(const void *from, size_t nbytes) {
     return bits;
 }
 static inline void tap_store_bits(void *to, uint64_t bits, size_t nbytes) {
-    memcpy(to, (const unsigned char *)&bits + (tap__big_endian() ? sizeof bits - nbytes : 0), nbytes);
+    memcpy(to, (const unsigned char *)&bits + (tap__big_endian() ? sizeof bits - nbytes : 0),
+           nbytes);
 }
 
 static inline int64_t tap_now_ns(void) {
@@ -121,7 +123,8 @@ static inline uint64_t tap_seed(void) {
     pthread_mutex_lock(&t->lock);
     if (!t->seed_known) {
         const char *text = getenv("IDIST_TEST_SEED");
-        t->seed = text && *text ? strtoull(text, NULL, 0) : (uint64_t)tap_now_ns() % 1000000007u + (uint64_t)getpid();
+        t->seed = text && *text ? strtoull(text, NULL, 0)
+                                : (uint64_t)tap_now_ns() % 1000000007u + (uint64_t)getpid();
         t->seed_known = true;
     }
     pthread_mutex_unlock(&t->lock);
@@ -143,7 +146,8 @@ static inline uint64_t tap_rand(uint64_t *state) {
 static inline tap_shared *tap__shared(void) {
     tap_state *t = tap__state();
     if (!t->shared) {
-        void *p = mmap(NULL, sizeof(tap_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        void *p = mmap(NULL, sizeof(tap_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0);
         if (p == MAP_FAILED) {
             tap__write("Bail out! mmap failed\n", 22);
             _exit(99);
@@ -159,7 +163,9 @@ static inline void tap_register_child(pid_t pid) {
     tap_shared *s = tap__shared();
     for (int i = 0; i < TAP_MAX_CHILDREN; i++) {
         pid_t expected = 0;
-        if (__atomic_compare_exchange_n(&s->children[i], &expected, pid, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
+        if (__atomic_compare_exchange_n(&s->children[i], &expected, pid, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+            return;
     }
 }
 
@@ -212,8 +218,8 @@ static inline void tap__hang(pid_t test) {
     char line[600];
     tap_shared *s = tap__shared();
     s->running[sizeof s->running - 1] = 0;
-    int k = snprintf(line, sizeof line, "Bail out! hang: %s (seed %llu)\n", s->running[0] ? s->running : "test",
-                     (unsigned long long)tap__state()->seed);
+    int k = snprintf(line, sizeof line, "Bail out! hang: %s (seed %llu)\n",
+                     s->running[0] ? s->running : "test", (unsigned long long)tap__state()->seed);
     if (k > 0) tap__write(line, (size_t)k < sizeof line ? (size_t)k : sizeof line - 1);
     tap_kill_children();
     kill(test, SIGKILL);
@@ -225,22 +231,24 @@ static inline void tap__watch(pid_t test) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_DFL);
     while (getppid() == test) {
-        if (tap_now_ns() > __atomic_load_n(&tap__shared()->deadline_ns, __ATOMIC_ACQUIRE)) tap__hang(test);
+        if (tap_now_ns() > __atomic_load_n(&tap__shared()->deadline_ns, __ATOMIC_ACQUIRE))
+            tap__hang(test);
         tap_sleep_ms(50);
     }
     tap_kill_children(); // the test was killed: its ranks must not stay behind
     _exit(0);
 }
 
-// Gives the test this many seconds from now on. May be called again. IDIST_TEST_SLOW multiplies it (sanitizers,
-// valgrind, a loaded machine).
+// Gives the test this many seconds from now on. May be called again. IDIST_TEST_SLOW multiplies it
+// (sanitizers, valgrind, a loaded machine).
 static inline void tap_deadline(int seconds) {
     tap_state *t = tap__state();
     tap_shared *s = tap__shared();
     const char *slow = getenv("IDIST_TEST_SLOW");
     int64_t factor = slow && atoi(slow) > 0 ? atoi(slow) : 1;
     (void)tap_seed();
-    __atomic_store_n(&s->deadline_ns, tap_now_ns() + factor * seconds * 1000000000, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->deadline_ns, tap_now_ns() + factor * seconds * 1000000000,
+                     __ATOMIC_RELEASE);
     if (t->watchdog != 0) return;
     pid_t test = getpid();
     pid_t pid = fork();
@@ -277,8 +285,10 @@ static inline bool tap__vresult(bool ok, const char *directive, const char *fmt,
     return ok;
 }
 
-static inline bool tap_ok_at(const char *file, int line, bool ok, const char *expr, const char *fmt, ...) TAP_PRINTF(5, 6);
-static inline bool tap_ok_at(const char *file, int line, bool ok, const char *expr, const char *fmt, ...) {
+static inline bool tap_ok_at(const char *file, int line, bool ok, const char *expr, const char *fmt,
+                             ...) TAP_PRINTF(5, 6);
+static inline bool tap_ok_at(const char *file, int line, bool ok, const char *expr, const char *fmt,
+                             ...) {
     va_list args;
     va_start(args, fmt);
     tap__vresult(ok, "", fmt, args);
@@ -288,9 +298,10 @@ static inline bool tap_ok_at(const char *file, int line, bool ok, const char *ex
 }
 #define tap_ok(cond, ...) tap_ok_at(__FILE__, __LINE__, (cond) ? true : false, #cond, __VA_ARGS__)
 
-static inline bool tap_is_at(const char *file, int line, long long got, long long expected, const char *fmt, ...)
-    TAP_PRINTF(5, 6);
-static inline bool tap_is_at(const char *file, int line, long long got, long long expected, const char *fmt, ...) {
+static inline bool tap_is_at(const char *file, int line, long long got, long long expected,
+                             const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool tap_is_at(const char *file, int line, long long got, long long expected,
+                             const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
     tap__vresult(got == expected, "", fmt, args);
@@ -298,17 +309,21 @@ static inline bool tap_is_at(const char *file, int line, long long got, long lon
     if (got != expected) tap_diag("at %s:%d: got: %lld expected: %lld", file, line, got, expected);
     return got == expected;
 }
-#define tap_is(got, expected, ...) tap_is_at(__FILE__, __LINE__, (long long)(got), (long long)(expected), __VA_ARGS__)
+#define tap_is(got, expected, ...) \
+    tap_is_at(__FILE__, __LINE__, (long long)(got), (long long)(expected), __VA_ARGS__)
 
-static inline bool tap_like_at(const char *file, int line, const char *got, const char *part, const char *fmt, ...)
-    TAP_PRINTF(5, 6);
-static inline bool tap_like_at(const char *file, int line, const char *got, const char *part, const char *fmt, ...) {
+static inline bool tap_like_at(const char *file, int line, const char *got, const char *part,
+                               const char *fmt, ...) TAP_PRINTF(5, 6);
+static inline bool tap_like_at(const char *file, int line, const char *got, const char *part,
+                               const char *fmt, ...) {
     bool ok = got != NULL && strstr(got, part) != NULL;
     va_list args;
     va_start(args, fmt);
     tap__vresult(ok, "", fmt, args);
     va_end(args);
-    if (!ok) tap_diag("at %s:%d: got: \"%s\" expected to contain: \"%s\"", file, line, got ? got : "(null)", part);
+    if (!ok)
+        tap_diag("at %s:%d: got: \"%s\" expected to contain: \"%s\"", file, line,
+                 got ? got : "(null)", part);
     return ok;
 }
 #define tap_like(got, part, ...) tap_like_at(__FILE__, __LINE__, (got), (part), __VA_ARGS__)

@@ -1,6 +1,8 @@
-// life: who initialises and finalizes MPI, which backend is chosen, what a program finds afterwards. One mode per run:
+// life: who initialises and finalizes MPI, which backend is chosen, what a program finds
+// afterwards. One mode per run:
 //
-//     mpirun -n 3 ./life nothing | single | threads | given | again | settings | makers | ring | wrong | idle | stuck |
+//     mpirun -n 3 ./life nothing | single | threads | given | again | settings | makers | ring |
+//     wrong | idle | stuck |
 //                        fails | dies | ulfm
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
@@ -51,13 +53,18 @@ static void work(const char *backend) {
     memset(&async, 0, sizeof async);
     async.request = &request;
     CHECK(strcmp(idist_backend(), backend) == 0, "got %s expected %s", idist_backend(), backend);
-    CHECK(idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL) == IDIST_OK && x == n * (n + 1) / 2, "got %d", x);
+    CHECK(idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL) == IDIST_OK &&
+              x == n * (n + 1) / 2,
+          "got %d", x);
     for (int i = 0; i < 1000; i++) many[i] = (float)i;
     CHECK(idist_all_reduce(many, many, 1000, IDIST_F32, IDIST_SUM, &async) == IDIST_OK, "request");
-    CHECK(idist_wait(&request) == IDIST_OK && many[999] == 999.0f * (float)n, "got %g", (double)many[999]);
+    CHECK(idist_wait(&request) == IDIST_OK && many[999] == 999.0f * (float)n, "got %g",
+          (double)many[999]);
     x = idist_get_rank();
-    CHECK(idist_all_gather(&x, all, 1, IDIST_I32, NULL) == IDIST_OK && all[n - 1] == n - 1, "got %d", all[n - 1]);
-    CHECK(idist_new_group(members, 1, &group) == IDIST_OK && idist_group_size(group) == 1, "new_group");
+    CHECK(idist_all_gather(&x, all, 1, IDIST_I32, NULL) == IDIST_OK && all[n - 1] == n - 1,
+          "got %d", all[n - 1]);
+    CHECK(idist_new_group(members, 1, &group) == IDIST_OK && idist_group_size(group) == 1,
+          "new_group");
     CHECK(idist_free_group(&group) == IDIST_OK, "free_group");
     CHECK(idist_barrier(NULL) == IDIST_OK, "barrier");
 }
@@ -76,7 +83,8 @@ static void open_and_close(const idist_desc *desc, const char *backend) {
 static void nothing(void) {
     open_and_close(NULL, "mpi");
     CHECK(flag_of(MPI_Finalized), "MPI is not finalized");
-    CHECK(idist_initialize(NULL) == IDIST_ERR_STATE && strstr(idist_last_error(), "finalized"), "a second time");
+    CHECK(idist_initialize(NULL) == IDIST_ERR_STATE && strstr(idist_last_error(), "finalized"),
+          "a second time");
 }
 
 // The program has initialised MPI: idist leaves it alone, and may come again.
@@ -86,8 +94,8 @@ static void adopted(void) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// Worlds one after the other, whose ranks come to the end at different times: what they say while they wait must not reach
-// the communicators that the program makes next.
+// Worlds one after the other, whose ranks come to the end at different times: what they say while
+// they wait must not reach the communicators that the program makes next.
 static void again(void) {
     int own, all;
     MPI_Comm_rank(MPI_COMM_WORLD, &own);
@@ -96,7 +104,8 @@ static void again(void) {
         MPI_Comm part;
         int x = 1, y = 1;
         CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
-        CHECK(idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL) == IDIST_OK && x == all, "got %d", x);
+        CHECK(idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL) == IDIST_OK && x == all,
+              "got %d", x);
         usleep((useconds_t)((own * 7919 + i * 104729) % 45000));
         CHECK(idist_finalize() == IDIST_OK, "finalize");
         MPI_Comm_split(MPI_COMM_WORLD, own % 2, own, &part);
@@ -130,12 +139,14 @@ static void given(void) {
 
 // What all ranks must set alike, set by one of them; and then as it should be.
 static void settings(void) {
-    static const char *const names[2] = {"IDIST_CHECK", "IDIST_SHM_MIB"}, *const values[2] = {"0", "2"};
+    static const char *const names[2] = {"IDIST_CHECK", "IDIST_SHM_MIB"}, *const values[2] = {"0",
+                                                                                              "2"};
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     for (int i = 0; i < 2; i++) {
         if (rank == 1) setenv(names[i], values[i], 1);
         CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "%s differs", names[i]);
-        CHECK(strstr(idist_last_error(), names[i]) && strstr(idist_last_error(), "differs"), "%s", names[i]);
+        CHECK(strstr(idist_last_error(), names[i]) && strstr(idist_last_error(), "differs"), "%s",
+              names[i]);
         unsetenv(names[i]);
     }
     open_and_close(NULL, "mpi");
@@ -159,7 +170,8 @@ static int fails_on_rank_1(int local_rank, void *arg) {
     for (int i = 0; s == IDIST_OK && !(rank == 1 && i == 100); i++)
         s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, NULL);
     if (rank == 1) return 3;
-    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), "rank 1"), "got %s", idist_status_name(s));
+    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), "rank 1"), "got %s",
+          idist_status_name(s));
     if (n_failed == 0 && rank == 0) printf("ok - fails\n");
     fflush(stdout);
     return 0;
@@ -193,7 +205,8 @@ static void makers(void) {
     if (rank == 0) CHECK(pthread_create(&thread, NULL, makes_another, NULL) == 0, "a thread");
     else usleep(400000);
     for (int i = 0; i < 2; i++) {
-        CHECK(idist_new_group(members, 3, &group) == IDIST_OK && idist_group_size(group) == 3, "new_group");
+        CHECK(idist_new_group(members, 3, &group) == IDIST_OK && idist_group_size(group) == 3,
+              "new_group");
         if (rank == 0 && i == 0) pthread_join(thread, NULL);
         CHECK(idist_free_group(&group) == IDIST_OK, "free_group");
     }
@@ -203,7 +216,8 @@ static void makers(void) {
 // Started by the mpirun of another MPI: every process is alone, and says why.
 static void wrong(void) {
     CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "initialize");
-    CHECK(strstr(idist_last_error(), "linked with") && strstr(idist_last_error(), "of 3"), "the text");
+    CHECK(strstr(idist_last_error(), "linked with") && strstr(idist_last_error(), "of 3"),
+          "the text");
     printf("%s\n", idist_last_error());
 }
 
@@ -217,9 +231,11 @@ static void idle(void) {
     if (rank == 0) sleep(3);
     CHECK(idist_barrier(NULL) == IDIST_OK, "barrier");
     getrusage(RUSAGE_SELF, &after);
-    double used =
-        (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
-        (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec) / 1e6;
+    double used = (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec -
+                           before.ru_stime.tv_sec) +
+                  (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec +
+                           after.ru_stime.tv_usec - before.ru_stime.tv_usec) /
+                      1e6;
     CHECK(used < 0.15, "%.3f s of CPU in 3 s", used);
     if (rank == 1) printf("# a rank that waits 3 s uses %.3f s\n", used);
     CHECK(idist_finalize() == IDIST_OK, "finalize");
@@ -235,12 +251,14 @@ static void stuck(void) {
     double start = now_ms();
     if (rank == 1) sleep(6);
     else {
-        CHECK(idist_barrier(NULL) == IDIST_ERR_TIMEOUT && strstr(idist_last_error(), "rank 1"), "barrier");
+        CHECK(idist_barrier(NULL) == IDIST_ERR_TIMEOUT && strstr(idist_last_error(), "rank 1"),
+              "barrier");
         CHECK(now_ms() - start < 3000, "after %.0f ms", now_ms() - start);
     }
     start = now_ms();
     if (rank != 1)
-        CHECK(idist_finalize() == IDIST_ERR_TIMEOUT && now_ms() - start < 3000, "finalize, %.0f ms", now_ms() - start);
+        CHECK(idist_finalize() == IDIST_ERR_TIMEOUT && now_ms() - start < 3000, "finalize, %.0f ms",
+              now_ms() - start);
     if (n_failed == 0 && rank == 0) printf("ok - stuck\n");
     fflush(stdout);
     if (rank != 0) sleep(1); // the first exit may end the job
@@ -285,7 +303,8 @@ static void ulfm(void) {
         CHECK(s != IDIST_OK || x[0] == (float)n, "got %g", (double)x[0]);
     }
     lost = now_ms();
-    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), "rank 1"), "got %s", idist_status_name(s));
+    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), "rank 1"), "got %s",
+          idist_status_name(s));
     s = idist_shrink(NULL, &left);
     shrunk = now_ms();
     CHECK(s == IDIST_OK, "shrink: got %s", idist_status_name(s));
@@ -296,17 +315,22 @@ static void ulfm(void) {
         for (int i = 0; i < 1000; i++) {
             for (int k = 0; k < 100; k++) x[k] = (float)(rank + 1);
             s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, &o);
-            CHECK(s == IDIST_OK && x[0] == (float)(n * (n + 1) / 2 - 2), "got %s, %g", idist_status_name(s), (double)x[0]);
+            CHECK(s == IDIST_OK && x[0] == (float)(n * (n + 1) / 2 - 2), "got %s, %g",
+                  idist_status_name(s), (double)x[0]);
             if (s != IDIST_OK) break;
         }
-        int peer = (idist_group_rank(left) + 1) % (n - 1), from = (idist_group_rank(left) + n - 2) % (n - 1), got = -1;
-        CHECK(idist_sendrecv(&rank, 1, peer, 5, &got, 1, from, 5, IDIST_I32, NULL, &o) == IDIST_OK, "sendrecv");
+        int peer = (idist_group_rank(left) + 1) % (n - 1),
+            from = (idist_group_rank(left) + n - 2) % (n - 1), got = -1;
+        CHECK(idist_sendrecv(&rank, 1, peer, 5, &got, 1, from, 5, IDIST_I32, NULL, &o) == IDIST_OK,
+              "sendrecv");
         if (rank == 0) flag = 1;
         CHECK(idist_agree(left, &flag) == IDIST_OK && flag == 1, "agree: %d", flag);
         CHECK(idist_free_group(&left) == IDIST_OK, "free_group");
     }
     CHECK(idist_finalize() == IDIST_ERR_PEER_LOST, "finalize");
-    if (rank == 0) printf("# lost after %.1f ms, shrunk after another %.1f ms\n", lost - killed, shrunk - lost);
+    if (rank == 0)
+        printf("# lost after %.1f ms, shrunk after another %.1f ms\n", lost - killed,
+               shrunk - lost);
 }
 
 int main(int argc, char **argv) {
@@ -331,7 +355,8 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "dies") == 0) dies();
     else if (strcmp(mode, "ulfm") == 0) ulfm();
     else return 2;
-    if (flag_of(MPI_Initialized) && !flag_of(MPI_Finalized) && strcmp(mode, "ulfm") != 0 && strcmp(mode, "ring") != 0)
+    if (flag_of(MPI_Initialized) && !flag_of(MPI_Finalized) && strcmp(mode, "ulfm") != 0 &&
+        strcmp(mode, "ring") != 0)
         MPI_Finalize();
     if (n_failed == 0 && rank == 0) printf("ok - %s\n", mode);
     return n_failed ? 1 : 0;

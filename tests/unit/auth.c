@@ -1,5 +1,5 @@
-// [impl:sha] and [impl:auth]: published vectors, a handshake whose every bit is changed on the way, and who may wait, and
-// for how long, until his is through.
+// [impl:sha] and [impl:auth]: published vectors, a handshake whose every bit is changed on the way,
+// and who may wait, and for how long, until his is through.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -27,32 +27,39 @@ static void vectors(void) {
     uint8_t out[32], key[32] = {0}, data[50];
     memset(million, 'a', sizeof million);
     sha_of("", 0, 1, out);
-    tap_ok(hex_is(out, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"), "SHA-256 of nothing");
+    tap_ok(hex_is(out, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+           "SHA-256 of nothing");
     sha_of("abc", 3, 3, out);
-    tap_ok(hex_is(out, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "SHA-256 of abc");
+    tap_ok(hex_is(out, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+           "SHA-256 of abc");
     for (size_t step = 1; step < sizeof two_blocks; step += 9) {
         sha_of(two_blocks, sizeof two_blocks - 1, step, out);
         tap_ok(hex_is(out, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"),
                "two blocks, %d bytes at a time", (int)step);
     }
     sha_of(million, sizeof million, 4097, out);
-    tap_ok(hex_is(out, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"), "a million times a");
+    tap_ok(hex_is(out, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
+           "a million times a");
     memset(key, 0x0b, 20);
     idist__hmac(key, "", "Hi There", 8, NULL, 0, out);
-    tap_ok(hex_is(out, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"), "HMAC, case 1");
+    tap_ok(hex_is(out, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"),
+           "HMAC, case 1");
     memset(key, 0, sizeof key);
     memcpy(key, "Jefe", 4);
     idist__hmac(key, "what do ya ", "want for ", 9, "nothing?", 8, out);
-    tap_ok(hex_is(out, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"), "HMAC, case 2, in pieces");
+    tap_ok(hex_is(out, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"),
+           "HMAC, case 2, in pieces");
     memset(key, 0, sizeof key);
     memset(key, 0xaa, 20);
     memset(data, 0xdd, sizeof data);
     idist__hmac(key, "", data, sizeof data, NULL, 0, out);
-    tap_ok(hex_is(out, "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"), "HMAC, case 3");
+    tap_ok(hex_is(out, "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"),
+           "HMAC, case 3");
 }
 
-// Two ends with a man in the middle, who changes one bit (or none, -1) of all that passes, counted over both directions, or
-// stops passing anything on after `cut` bytes. Bits: who ended up sure of the other.
+// Two ends with a man in the middle, who changes one bit (or none, -1) of all that passes, counted
+// over both directions, or stops passing anything on after `cut` bytes. Bits: who ended up sure of
+// the other.
 typedef struct talk {
     bool client_sure, server_sure;
     idist_status client, server;
@@ -65,25 +72,29 @@ static size_t pass_on(int from, int to, size_t seen, long flip, size_t cut) {
     ptrdiff_t n = idist__sock_read(from, buf, sizeof buf);
     if (n <= 0) return 0;
     for (ptrdiff_t i = 0; i < n; i++)
-        if (flip >= 0 && (size_t)flip / 8 == seen + (size_t)i) buf[i] ^= (unsigned char)(1u << (flip % 8));
+        if (flip >= 0 && (size_t)flip / 8 == seen + (size_t)i)
+            buf[i] ^= (unsigned char)(1u << (flip % 8));
     if (seen + (size_t)n > cut) return (size_t)n;
     if (write(to, buf, (size_t)n) != n) tap_bail("write");
     return (size_t)n;
 }
 
-static talk handshake(const uint8_t client_key[32], const uint8_t server_key[32], uint64_t client_job, uint64_t server_job,
-                      long flip, size_t cut) {
+static talk handshake(const uint8_t client_key[32], const uint8_t server_key[32],
+                      uint64_t client_job, uint64_t server_job, long flip, size_t cut) {
     int a[2], b[2];
     idist__handshake c, s;
     talk t = {false, false, IDIST_OK, IDIST_OK};
     size_t seen = 0;
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, a) != 0 || socketpair(AF_UNIX, SOCK_STREAM, 0, b) != 0) tap_bail("socketpair");
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, a) != 0 || socketpair(AF_UNIX, SOCK_STREAM, 0, b) != 0)
+        tap_bail("socketpair");
     for (int i = 0; i < 2; i++) {
         set_nonblocking(a[i]);
         set_nonblocking(b[i]);
     }
-    idist__auth_begin(&c, a[0], false, client_key, IDIST__ROLE_LINK, client_job, 1, 2, IDIST__FOREVER);
-    idist__auth_begin(&s, b[0], true, server_key, IDIST__ROLE_LINK, server_job, 0, 2, IDIST__FOREVER);
+    idist__auth_begin(&c, a[0], false, client_key, IDIST__ROLE_LINK, client_job, 1, 2,
+                      IDIST__FOREVER);
+    idist__auth_begin(&s, b[0], true, server_key, IDIST__ROLE_LINK, server_job, 0, 2,
+                      IDIST__FOREVER);
     for (int turn = 0; turn < 8; turn++) {
         if (t.client == IDIST_OK && !t.client_sure) t.client = idist__auth_step(&c, &t.client_sure);
         seen += pass_on(a[1], b[1], seen, flip, cut);
@@ -105,8 +116,8 @@ static void key_of(const char *text, uint8_t key[32]) {
 
 static int64_t in_ms(int64_t ms) { return idist__os_now_ns() + ms * 1000000; }
 
-// The porch gives places to newcomers: free ones, then those of strangers whose time is over, then of whoever has said
-// nothing for 50 ms, then of whoever has been there for a second, but no other.
+// The porch gives places to newcomers: free ones, then those of strangers whose time is over, then
+// of whoever has said nothing for 50 ms, then of whoever has been there for a second, but no other.
 static void porch(void) {
     idist__porch p;
     idist__porch_init(&p);
@@ -123,15 +134,18 @@ static void porch(void) {
     tap_ok(idist__porch_make_way(&p) && p.place[3].fd >= 0, "also where descriptors are short");
     p.place[7].deadline_ns = in_ms(IDIST__PORCH_MS - 2000);
     p.place[9].deadline_ns = in_ms(IDIST__PORCH_MS - 1500);
-    tap_ok(idist__porch_place(&p) == &p.place[7], "the oldest has to go after a second when all places are taken");
+    tap_ok(idist__porch_place(&p) == &p.place[7],
+           "the oldest has to go after a second when all places are taken");
     p.place[3].deadline_ns = in_ms(IDIST__PORCH_MS - 60);
-    tap_ok(idist__porch_place(&p) == &p.place[3], "before him whoever has said nothing for a while");
+    tap_ok(idist__porch_place(&p) == &p.place[3],
+           "before him whoever has said nothing for a while");
     p.place[3].done = 1;
     tap_ok(idist__porch_place(&p) == &p.place[7], "one byte is something");
     p.place[5].deadline_ns = in_ms(-1);
     tap_ok(idist__porch_place(&p) == &p.place[5], "whose time is over has to go");
     int fd = p.place[5].fd;
-    tap_ok(idist__porch_make_way(&p) && fcntl(fd, F_GETFD) < 0 && p.place[5].fd == -1, "his connection is closed");
+    tap_ok(idist__porch_make_way(&p) && fcntl(fd, F_GETFD) < 0 && p.place[5].fd == -1,
+           "his connection is closed");
     tap_ok(p.place[9].fd >= 0, "the others stay");
     idist__porch_close(&p);
 }
@@ -146,7 +160,9 @@ static void other_users(void) {
         return;
     }
     snprintf(name, sizeof name, "unix:idist-auth-test-%d", (int)getpid());
-    if (idist__addr_parse(&a, name) != IDIST_OK || idist__sock_listen(&a, name, &listener) != IDIST_OK) tap_bail("listen");
+    if (idist__addr_parse(&a, name) != IDIST_OK ||
+        idist__sock_listen(&a, name, &listener) != IDIST_OK)
+        tap_bail("listen");
     for (int same = 0; same < 2; same++) {
         pid_t pid = fork();
         if (pid == 0) {
@@ -156,9 +172,11 @@ static void other_users(void) {
             _exit(0);
         }
         waitpid(pid, &wait_status, 0);
-        tap_is(WEXITSTATUS(wait_status), same ? 0 : 1, "a listener of %s", same ? "the same user" : "another user");
+        tap_is(WEXITSTATUS(wait_status), same ? 0 : 1, "a listener of %s",
+               same ? "the same user" : "another user");
         fd = idist__sock_accept(listener);
-        tap_ok((fd >= 0) == (same == 1), "a connection of %s", same ? "the same user" : "another user");
+        tap_ok((fd >= 0) == (same == 1), "a connection of %s",
+               same ? "the same user" : "another user");
     }
     close(fd);
     close(listener);
@@ -175,13 +193,16 @@ int main(void) {
     t = handshake(key, key, 7, 7, -1, SIZE_MAX);
     tap_ok(t.client_sure && t.server_sure, "the same secret: both are sure");
     t = handshake(key, other, 7, 7, -1, SIZE_MAX);
-    tap_ok(!t.client_sure && !t.server_sure && t.client == IDIST_ERR_AUTH, "another secret: nobody is");
+    tap_ok(!t.client_sure && !t.server_sure && t.client == IDIST_ERR_AUTH,
+           "another secret: nobody is");
     t = handshake(key, key, 7, 8, -1, SIZE_MAX);
-    tap_ok(!t.client_sure && !t.server_sure && t.server == IDIST_ERR_AUTH, "another job: nobody is");
+    tap_ok(!t.client_sure && !t.server_sure && t.server == IDIST_ERR_AUTH,
+           "another job: nobody is");
     for (long flip = 0; flip < 192 * 8; flip++) {
         t = handshake(key, key, 7, 7, flip, SIZE_MAX);
         if (t.client_sure && t.server_sure) wrong++;
-        if (flip / 8 < 64 + 96 && (t.client_sure || t.server_sure)) wrong++; // whoever is asked first must not believe it
+        if (flip / 8 < 64 + 96 && (t.client_sure || t.server_sure))
+            wrong++; // whoever is asked first must not believe it
     }
     tap_is(wrong, 0, "each of the 1536 bits changed: never accepted");
     for (size_t cut = 0; cut < 192; cut++) {

@@ -1,5 +1,6 @@
-// fp8.c - F8E4M3 and F8E5M2: all codes, floats by the million against a search among all codes, and what another library
-// made of some (tests/data/fp8.txt). The loops of each instruction set and the sums are tests/unit/reduce.c's affair.
+// fp8.c - F8E4M3 and F8E5M2: all codes, floats by the million against a search among all codes, and
+// what another library made of some (tests/data/fp8.txt). The loops of each instruction set and the
+// sums are tests/unit/reduce.c's affair.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -47,34 +48,44 @@ static void test_known(void) {
     static const struct {
         float x;
         uint8_t e4m3, e5m2;
-    } known[] = {{0.0f, 0x00, 0x00},      {-0.0f, 0x80, 0x80},     {1.0f, 0x38, 0x3c},       {-2.0f, 0xc0, 0xc0},
-                 {448.0f, 0x7e, 0x5f},    {464.0f, 0x7e, 0x5f},    {465.0f, 0x7e, 0x5f},     {57344.0f, 0x7e, 0x7b},
-                 {61440.0f, 0x7e, 0x7b},  {1e30f, 0x7e, 0x7b},     {-1e30f, 0xfe, 0xfb},     {0x1p-6f, 0x08, 0x24},
-                 {0x1p-9f, 0x01, 0x18},   {0x1p-10f, 0x00, 0x14},  {0x1.8p-10f, 0x01, 0x16}, {0x1p-14f, 0x00, 0x04},
-                 {-0x1p-16f, 0x80, 0x81}, {-0x1p-17f, 0x80, 0x80}, {1e-40f, 0x00, 0x00}};
+    } known[] = {{0.0f, 0x00, 0x00},     {-0.0f, 0x80, 0x80},     {1.0f, 0x38, 0x3c},
+                 {-2.0f, 0xc0, 0xc0},    {448.0f, 0x7e, 0x5f},    {464.0f, 0x7e, 0x5f},
+                 {465.0f, 0x7e, 0x5f},   {57344.0f, 0x7e, 0x7b},  {61440.0f, 0x7e, 0x7b},
+                 {1e30f, 0x7e, 0x7b},    {-1e30f, 0xfe, 0xfb},    {0x1p-6f, 0x08, 0x24},
+                 {0x1p-9f, 0x01, 0x18},  {0x1p-10f, 0x00, 0x14},  {0x1.8p-10f, 0x01, 0x16},
+                 {0x1p-14f, 0x00, 0x04}, {-0x1p-16f, 0x80, 0x81}, {-0x1p-17f, 0x80, 0x80},
+                 {1e-40f, 0x00, 0x00}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        tap_is(narrow_bits(IDIST_F8E4M3, f32_bits(known[i].x)), known[i].e4m3, "%g as F8E4M3", (double)known[i].x);
-        tap_is(narrow_bits(IDIST_F8E5M2, f32_bits(known[i].x)), known[i].e5m2, "%g as F8E5M2", (double)known[i].x);
+        tap_is(narrow_bits(IDIST_F8E4M3, f32_bits(known[i].x)), known[i].e4m3, "%g as F8E4M3",
+               (double)known[i].x);
+        tap_is(narrow_bits(IDIST_F8E5M2, f32_bits(known[i].x)), known[i].e5m2, "%g as F8E5M2",
+               (double)known[i].x);
     }
     for (uint32_t sign = 0; sign <= 1; sign++) {
-        tap_is(narrow_bits(IDIST_F8E4M3, sign << 31 | 0x7f800000), 0x7e | sign << 7, "an infinity as F8E4M3");
-        tap_is(narrow_bits(IDIST_F8E5M2, sign << 31 | 0x7f800000), 0x7b | sign << 7, "an infinity as F8E5M2");
+        tap_is(narrow_bits(IDIST_F8E4M3, sign << 31 | 0x7f800000), 0x7e | sign << 7,
+               "an infinity as F8E4M3");
+        tap_is(narrow_bits(IDIST_F8E5M2, sign << 31 | 0x7f800000), 0x7b | sign << 7,
+               "an infinity as F8E5M2");
         tap_is(narrow_bits(IDIST_F8E4M3, sign << 31 | 0x7f800001), 0x7f, "a NaN as F8E4M3");
         tap_is(narrow_bits(IDIST_F8E5M2, sign << 31 | 0x7fc00000), 0x7f, "a NaN as F8E5M2");
     }
 }
 
-// Every upper half of a float with the lower halves next to where it rounds, and a walk over all floats.
+// Every upper half of a float with the lower halves next to where it rounds, and a walk over all
+// floats.
 static void test_sweep(idist_dtype d) {
     static const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
     int wrong = 0;
     tap_running("%s: sweep", idist_dtype_name(d));
     for (uint64_t i = 0; i < 6 * 65536 + ((uint64_t)1 << 32) / 2003; i++) {
-        uint32_t bits = i < 6 * 65536 ? (uint32_t)(i / 6) << 16 | lower[i % 6] : (uint32_t)((i - 6 * 65536) * 2003);
+        uint32_t bits = i < 6 * 65536 ? (uint32_t)(i / 6) << 16 | lower[i % 6]
+                                      : (uint32_t)((i - 6 * 65536) * 2003);
         uint8_t got = narrow_bits(d, bits), want = f8_of_f32(d, f32_of_bits(bits));
-        if (got != want && wrong++ < 3) tap_diag("%08x: got %02x expected %02x", (unsigned)bits, got, want);
+        if (got != want && wrong++ < 3)
+            tap_diag("%08x: got %02x expected %02x", (unsigned)bits, got, want);
     }
-    tap_is(wrong, 0, "%s: floats over the whole range are rounded to the nearest, ties to even", idist_dtype_name(d));
+    tap_is(wrong, 0, "%s: floats over the whole range are rounded to the nearest, ties to even",
+           idist_dtype_name(d));
 }
 
 static void test_vectors(void) {
@@ -91,7 +102,9 @@ static void test_vectors(void) {
         TAP_REQUIRE(strcmp(name, idist_dtype_name(d)) == 0 && (widen || fscanf(f, "%x", &n) == 1));
         for (unsigned i = 0; i < n; i++) {
             TAP_REQUIRE(fscanf(f, "%x", &bits) == 1 && (widen || fscanf(f, "%x", &code) == 1));
-            if (widen) wrong += is_nan(bits) ? !is_nan(widen_bits(d, (uint8_t)i)) : widen_bits(d, (uint8_t)i) != bits;
+            if (widen)
+                wrong += is_nan(bits) ? !is_nan(widen_bits(d, (uint8_t)i))
+                                      : widen_bits(d, (uint8_t)i) != bits;
             else wrong += narrow_bits(d, bits) != code;
         }
         tap_is(wrong, 0, "%s %s: %u numbers of tests/data/fp8.txt", what, name, n);
@@ -100,14 +113,19 @@ static void test_vectors(void) {
     fclose(f);
 }
 
-// Infinities are widened as such, and a sum that is too large, or infinite, becomes the largest number; a NaN stays one.
+// Infinities are widened as such, and a sum that is too large, or infinite, becomes the largest
+// number; a NaN stays one.
 static void test_sums(idist_dtype d) {
     uint8_t most = d == IDIST_F8E4M3 ? 0x7e : 0x7b, nan = 0x7f;
-    uint8_t in[4] = {most, (uint8_t)(most | 0x80), nan, 0x01}, sum[4] = {most, (uint8_t)(most | 0x80), most, 0x01};
-    tap_is(idist_reduce_local(in, sum, 4, d, IDIST_SUM), IDIST_OK, "%s: a sum", idist_dtype_name(d));
-    tap_ok(sum[0] == most && sum[1] == (most | 0x80), "%s: the largest twice is the largest", idist_dtype_name(d));
+    uint8_t in[4] = {most, (uint8_t)(most | 0x80), nan, 0x01},
+            sum[4] = {most, (uint8_t)(most | 0x80), most, 0x01};
+    tap_is(idist_reduce_local(in, sum, 4, d, IDIST_SUM), IDIST_OK, "%s: a sum",
+           idist_dtype_name(d));
+    tap_ok(sum[0] == most && sum[1] == (most | 0x80), "%s: the largest twice is the largest",
+           idist_dtype_name(d));
     tap_ok(sum[2] == nan && sum[3] == 0x02, "%s: a NaN, and subnormals", idist_dtype_name(d));
-    tap_is(idist_reduce_local(in, sum, 4, d, IDIST_BAND), IDIST_ERR_ARG, "%s: BAND is for integers", idist_dtype_name(d));
+    tap_is(idist_reduce_local(in, sum, 4, d, IDIST_BAND), IDIST_ERR_ARG, "%s: BAND is for integers",
+           idist_dtype_name(d));
 }
 
 int main(void) {

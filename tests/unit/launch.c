@@ -18,8 +18,8 @@ static const hosts_case hosts[] = {
     {"quartz[4-8]", "quartz4 quartz5 quartz6 quartz7 quartz8"},
     {"c1001a-[11,17]", "c1001a-11 c1001a-17"},
     {"c1009a-s17,c1010a-s11", "c1009a-s17 c1010a-s11"},
-    {"node[4-8,12,16-20,22,24-26]",
-     "node4 node5 node6 node7 node8 node12 node16 node17 node18 node19 node20 node22 node24 node25 node26"},
+    {"node[4-8,12,16-20,22,24-26]", "node4 node5 node6 node7 node8 node12 node16 node17 node18 "
+                                    "node19 node20 node22 node24 node25 node26"},
     {"node[18-19,1-3,21-22]", "node18 node19 node1 node2 node3 node21 node22"},
     {"machine2-[02-4]vm1", "machine2-02vm1 machine2-03vm1 machine2-04vm1"},
     {"machine2-[02-3]vm1, machine4-[0003-5].vml2",
@@ -27,8 +27,10 @@ static const hosts_case hosts[] = {
     {"machine2-[009-11]vm1", "machine2-009vm1 machine2-010vm1 machine2-011vm1"},
     {"node[1,2,3]", "node1 node2 node3"},
     {"compute-b24-[1-3,5-9], compute-b25-[1,4,8],compute-b25-[2-9,13]",
-     "compute-b24-1 compute-b24-2 compute-b24-3 compute-b24-5 compute-b24-6 compute-b24-7 compute-b24-8 compute-b24-9 "
-     "compute-b25-1 compute-b25-4 compute-b25-8 compute-b25-2 compute-b25-3 compute-b25-4 compute-b25-5 compute-b25-6 "
+     "compute-b24-1 compute-b24-2 compute-b24-3 compute-b24-5 compute-b24-6 compute-b24-7 "
+     "compute-b24-8 compute-b24-9 "
+     "compute-b25-1 compute-b25-4 compute-b25-8 compute-b25-2 compute-b25-3 compute-b25-4 "
+     "compute-b25-5 compute-b25-6 "
      "compute-b25-7 compute-b25-8 compute-b25-9 compute-b25-13"},
     {"rack[0-1]n[1-2]", "rack0n1 rack0n2 rack1n1 rack1n2"},
     {"node[0-3]", "node0 node1 node2 node3"},
@@ -65,7 +67,8 @@ static void one_list(const hosts_case *c) {
     char all[2048] = "";
     bool good = idist__hosts_each(c->list, collect, all);
     if (!c->expected) tap_ok(!good, "\"%s\" is no host list", c->list);
-    else if (!tap_ok(good && strcmp(all, c->expected) == 0, "\"%s\"", c->list)) tap_diag("got %d \"%s\"", good, all);
+    else if (!tap_ok(good && strcmp(all, c->expected) == 0, "\"%s\"", c->list))
+        tap_diag("got %d \"%s\"", good, all);
 }
 
 static bool second(void *arg, const char *host) {
@@ -86,9 +89,14 @@ static void tasks_per_node(void) {
     static const struct {
         const char *text;
         int node, tasks;
-    } cases[] = {{"4", 0, 4},    {"2(x3),1", 0, 2}, {"2(x3),1", 2, 2}, {"2(x3),1", 3, 1},         {"3,1(x2)", 1, 1},
-                 {"4", 1, -1},   {"", 0, -1},       {"x", 0, -1},      {"2(x3", 2, -1},           {"2(x0)", 0, -1},
-                 {"2;3", 1, -1}, {"0", 0, -1},      {"2(y3)", 1, -1},  {"99999999999999", 0, -1}, {NULL, 0, -1}};
+    } cases[] = {{"4", 0, 4},       {"2(x3),1", 0, 2},
+                 {"2(x3),1", 2, 2}, {"2(x3),1", 3, 1},
+                 {"3,1(x2)", 1, 1}, {"4", 1, -1},
+                 {"", 0, -1},       {"x", 0, -1},
+                 {"2(x3", 2, -1},   {"2(x0)", 0, -1},
+                 {"2;3", 1, -1},    {"0", 0, -1},
+                 {"2(y3)", 1, -1},  {"99999999999999", 0, -1},
+                 {NULL, 0, -1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int got = idist__slurm_tasks(cases[i].text, cases[i].node);
         tap_ok(got == cases[i].tasks, "tasks of node %d in \"%s\": %d", cases[i].node,
@@ -109,7 +117,9 @@ typedef struct launch_case {
 
 #define STEP "SLURM_JOB_ID=12345 SLURM_STEP_ID=0 "
 #define TORCH "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=2233 "
-#define TF "TF_CONFIG={\"cluster\":{\"chief\":[\"h0:2222\"],\"worker\":[\"h1:2222\",\"h2:2223\"],\"ps\":[\"p:1\"]},\"task\":"
+#define TF                                                                                         \
+    "TF_CONFIG={\"cluster\":{\"chief\":[\"h0:2222\"],\"worker\":[\"h1:2222\",\"h2:2223\"],\"ps\":" \
+    "[\"p:1\"]},\"task\":"
 
 static const launch_case cases[] = {
     {"", "none", 0, 1, -1, -1, ""},
@@ -118,95 +128,124 @@ static const launch_case cases[] = {
     {"RANK=0", NULL, 0, 0, 0, 0, "WORLD_SIZE"},
     {"RANK=2 WORLD_SIZE=2", NULL, 0, 0, 0, 0, "RANK"},
     {"RANK=1x WORLD_SIZE=2", NULL, 0, 0, 0, 0, "RANK=1x"},
-    {"RANK=1 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456", "env", 1, 3, -1, -1, "tcp:job-master-0:23456"},
+    {"RANK=1 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456", "env", 1, 3, -1, -1,
+     "tcp:job-master-0:23456"},
     {"RANK=0 WORLD_SIZE=2", "env", 0, 2, -1, -1, ""}, // nobody said where
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "env", 0, 2, -1, 2, "unix:"},
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1", "env", 0, 2, -1, 1, ""},
     {TORCH "TORCHELASTIC_RUN_ID=x LOCAL_WORLD_SIZE=2", "torchrun", 1, 2, 1, 2, "unix:"},
-    {"RANK=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=2233 TORCHELASTIC_RUN_ID=x "
+    {"RANK=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=2233 "
+     "TORCHELASTIC_RUN_ID=x "
      "TORCHELASTIC_USE_AGENT_STORE=True",
      "torchrun", 1, 2, 0, 1, "torch:h:2233"},
     // horovodrun, Open MPI and others
     {"HOROVOD_RANK=0", NULL, 0, 0, 0, 0, "HOROVOD_SIZE"},
-    {"HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_PORT=4", "horovodrun",
-     1, 2, 1, 2, "unix:"},
-    {"PMI_RANK=0 PMI_SIZE=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+    {"HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 "
+     "HOROVOD_GLOO_RENDEZVOUS_PORT=4",
+     "horovodrun", 1, 2, 1, 2, "unix:"},
+    {"PMI_RANK=0 PMI_SIZE=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 "
+     "OMPI_COMM_WORLD_LOCAL_RANK=1 "
      "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=3 PMIX_NAMESPACE=j",
      "openmpi", 3, 4, 1, 2, ""},
-    {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=j", "openmpi", 1, 2, -1, 2,
-     "unix:"},
-    {"MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2", "mvapich2", 1, 2, -1, -1, ""},
-    {"JSM_NAMESPACE_RANK=5 JSM_NAMESPACE_SIZE=8 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=4 PMIX_RANK=5 "
+    {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=j",
+     "openmpi", 1, 2, -1, 2, "unix:"},
+    {"MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2", "mvapich2", 1, 2, -1, -1,
+     ""},
+    {"JSM_NAMESPACE_RANK=5 JSM_NAMESPACE_SIZE=8 JSM_NAMESPACE_LOCAL_RANK=1 "
+     "JSM_NAMESPACE_LOCAL_SIZE=4 PMIX_RANK=5 "
      "PMIX_NAMESPACE=j",
      "jsrun", 5, 8, 1, 4, ""},
-    {"PALS_RANKID=1 PMI_SIZE=4 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2 PMI_RANK=1", "pals", 1, 4, 1, 2, ""},
-    {"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_TASK_LOCAL_ID=1 PMI_RANK=1 PMI_SIZE=2", "flux", 1, 2, 1, -1, ""},
+    {"PALS_RANKID=1 PMI_SIZE=4 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2 PMI_RANK=1", "pals", 1, 4, 1,
+     2, ""},
+    {"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_TASK_LOCAL_ID=1 PMI_RANK=1 PMI_SIZE=2", "flux", 1, 2, 1,
+     -1, ""},
     {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", "hydra", 1, 2, 1, 2, "unix:"},
     {"PMI_RANK=1", NULL, 0, 0, 0, 0, "PMI_SIZE"},
     {"PMIX_RANK=1 PMIX_NAMESPACE=j", NULL, 0, 0, 0, 0, "PMIX_RANK"},
     // Slurm
-    {STEP "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=c1 SLURM_JOB_NUM_NODES=1", "slurm", 1, 2, 1, 2,
-     "unix:"},
-    {STEP "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=4 SLURM_JOB_NODELIST=c1,c2 SLURM_JOB_NUM_NODES=2", "slurm", 1, 4, 1,
-     -1, "tcp:c1:17345"},
-    {STEP "SLURM_PROCID=4 SLURM_LOCALID=0 SLURM_NTASKS=99 SLURM_STEP_NUM_TASKS=5 SLURM_JOB_NODELIST=z "
-          "SLURM_STEP_NODELIST=n[3,1-2] SLURM_STEP_NUM_NODES=3 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=3,1(x2)",
+    {STEP
+     "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=c1 SLURM_JOB_NUM_NODES=1",
+     "slurm", 1, 2, 1, 2, "unix:"},
+    {STEP
+     "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=4 SLURM_JOB_NODELIST=c1,c2 SLURM_JOB_NUM_NODES=2",
+     "slurm", 1, 4, 1, -1, "tcp:c1:17345"},
+    {STEP
+     "SLURM_PROCID=4 SLURM_LOCALID=0 SLURM_NTASKS=99 SLURM_STEP_NUM_TASKS=5 SLURM_JOB_NODELIST=z "
+     "SLURM_STEP_NODELIST=n[3,1-2] SLURM_STEP_NUM_NODES=3 SLURM_NODEID=2 "
+     "SLURM_STEP_TASKS_PER_NODE=3,1(x2)",
      "slurm", 4, 5, 0, 1, "tcp:n3:17345"},
-    {"SLURM_JOB_ID=19999 SLURM_STEP_ID=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 "
+    {"SLURM_JOB_ID=19999 SLURM_STEP_ID=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 "
+     "SLURM_STEP_NUM_NODES=2 "
      "SLURM_STEP_NODELIST=a[1-2]",
      "slurm", 0, 2, -1, -1, "tcp:a1:15002"},
-    {STEP "SLURM_PROCID=6 SLURM_LOCALID=0 SLURM_NTASKS=7 SLURM_NODEID=3 SLURM_TASKS_PER_NODE=2(x3),1 SLURM_JOB_NUM_NODES=4",
+    {STEP "SLURM_PROCID=6 SLURM_LOCALID=0 SLURM_NTASKS=7 SLURM_NODEID=3 "
+          "SLURM_TASKS_PER_NODE=2(x3),1 SLURM_JOB_NUM_NODES=4",
      "slurm", 6, 7, 0, 1, ""},
-    {STEP "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a[2-1]", NULL, 0, 0, 0, 0, "a[2-1]"},
-    {STEP "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a[1-2] SLURM_DISTRIBUTION=arbitrary",
+    {STEP "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a[2-1]", NULL,
+     0, 0, 0, 0, "a[2-1]"},
+    {STEP "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a[1-2] "
+          "SLURM_DISTRIBUTION=arbitrary",
      "slurm", 1, 2, -1, -1, ""},
     {STEP "SLURM_PROCID=1", NULL, 0, 0, 0, 0, "SLURM_NTASKS"},
     {"SLURM_JOB_ID=1 SLURM_PROCID=0 SLURM_NTASKS=8", "none", 0, 1, -1, -1, ""},
-    {"SLURM_JOB_ID=1 SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_NTASKS=8", "none", 0, 1, -1, -1, ""},
-    {"SLURM_JOB_ID=1 SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_NTASKS=8", "none", 0, 1, -1, -1, ""},
+    {"SLURM_JOB_ID=1 SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_NTASKS=8", "none", 0, 1, -1, -1,
+     ""},
+    {"SLURM_JOB_ID=1 SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_NTASKS=8", "none", 0, 1, -1, -1,
+     ""},
     {"SLURM_JOB_ID=1 SLURM_NTASKS=8", "none", 0, 1, -1, -1, ""},
-    {STEP "SLURM_PROCID=0 SLURM_NTASKS=2 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8", "openmpi", 3, 8, -1, -1, ""},
-    {STEP "SLURM_PROCID=0 SLURM_NTASKS=2 PMI_RANK=3 PMI_SIZE=8 MPI_LOCALRANKID=3", "hydra", 3, 8, 3, -1, ""},
-    {STEP "SLURM_PROCID=1 SLURM_NTASKS=2 PMI_RANK=1 PMI_SIZE=2 SLURM_STEP_NUM_NODES=1", "slurm", 1, 2, -1, 2, "unix:"},
+    {STEP "SLURM_PROCID=0 SLURM_NTASKS=2 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8", "openmpi",
+     3, 8, -1, -1, ""},
+    {STEP "SLURM_PROCID=0 SLURM_NTASKS=2 PMI_RANK=3 PMI_SIZE=8 MPI_LOCALRANKID=3", "hydra", 3, 8, 3,
+     -1, ""},
+    {STEP "SLURM_PROCID=1 SLURM_NTASKS=2 PMI_RANK=1 PMI_SIZE=2 SLURM_STEP_NUM_NODES=1", "slurm", 1,
+     2, -1, 2, "unix:"},
     // Slurm and torch's variables
     {STEP TORCH "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1", "env", 1, 2, 1, -1, "unix:"},
-    {STEP TORCH "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2", NULL, 0, 0, 0, 0, "inconsistent"},
+    {STEP TORCH "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2", NULL, 0, 0, 0, 0,
+     "inconsistent"},
     {STEP TORCH "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2", "env", 1, 2, 1, -1, "unix:"},
-    {STEP "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1",
+    {STEP "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1 SLURM_PROCID=1 "
+          "SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1",
      NULL, 0, 0, 0, 0, "inconsistent"},
-    {STEP TORCH "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2 TORCHELASTIC_RUN_ID=x", "torchrun", 1, 2, 1, -1,
-     "unix:"},
-    {STEP "RANK=0 WORLD_SIZE=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1", "slurm", 1, 2, -1, 2, "unix:"},
+    {STEP TORCH "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2 TORCHELASTIC_RUN_ID=x",
+     "torchrun", 1, 2, 1, -1, "unix:"},
+    {STEP "RANK=0 WORLD_SIZE=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1", "slurm", 1, 2,
+     -1, 2, "unix:"},
     // Kubernetes and TensorFlow
-    {"JOB_COMPLETION_INDEX=2 WORLD_SIZE=3 MASTER_ADDR=j-0.j MASTER_PORT=9", "indexed", 2, 3, -1, -1, "tcp:j-0.j:9"},
+    {"JOB_COMPLETION_INDEX=2 WORLD_SIZE=3 MASTER_ADDR=j-0.j MASTER_PORT=9", "indexed", 2, 3, -1, -1,
+     "tcp:j-0.j:9"},
     {"JOB_COMPLETION_INDEX=2", "none", 0, 1, -1, -1, ""},
     {"JOB_COMPLETION_INDEX=3 WORLD_SIZE=3", NULL, 0, 0, 0, 0, "JOB_COMPLETION_INDEX"},
     {TF "{\"type\":\"chief\",\"index\":0}}", "tf_config", 0, 3, -1, -1, "tcp:h0:2222"},
     {TF "{\"type\":\"worker\",\"index\":1}}", "tf_config", 2, 3, -1, -1, "tcp:h0:2222"},
     {TF "{\"type\":\"ps\",\"index\":0}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     {TF "{\"type\":\"worker\",\"index\":2}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
-    {"TF_CONFIG={\"cluster\":{\"worker\":[\"a:1\"]},\"task\":{\"type\":\"worker\",\"index\":0}}", "tf_config", 0, 1, -1, -1,
-     "tcp:a:1"},
+    {"TF_CONFIG={\"cluster\":{\"worker\":[\"a:1\"]},\"task\":{\"type\":\"worker\",\"index\":0}}",
+     "tf_config", 0, 1, -1, -1, "tcp:a:1"},
     {TF "{\"type\":\"chief\",\"index\":1}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     {TF "{\"type\":\"ter\",\"index\":0}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     {TF "{\"type\":\"worker\",\"index\":2147483647}}", NULL, 0, 0, 0, 0, "TF_CONFIG"},
-    {"TF_CONFIG={\"cluster\":{\"worker\":[\"\",\"b:1\"]},\"task\":{\"type\":\"worker\",\"index\":1}}", NULL, 0, 0, 0, 0,
-     "TF_CONFIG"},
+    {"TF_CONFIG={\"cluster\":{\"worker\":[\"\",\"b:1\"]},\"task\":{\"type\":\"worker\",\"index\":1}"
+     "}",
+     NULL, 0, 0, 0, 0, "TF_CONFIG"},
     {"IDIST_LAUNCHER=tf_config", NULL, 0, 0, 0, 0, "TF_CONFIG is not set"},
     {"IDIST_LAUNCHER=torchrun", NULL, 0, 0, 0, 0, "IDIST_LAUNCHER=torchrun"},
-    {"IDIST_LAUNCHER=slurm SLURM_PROCID=0 SLURM_NTASKS=2", NULL, 0, 0, 0, 0, "SLURM_STEPID is not set"},
+    {"IDIST_LAUNCHER=slurm SLURM_PROCID=0 SLURM_NTASKS=2", NULL, 0, 0, 0, 0,
+     "SLURM_STEPID is not set"},
     {"TF_CONFIG={}", "none", 0, 1, -1, -1, ""},
     {"TF_CONFIG={\"cluster\"", NULL, 0, 0, 0, 0, "TF_CONFIG"},
     // the user's word
     {"IDIST_LAUNCHER=none RANK=3 WORLD_SIZE=4", "none", 0, 1, -1, -1, ""},
-    {"IDIST_LAUNCHER=openmpi RANK=0 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "openmpi", 1, 2, -1, -1,
-     ""},
+    {"IDIST_LAUNCHER=openmpi RANK=0 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+     "openmpi", 1, 2, -1, -1, ""},
     {"IDIST_LAUNCHER=openmpi RANK=0 WORLD_SIZE=4", NULL, 0, 0, 0, 0, "OMPI_COMM_WORLD"},
     {"IDIST_LAUNCHER=slurm SLURM_PROCID=0 SLURM_NTASKS=2", NULL, 0, 0, 0, 0, "slurm"},
-    {"IDIST_LAUNCHER=hydra " STEP "SLURM_PROCID=1 SLURM_NTASKS=2 PMI_RANK=1 PMI_SIZE=2", "hydra", 1, 2, -1, -1, ""},
+    {"IDIST_LAUNCHER=hydra " STEP "SLURM_PROCID=1 SLURM_NTASKS=2 PMI_RANK=1 PMI_SIZE=2", "hydra", 1,
+     2, -1, -1, ""},
     {"IDIST_LAUNCHER=torchrun RANK=1 WORLD_SIZE=2", "env", 1, 2, -1, -1, ""},
     {"IDIST_LAUNCHER=rsh", NULL, 0, 0, 0, 0, "IDIST_LAUNCHER=rsh"},
-    {"IDIST_RANK=0 IDIST_WORLD_SIZE=2 RANK=7 WORLD_SIZE=8 IDIST_LOCAL_WORLD_SIZE=2", "idist", 0, 2, -1, 2, "unix:"},
+    {"IDIST_RANK=0 IDIST_WORLD_SIZE=2 RANK=7 WORLD_SIZE=8 IDIST_LOCAL_WORLD_SIZE=2", "idist", 0, 2,
+     -1, 2, "unix:"},
 };
 
 static void one_environment(const launch_case *c) {
@@ -216,24 +255,27 @@ static void one_environment(const launch_case *c) {
     bool right;
     snprintf(copy, sizeof copy, "%s", c->vars);
     clearenv();
-    for (char *save = NULL, *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+    for (char *save = NULL, *word = strtok_r(copy, " ", &save); word;
+         word = strtok_r(NULL, " ", &save)) {
         char *value = strchr(word, '=');
         *value++ = 0;
         setenv(word, value, 1);
     }
     s = idist__launch_config(&got, NULL);
     if (!c->launcher) {
-        if (!tap_ok(s == IDIST_ERR_ENV && strstr(idist_last_error(), c->where), "\"%s\": an error about %s", c->vars,
-                    c->where))
+        if (!tap_ok(s == IDIST_ERR_ENV && strstr(idist_last_error(), c->where),
+                    "\"%s\": an error about %s", c->vars, c->where))
             tap_diag("got %s: %s", idist_status_name(s), idist_last_error());
         return;
     }
-    right = s == IDIST_OK && strcmp(got.launcher, c->launcher) == 0 && got.rank == c->rank && got.world_size == c->size &&
-            got.local_rank == c->local_rank && got.local_size == c->local_size &&
+    right = s == IDIST_OK && strcmp(got.launcher, c->launcher) == 0 && got.rank == c->rank &&
+            got.world_size == c->size && got.local_rank == c->local_rank &&
+            got.local_size == c->local_size &&
             (c->where[0] ? strncmp(got.where, c->where, strlen(c->where)) == 0 : !got.where[0]);
     if (!tap_ok(right, "\"%s\": %s, rank %d of %d", c->vars, c->launcher, c->rank, c->size))
-        tap_diag("got %s %s, rank %d of %d, local %d of %d, at \"%s\": %s", idist_status_name(s), got.launcher, got.rank,
-                 got.world_size, got.local_rank, got.local_size, got.where, idist_last_error());
+        tap_diag("got %s %s, rank %d of %d, local %d of %d, at \"%s\": %s", idist_status_name(s),
+                 got.launcher, got.rank, got.world_size, got.local_rank, got.local_size, got.where,
+                 idist_last_error());
 }
 
 // Two jobs of one launcher on one host meet at two places, the ranks of each at one.
@@ -248,11 +290,15 @@ static void jobs_apart(void) {
     tap_ok(idist__launch_config(&c, NULL) == IDIST_OK, "the first job");
     memcpy(first, c.where, sizeof first);
     setenv("OMPI_COMM_WORLD_RANK", "1", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strcmp(first, c.where) == 0, "its other rank meets it");
+    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strcmp(first, c.where) == 0,
+           "its other rank meets it");
     setenv("PMIX_NAMESPACE", "two", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strcmp(first, c.where) != 0, "another job meets elsewhere");
+    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strcmp(first, c.where) != 0,
+           "another job meets elsewhere");
     setenv("IDIST_TRANSPORT", "tcp", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strncmp(c.where, "tcp:127.0.0.1:", 14) == 0, "by TCP if asked");
+    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK &&
+               strncmp(c.where, "tcp:127.0.0.1:", 14) == 0,
+           "by TCP if asked");
 }
 
 int main(void) {

@@ -1,5 +1,6 @@
-// loader.c - idist_loader: batches in the sampler's order with any number of workers, failing fetches, epochs begun in the
-// middle, states for checkpoints, fork, bounded memory; idist_auto_loader
+// loader.c - idist_loader: batches in the sampler's order with any number of workers, failing
+// fetches, epochs begun in the middle, states for checkpoints, fork, bounded memory;
+// idist_auto_loader
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -108,7 +109,8 @@ static int read_all(idist_loader *l, idist_sampler *want) {
         if (idist_loader_next(l, &b) != IDIST_OK) return -1;
         if (!b.n) break;
         for (size_t i = 0; i < b.n; i++, n++)
-            if (!idist_sampler_next(want, &index) || b.indices[i] != index || ((uint64_t *)b.data)[i] != 1000 + index)
+            if (!idist_sampler_next(want, &index) || b.indices[i] != index ||
+                ((uint64_t *)b.data)[i] != 1000 + index)
                 return -1;
     }
     return b.data || idist_sampler_next(want, &index) ? -1 : n;
@@ -132,8 +134,8 @@ static void in_order(int workers) {
     }
     tap_is(n_right, 6, "%d workers: the samples of six passes in order", workers);
     tap_ok(src->n_calls_back == 0, "%d workers: fetch cannot call idist", workers);
-    tap_is(src->most_running <= (workers ? workers : 1), true, "%d workers: %d fetches at a time", workers,
-           src->most_running);
+    tap_is(src->most_running <= (workers ? workers : 1), true, "%d workers: %d fetches at a time",
+           workers, src->most_running);
     idist_loader_free(&l);
     tap_ok(!l, "%d workers: freeing leaves NULL", workers);
     d.drop_last = true;
@@ -143,8 +145,10 @@ static void in_order(int workers) {
     idist_batch b;
     int n = 0;
     while (idist_loader_next(l, &b) == IDIST_OK && b.n == BATCH) n++;
-    tap_ok(n == 10 && b.n == 0 && idist_loader_count(l) == 10, "%d workers: drop_last leaves ten batches", workers);
-    tap_ok(idist_sampler_get_state(s).position == 0, "%d workers: and the sampler begins anew", workers);
+    tap_ok(n == 10 && b.n == 0 && idist_loader_count(l) == 10,
+           "%d workers: drop_last leaves ten batches", workers);
+    tap_ok(idist_sampler_get_state(s).position == 0, "%d workers: and the sampler begins anew",
+           workers);
     idist_loader_free(&l);
     idist_sampler_free(&s);
     idist_sampler_free(&want);
@@ -163,7 +167,8 @@ static void bounded(void) {
     await_fetched(src, 6);
     TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK);
     await_fetched(src, 7);
-    // A batch more would come from a worker that does not keep to the limit; it has nothing else to do.
+    // A batch more would come from a worker that does not keep to the limit; it has nothing else to
+    // do.
     tap_sleep_ms(20);
     tap_is(n_fetched(src), 7, "six batches are fetched ahead of the one that is out, and no more");
     uint64_t first = *(uint64_t *)b.data;
@@ -192,9 +197,12 @@ static void failures(int workers) {
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     for (size_t k = 0; k < 5; k++) {
         idist_status status = idist_loader_next(l, &b);
-        n_wrong += status != (k == 2 ? IDIST_ERR_CALLBACK : IDIST_OK) || (b.data == NULL) != (k == 2);
-        if (k == 2) tap_like(idist_last_error(), "fetch failed with 42", "%d workers: a failure", workers);
-        for (size_t i = 0; i < b.n; i++) n_wrong += !idist_sampler_next(want, &index) || index != b.indices[i];
+        n_wrong +=
+            status != (k == 2 ? IDIST_ERR_CALLBACK : IDIST_OK) || (b.data == NULL) != (k == 2);
+        if (k == 2)
+            tap_like(idist_last_error(), "fetch failed with 42", "%d workers: a failure", workers);
+        for (size_t i = 0; i < b.n; i++)
+            n_wrong += !idist_sampler_next(want, &index) || index != b.indices[i];
         n_wrong += idist_sampler_get_state(s).position != (k < 4 ? (k + 1) * BATCH : 23);
     }
     tap_is(n_wrong, 0, "%d workers: is one of its batch, and the others come as ever", workers);
@@ -205,38 +213,49 @@ static void failures(int workers) {
     free(src);
 }
 
-// A state taken after a batch leads to the next one, however far the workers are; in a new loader, or in this one.
+// A state taken after a batch leads to the next one, however far the workers are; in a new loader,
+// or in this one.
 static void states(int workers) {
     source *src = source_new();
-    idist_sampler *s = sampler_of(64, 1, 2), *t = sampler_of(64, 1, 2), *want = sampler_of(64, 1, 2);
+    idist_sampler *s = sampler_of(64, 1, 2), *t = sampler_of(64, 1, 2),
+                  *want = sampler_of(64, 1, 2);
     idist_loader_desc d = desc_of(s, src, workers);
     idist_loader *l = NULL, *m = NULL;
     idist_batch b;
-    TAP_REQUIRE(idist_sampler_set_epoch(s, 7) == IDIST_OK && idist_loader_create(&d, &l) == IDIST_OK);
+    TAP_REQUIRE(idist_sampler_set_epoch(s, 7) == IDIST_OK &&
+                idist_loader_create(&d, &l) == IDIST_OK);
     for (int i = 0; i < 3; i++) TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK);
     await_fetched(src, 3 + 2 * workers < 7 ? 3 + 2 * workers : 7);
     idist_sampler_state state = idist_sampler_get_state(s);
-    tap_ok(state.epoch == 7 && state.position == 15, "%d workers: the state is that of who reads", workers);
-    TAP_REQUIRE(idist_sampler_set_state(t, state) == IDIST_OK && idist_sampler_set_state(want, state) == IDIST_OK);
+    tap_ok(state.epoch == 7 && state.position == 15, "%d workers: the state is that of who reads",
+           workers);
+    TAP_REQUIRE(idist_sampler_set_state(t, state) == IDIST_OK &&
+                idist_sampler_set_state(want, state) == IDIST_OK);
     d.sampler = t;
     TAP_REQUIRE(idist_loader_create(&d, &m) == IDIST_OK);
     tap_is(read_all(m, want), 17, "%d workers: a new loader goes on from it", workers);
     idist_loader_free(&m);
-    TAP_REQUIRE(idist_sampler_set_state(t, state) == IDIST_OK && idist_loader_create(&d, &m) == IDIST_OK);
+    TAP_REQUIRE(idist_sampler_set_state(t, state) == IDIST_OK &&
+                idist_loader_create(&d, &m) == IDIST_OK);
     TAP_REQUIRE(idist_loader_next(m, &b) == IDIST_OK);
-    tap_is(idist_sampler_get_state(t).position, 20, "%d workers: whose state goes on as well", workers);
-    TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK && idist_sampler_set_state(s, state) == IDIST_OK);
+    tap_is(idist_sampler_get_state(t).position, 20, "%d workers: whose state goes on as well",
+           workers);
+    TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK &&
+                idist_sampler_set_state(s, state) == IDIST_OK);
     TAP_REQUIRE(idist_sampler_set_state(want, state) == IDIST_OK);
     tap_is(read_all(l, want), 17, "%d workers: the same one goes back to it", workers);
-    TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK && idist_sampler_set_epoch(want, 2) == IDIST_OK);
-    tap_is(idist_loader_set_epoch(l, 2), IDIST_OK, "%d workers: another epoch in the middle of one", workers);
+    TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK &&
+                idist_sampler_set_epoch(want, 2) == IDIST_OK);
+    tap_is(idist_loader_set_epoch(l, 2), IDIST_OK, "%d workers: another epoch in the middle of one",
+           workers);
     tap_is(read_all(l, want), 32, "%d workers: is whole", workers);
     // The sampler itself moved by a sample, then to another epoch: batches begin there.
     size_t index;
     TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK && idist_sampler_next(s, &index));
     for (int i = 0; i < BATCH + 1; i++) TAP_REQUIRE(idist_sampler_next(want, &index));
     tap_is(read_all(l, want), 26, "%d workers: from where the sampler is", workers);
-    TAP_REQUIRE(idist_loader_set_epoch(l, 3) == IDIST_OK && idist_sampler_set_epoch(s, 4) == IDIST_OK);
+    TAP_REQUIRE(idist_loader_set_epoch(l, 3) == IDIST_OK &&
+                idist_sampler_set_epoch(s, 4) == IDIST_OK);
     TAP_REQUIRE(idist_sampler_set_epoch(want, 4) == IDIST_OK);
     tap_is(read_all(l, want), 32, "%d workers: in the epoch that it is in", workers);
     idist_loader_free(&l);
@@ -264,7 +283,8 @@ static void late_fetches(void) {
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     await_fetched(src, 2);
     TAP_REQUIRE(pthread_create(&thread, NULL, let_go, src) == 0);
-    tap_is(idist_loader_set_epoch(l, 1), IDIST_OK, "an epoch begun while fetches of another one run");
+    tap_is(idist_loader_set_epoch(l, 1), IDIST_OK,
+           "an epoch begun while fetches of another one run");
     TAP_REQUIRE(idist_sampler_set_epoch(want, 1) == IDIST_OK);
     tap_is(read_all(l, want), 100, "has its own samples only");
     TAP_REQUIRE(pthread_join(thread, NULL) == 0);
@@ -286,9 +306,11 @@ static void stuck_fetches(void) {
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     for (int turn = 0; turn < 2; turn++) {
         int64_t start = tap_now_ms();
-        tap_is(idist_loader_next(l, &b), IDIST_ERR_TIMEOUT, "a batch that does not come, turn %d", turn);
+        tap_is(idist_loader_next(l, &b), IDIST_ERR_TIMEOUT, "a batch that does not come, turn %d",
+               turn);
         int64_t took = tap_now_ms() - start;
-        tap_ok(took >= d.timeout_ms && took < 4 * d.timeout_ms && !b.data, "in time: %d ms", (int)took);
+        tap_ok(took >= d.timeout_ms && took < 4 * d.timeout_ms && !b.data, "in time: %d ms",
+               (int)took);
     }
     hold(src, false);
     tap_is(read_all(l, want), 100, "it comes later, and all others");
@@ -296,7 +318,8 @@ static void stuck_fetches(void) {
     int begun = n_fetched(src);
     (void)idist_loader_next(l, &b); // the next epoch
     await_fetched(src, begun + 2);
-    tap_is(idist_loader_set_epoch(l, 3), IDIST_ERR_TIMEOUT, "an epoch that cannot begin, while fetches of another one run");
+    tap_is(idist_loader_set_epoch(l, 3), IDIST_ERR_TIMEOUT,
+           "an epoch that cannot begin, while fetches of another one run");
     hold(src, false);
     tap_is(idist_loader_set_epoch(l, 3), IDIST_OK, "but later");
     TAP_REQUIRE(idist_sampler_set_epoch(want, 3) == IDIST_OK);
@@ -308,7 +331,8 @@ static void stuck_fetches(void) {
     int64_t start = tap_now_ms();
     idist_loader_free(&l);
     int64_t took = tap_now_ms() - start;
-    tap_ok(!l && took >= d.timeout_ms && took < 4 * d.timeout_ms, "freed while fetches hang: %d ms", (int)took);
+    tap_ok(!l && took >= d.timeout_ms && took < 4 * d.timeout_ms, "freed while fetches hang: %d ms",
+           (int)took);
     hold(src, false);
     pthread_mutex_lock(&src->lock);
     while (src->n_running) pthread_cond_wait(&src->changed, &src->lock);
@@ -340,9 +364,11 @@ static void forked(void) {
         idist_loader_free(&l);
         d.arg = source_new();
 #if defined(__SANITIZE_THREAD__)
-        d.num_workers = 0; // the thread sanitizer allows a process forked from threads none of its own
+        d.num_workers =
+            0; // the thread sanitizer allows a process forked from threads none of its own
 #endif
-        wrong += idist_loader_create(&d, &own) != IDIST_OK || idist_loader_next(own, &b) != IDIST_OK || b.n != BATCH;
+        wrong += idist_loader_create(&d, &own) != IDIST_OK ||
+                 idist_loader_next(own, &b) != IDIST_OK || b.n != BATCH;
         idist_loader_free(&own);
         _exit(wrong + (l != NULL));
     }
@@ -386,7 +412,8 @@ static void wrong(void) {
     tap_is(n_blocks, 0, "which it gets back");
     d.prefetch = 5;
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_NO_MEMORY, "no memory for all of them");
-    tap_ok(n_blocks == 1 && !l, "those that were there are given back"); // counted when refused, too
+    tap_ok(n_blocks == 1 && !l,
+           "those that were there are given back"); // counted when refused, too
     d = desc_of(s, src, -1);
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "-1 workers");
     d = desc_of(s, src, 0);
@@ -394,7 +421,8 @@ static void wrong(void) {
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "batches of nothing");
     d = desc_of(NULL, src, 0);
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "no sampler");
-    tap_ok(idist_loader_count(NULL) == 0 && !idist_loader_sampler(NULL), "no loader has no batches");
+    tap_ok(idist_loader_count(NULL) == 0 && !idist_loader_sampler(NULL),
+           "no loader has no batches");
     idist_sampler_free(&s);
     free(src);
 }
@@ -432,12 +460,16 @@ static int automatic(int local_rank, void *arg) {
     if (warned[0] || idist_auto_loader(&d, &samples, &l) != IDIST_OK || warned[0]) return 7;
     idist_loader_free(&l);
     samples.rank = (local_rank + 1) % 4;
-    if (idist_auto_loader(&d, &samples, &l) != IDIST_OK || !strstr(warned, "num_replicas=4, but this is rank")) return 8;
+    if (idist_auto_loader(&d, &samples, &l) != IDIST_OK ||
+        !strstr(warned, "num_replicas=4, but this is rank"))
+        return 8;
     idist_loader_free(&l);
     samples.num_replicas = 5;
     samples.rank = local_rank;
     warned[0] = 0;
-    if (idist_auto_loader(&d, &samples, &l) != IDIST_OK || !strstr(warned, "num_replicas=5, but this is rank")) return 9;
+    if (idist_auto_loader(&d, &samples, &l) != IDIST_OK ||
+        !strstr(warned, "num_replicas=5, but this is rank"))
+        return 9;
     idist_loader_free(&l);
     samples.num_replicas = samples.rank = 0;
 

@@ -1,7 +1,9 @@
-// reduce.c - the loops over elements, in every instruction set of this processor, bit for bit against a plain reference
+// reduce.c - the loops over elements, in every instruction set of this processor, bit for bit
+// against a plain reference
 //
-// idist__reduce_use takes the place of the detection. Results must have the same bits everywhere: payloads of NaNs, signs of
-// zeros, subnormals. Every operand lies at an odd address between guards.
+// idist__reduce_use takes the place of the detection. Results must have the same bits everywhere:
+// payloads of NaNs, signs of zeros, subnormals. Every operand lies at an odd address between
+// guards.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -16,11 +18,14 @@ static const char *const isa_names[IDIST__ISA_COUNT] = {"base", "AVX2", "AVX-512
 // the reference: one element at a time, as bits of the dtype (of F32 for floats of 16 and 8 bits)
 //------------------------------------------------------------------------------
 
-static bool is_narrow(idist_dtype d) { return dtype_is_float(d) && d != IDIST_F32 && d != IDIST_F64; }
+static bool is_narrow(idist_dtype d) {
+    return dtype_is_float(d) && d != IDIST_F32 && d != IDIST_F64;
+}
 
 static uint32_t ref_widen(idist_dtype d, uint16_t h) {
     uint32_t sign = (uint32_t)h << (dtype_is_f8(d) ? 24 : 16) & 0x80000000;
-    if (d == IDIST_F16 && (h & 0x7fff) > 0x7c00) return sign | 0x7fc00000 | (uint32_t)(h & 0x3ff) << 13;
+    if (d == IDIST_F16 && (h & 0x7fff) > 0x7c00)
+        return sign | 0x7fc00000 | (uint32_t)(h & 0x3ff) << 13;
     if (d == IDIST_F8E5M2 && (h & 0x7f) > 0x7c) return sign | 0x7fc00000 | (uint32_t)(h & 3) << 21;
     if (d == IDIST_F8E4M3 && (h & 0x7f) == 0x7f) return sign | 0x7ff00000;
     if (dtype_is_f8(d)) return f32_bits(f32_of_f8(d, (uint8_t)h));
@@ -28,7 +33,8 @@ static uint32_t ref_widen(idist_dtype d, uint16_t h) {
 }
 
 static uint16_t ref_narrow(idist_dtype d, uint32_t u) {
-    if (d == IDIST_F16 && (u & 0x7fffffff) > 0x7f800000) return (uint16_t)((u >> 16 & 0x8000) | 0x7e00 | (u >> 13 & 0x3ff));
+    if (d == IDIST_F16 && (u & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)((u >> 16 & 0x8000) | 0x7e00 | (u >> 13 & 0x3ff));
     if (dtype_is_f8(d)) return f8_of_f32(d, f32_of_bits(u));
     return d == IDIST_F16 ? f16_of_f32(f32_of_bits(u)) : bf16_of_f32(f32_of_bits(u));
 }
@@ -51,14 +57,18 @@ static double value_of(idist_dtype d, uint64_t bits) {
     return x;
 }
 
-static uint64_t quiet(idist_dtype d, uint64_t nan) { return nan | (d == IDIST_F64 ? (uint64_t)1 << 51 : (uint64_t)1 << 22); }
+static uint64_t quiet(idist_dtype d, uint64_t nan) {
+    return nan | (d == IDIST_F64 ? (uint64_t)1 << 51 : (uint64_t)1 << 22);
+}
 
-// x + y, x * y or x / y when neither is NaN. Volatile: a compiler folds inf - inf to another NaN than the processor's.
+// x + y, x * y or x / y when neither is NaN. Volatile: a compiler folds inf - inf to another NaN
+// than the processor's.
 static uint64_t ref_arithmetic(char what, idist_dtype d, uint64_t x, uint64_t y) {
     volatile double a = value_of(d, x), b = value_of(d, y), c;
     volatile float fa = (float)a, fb = (float)b, fc;
     uint64_t bits;
-    if (d != IDIST_F64) return fc = what == '+' ? fa + fb : what == '*' ? fa * fb : fa / fb, f32_bits(fc);
+    if (d != IDIST_F64)
+        return fc = what == '+' ? fa + fb : what == '*' ? fa * fb : fa / fb, f32_bits(fc);
     c = what == '+' ? a + b : what == '*' ? a * b : a / b;
     a = c;
     double result = a;
@@ -94,15 +104,16 @@ static uint64_t ref_int(idist_op op, idist_dtype d, uint64_t x, uint64_t y) {
 static uint64_t ref_divide(idist_dtype d, uint64_t x, int by) {
     double value = (double)by;
     uint64_t bits;
-    if (!dtype_is_float(d)) return dtype_is_signed(d) ? (uint64_t)((int64_t)x / by) : x / (uint64_t)by;
+    if (!dtype_is_float(d))
+        return dtype_is_signed(d) ? (uint64_t)((int64_t)x / by) : x / (uint64_t)by;
     if (value_of(d, x) != value_of(d, x)) return quiet(d, x);
     memcpy(&bits, &value, sizeof bits);
     return ref_arithmetic('/', d, x, d == IDIST_F64 ? bits : f32_bits((float)by));
 }
 
 // Element i of all inputs, reduced into `want`.
-static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_t i, idist_dtype d, idist_op op,
-                     int divide_by) {
+static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_t i, idist_dtype d,
+                     idist_op op, int divide_by) {
     size_t at = i * idist_dtype_size(d);
     uint64_t x = load(d, in[0] + at);
     if (n == 1 && !divide_by && op != IDIST_LAND && op != IDIST_LOR) {
@@ -121,8 +132,8 @@ static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_
 // idist__reduce_many
 //------------------------------------------------------------------------------
 
-// Every other element is random bits, the others are near what is special: 0, 1, infinity, the NaNs, the largest, each with
-// both signs. As integers these are small and extreme values.
+// Every other element is random bits, the others are near what is special: 0, 1, infinity, the
+// NaNs, the largest, each with both signs. As integers these are small and extreme values.
 static uint64_t draw(idist_dtype d, uint64_t *state) {
     static const int exponent_bits[IDIST_DTYPE_COUNT - IDIST_F16] = {5, 8, 8, 11, 4, 5};
     size_t bits = 8 * idist_dtype_size(d);
@@ -148,7 +159,8 @@ static uint64_t draw(idist_dtype d, uint64_t *state) {
 static unsigned char *memory[MAX_N + 1], *before[MAX_N + 1];
 
 // One call; out is in[alias], or lies apart when alias is -1.
-static int many_wrong(idist_dtype d, idist_op op, int n, size_t count, int alias, int divide_by, uint64_t *state) {
+static int many_wrong(idist_dtype d, idist_op op, int n, size_t count, int alias, int divide_by,
+                      uint64_t *state) {
     size_t size = idist_dtype_size(d), nbytes = count * size;
     unsigned char *in[MAX_N + 1], *copy[MAX_N], *out, want[8];
     int wrong = 0;
@@ -168,9 +180,11 @@ static int many_wrong(idist_dtype d, idist_op op, int n, size_t count, int alias
     for (size_t i = 0; i < count; i++) {
         ref_many(want, copy, n, i, d, op, divide_by);
         if (memcmp(want, out + i * size, size) == 0 || wrong++ > 2) continue;
-        tap_diag("n %d count %zu alias %d divide_by %d element %zu: got %llx expected %llx from %llx %llx", n, count, alias,
-                 divide_by, i, (unsigned long long)load(d, out + i * size), (unsigned long long)load(d, want),
-                 (unsigned long long)load(d, copy[0] + i * size), (unsigned long long)load(d, copy[n - 1] + i * size));
+        tap_diag("n %d count %zu alias %d divide_by %d element %zu: got %llx expected %llx from "
+                 "%llx %llx",
+                 n, count, alias, divide_by, i, (unsigned long long)load(d, out + i * size),
+                 (unsigned long long)load(d, want), (unsigned long long)load(d, copy[0] + i * size),
+                 (unsigned long long)load(d, copy[n - 1] + i * size));
     }
     for (int k = 0; k < n; k++) wrong += in[k] != out && memcmp(in[k], copy[k], nbytes) != 0;
     for (int k = 1; k <= 32; k++) wrong += out[-k] != 0xA5 || out[nbytes + (size_t)k - 1] != 0xA5;
@@ -189,10 +203,12 @@ static void test_many(idist__isa isa, idist_dtype d, idist_op op) {
             wrong += many_wrong(d, op, n, count, alias, 0, &state);
             if (op == IDIST_AVG) wrong += many_wrong(d, op, n, count, alias, n, &state);
         }
-        for (int alias = -1; alias < n; alias++) wrong += many_wrong(d, op, n, 40, alias, 0, &state);
+        for (int alias = -1; alias < n; alias++)
+            wrong += many_wrong(d, op, n, 40, alias, 0, &state);
         wrong += many_wrong(d, op, n, counts[n % 4], n / 2, op == IDIST_AVG ? n : 0, &state);
     }
-    tap_is(wrong, 0, "%s: %s %s of 1 to %d inputs", isa_names[isa], idist_dtype_name(d), idist_op_name(op), MAX_N);
+    tap_is(wrong, 0, "%s: %s %s of 1 to %d inputs", isa_names[isa], idist_dtype_name(d),
+           idist_op_name(op), MAX_N);
 }
 
 // Hundreds of ones: in F16, 2049 ones would stick at 2048 were each sum rounded.
@@ -205,7 +221,8 @@ static void test_hundreds(idist__isa isa) {
     idist__reduce_many(&out, fives, N, 1, IDIST_F16, IDIST_SUM, 0);
     tap_is(out, want, "%s: 500 halves are rounded once", isa_names[isa]);
     idist__reduce_many(&out, fives, N, 1, IDIST_F16, IDIST_AVG, N);
-    tap_is(out, five, "%s: the average of 500 halves is rounded after the division", isa_names[isa]);
+    tap_is(out, five, "%s: the average of 500 halves is rounded after the division",
+           isa_names[isa]);
     idist__reduce_many(&sum, ones, N, 1, IDIST_F32, IDIST_SUM, 0);
     tap_ok(sum == 500.0f, "%s: 500 floats, got %g", isa_names[isa], (double)sum);
 }
@@ -220,9 +237,11 @@ static int narrow_wrong(idist_dtype d, const float *src, size_t count) {
     int wrong = 0;
     idist__type_narrow(got, src, count, d);
     for (size_t i = 0; i < count; i++) {
-        uint16_t h = (uint16_t)tap_load_bits(got + i * size, size), want = ref_narrow(d, f32_bits(src[i]));
+        uint16_t h = (uint16_t)tap_load_bits(got + i * size, size),
+                 want = ref_narrow(d, f32_bits(src[i]));
         if (h != want && wrong++ < 3)
-            tap_diag("%08x: got %04x expected %04x", (unsigned)f32_bits(src[i]), (unsigned)h, (unsigned)want);
+            tap_diag("%08x: got %04x expected %04x", (unsigned)f32_bits(src[i]), (unsigned)h,
+                     (unsigned)want);
     }
     return wrong;
 }
@@ -243,12 +262,14 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
     }
     tap_is(wrong, 0, "%s: every %s widens", isa_names[isa], name);
 
-    // The floats next to every narrow one and to every middle of two. Half a unit of F16 is 2^12 units of a float, of BF16
-    // 2^15, of the others 2^19 and 2^20, and up to 2^23 where a number is subnormal.
+    // The floats next to every narrow one and to every middle of two. Half a unit of F16 is 2^12
+    // units of a float, of BF16 2^15, of the others 2^19 and 2^20, and up to 2^23 where a number is
+    // subnormal.
     wrong = 0;
     for (int shift = 12; shift <= 23; shift++) {
         for (int by = -1; by <= 1; by++) {
-            for (size_t i = 0; i < n; i++) near[i] = f32_of_bits(f32_bits(wide[i]) + (1u << shift) + (uint32_t)by);
+            for (size_t i = 0; i < n; i++)
+                near[i] = f32_of_bits(f32_bits(wide[i]) + (1u << shift) + (uint32_t)by);
             wrong += narrow_wrong(d, near, n);
         }
     }
@@ -295,7 +316,8 @@ int main(void) {
         }
         idist__reduce_use((idist__isa)isa);
         for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
-            for (int op = 0; op < IDIST_OP_COUNT; op++) test_many((idist__isa)isa, (idist_dtype)d, (idist_op)op);
+            for (int op = 0; op < IDIST_OP_COUNT; op++)
+                test_many((idist__isa)isa, (idist_dtype)d, (idist_op)op);
         test_hundreds((idist__isa)isa);
         for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
             if (is_narrow((idist_dtype)d)) test_conversions((idist__isa)isa, (idist_dtype)d);

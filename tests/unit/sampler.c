@@ -1,12 +1,13 @@
-// sampler.c - idist_sampler against what PyTorch and Ignite yield (tests/data/sampler.txt and proxy.txt, made by the scripts
-// beside them); orders of the caller's; checkpoints; wrong arguments
+// sampler.c - idist_sampler against what PyTorch and Ignite yield (tests/data/sampler.txt and
+// proxy.txt, made by the scripts beside them); orders of the caller's; checkpoints; wrong arguments
 #include "idist.h"
 
 #include "idist_train.h"
 
 #include "tap.h"
 
-// Whether a sampler yields what the rest of a line says: how many, a checksum, and the first twelve.
+// Whether a sampler yields what the rest of a line says: how many, a checksum, and the first
+// twelve.
 static bool yields(const idist_sampler_desc *d, uint64_t epoch, const char *rest) {
     unsigned long long count, check, want;
     size_t index, place = 0;
@@ -14,7 +15,8 @@ static bool yields(const idist_sampler_desc *d, uint64_t epoch, const char *rest
     int used = 0;
     idist_sampler *s = NULL;
     TAP_REQUIRE(sscanf(rest, "%llu %llu%n", &count, &check, &used) == 2);
-    TAP_REQUIRE(idist_sampler_create(d, &s) == IDIST_OK && idist_sampler_set_epoch(s, epoch) == IDIST_OK);
+    TAP_REQUIRE(idist_sampler_create(d, &s) == IDIST_OK &&
+                idist_sampler_set_epoch(s, epoch) == IDIST_OK);
     bool right = idist_sampler_count(s) == count;
     while (idist_sampler_next(s, &index)) {
         sum += (uint32_t)index * (uint32_t)++place;
@@ -36,8 +38,8 @@ static void against_torch(void) {
         int replicas, drop, shuffle, rank, used = 0;
         idist_sampler_desc d;
         if (line[0] == '#' || line[0] == 'p') continue;
-        TAP_REQUIRE(sscanf(line, "%llu %d %d %d %llu %llu %d%n", &length, &replicas, &drop, &shuffle, &seed, &epoch, &rank,
-                           &used) == 7);
+        TAP_REQUIRE(sscanf(line, "%llu %d %d %d %llu %llu %d%n", &length, &replicas, &drop,
+                           &shuffle, &seed, &epoch, &rank, &used) == 7);
         memset(&d, 0, sizeof d);
         d.length = (size_t)length;
         d.num_replicas = replicas;
@@ -64,9 +66,13 @@ static void partitions(void) {
         int part, used = 0;
         size_t n = 0;
         uint32_t sum = 0;
-        if (sscanf(line, "partition %llu %llu %d %llu %llu%n", &length, &seed, &part, &count, &check, &used) != 5) continue;
+        if (sscanf(line, "partition %llu %llu %d %llu %llu%n", &length, &seed, &part, &count,
+                   &check, &used) != 5)
+            continue;
         const char *rest = line + used;
-        bool right = idist_partition((size_t)length, fractions, 3, part, seed, indices, &n) == IDIST_OK && n == count;
+        bool right =
+            idist_partition((size_t)length, fractions, 3, part, seed, indices, &n) == IDIST_OK &&
+            n == count;
         for (size_t i = 0; i < n && right; i++) {
             sum += (uint32_t)indices[i] * (uint32_t)(i + 1);
             if (i >= 12) continue;
@@ -78,10 +84,12 @@ static void partitions(void) {
         n_lines++;
     }
     fclose(f);
-    tap_ok(n_lines > 100 && n_wrong == 0, "the parts of the tutorial's DataPartitioner, in %d cases", n_lines);
+    tap_ok(n_lines > 100 && n_wrong == 0,
+           "the parts of the tutorial's DataPartitioner, in %d cases", n_lines);
     static const double wrong[2] = {0.7, 0.4};
     size_t n;
-    tap_is(idist_partition(10, wrong, 2, 0, 0, indices, &n), IDIST_ERR_ARG, "fractions of more than 1");
+    tap_is(idist_partition(10, wrong, 2, 0, 0, indices, &n), IDIST_ERR_ARG,
+           "fractions of more than 1");
     tap_is(idist_partition(10, fractions, 3, 3, 0, indices, &n), IDIST_ERR_ARG, "part 3 of 3");
 }
 
@@ -90,14 +98,15 @@ static int scales(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;
     if (n == 4)
-        return !(idist_auto_batch_size(512) == 128 && idist_auto_num_workers(8) == 2 && idist_auto_batch_size(3) == 3 &&
-                 idist_auto_num_workers(2) == 2);
+        return !(idist_auto_batch_size(512) == 128 && idist_auto_num_workers(8) == 2 &&
+                 idist_auto_batch_size(3) == 3 && idist_auto_num_workers(2) == 2);
     return !(n == 3 && idist_auto_batch_size(10) == 3 && idist_auto_num_workers(7) == 3);
 }
 
 static void down(size_t *indices, size_t length, uint64_t epoch, int run, void *arg) {
     (void)arg;
-    for (size_t i = 0; i < length; i++) indices[i] = ((size_t)epoch + 3 * (size_t)run + length - i) % length;
+    for (size_t i = 0; i < length; i++)
+        indices[i] = ((size_t)epoch + 3 * (size_t)run + length - i) % length;
 }
 
 static void against_ignite(void) {
@@ -110,7 +119,8 @@ static void against_ignite(void) {
         int replicas, rank, used = 0;
         idist_sampler_desc d;
         if (line[0] == '#') continue;
-        TAP_REQUIRE(sscanf(line, "%llu %d %llu %d%n", &length, &replicas, &epoch, &rank, &used) == 4);
+        TAP_REQUIRE(sscanf(line, "%llu %d %llu %d%n", &length, &replicas, &epoch, &rank, &used) ==
+                    4);
         memset(&d, 0, sizeof d);
         d.length = (size_t)length;
         d.num_replicas = replicas;
@@ -120,12 +130,14 @@ static void against_ignite(void) {
         n_lines++;
     }
     fclose(f);
-    tap_ok(n_lines > 300 && n_wrong == 0, "the indices of Ignite's DistributedProxySampler, in %d cases", n_lines);
+    tap_ok(n_lines > 300 && n_wrong == 0,
+           "the indices of Ignite's DistributedProxySampler, in %d cases", n_lines);
 }
 
 // What ignite's DistributedProxySampler gets from the sampler inside it.
 static void backwards(size_t *indices, size_t length, uint64_t epoch, int run, void *arg) {
-    for (size_t i = 0; i < length; i++) indices[i] = 1000 * (size_t)epoch + 100 * (size_t)run + length - 1 - i;
+    for (size_t i = 0; i < length; i++)
+        indices[i] = 1000 * (size_t)epoch + 100 * (size_t)run + length - 1 - i;
     ++*(int *)arg;
 }
 
@@ -142,7 +154,8 @@ static void own_order(void) {
         d.rank = rank;
         d.order_fn = backwards;
         d.arg = &n_runs;
-        TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK && idist_sampler_set_epoch(s, 2) == IDIST_OK);
+        TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK &&
+                    idist_sampler_set_epoch(s, 2) == IDIST_OK);
         for (; idist_sampler_next(s, &index); n++) n_right += n < 2 && index == want[rank][n];
         tap_ok(n == 2 && n_right == 2, "an order of the caller's, rank %d", rank);
         idist_sampler_free(&s);
@@ -150,8 +163,8 @@ static void own_order(void) {
     tap_is(n_runs, 8, "which is asked for as often as it takes");
 }
 
-// What is left of an epoch after ranks were lost and have come, twice: places in the epoch's order, in the lines of
-// elastic.txt, and what stands there.
+// What is left of an epoch after ranks were lost and have come, twice: places in the epoch's order,
+// in the lines of elastic.txt, and what stands there.
 static void against_horovod(void) {
     char line[512];
     int n_lines = 0, n_wrong = 0;
@@ -167,22 +180,27 @@ static void against_horovod(void) {
         idist_sampler_desc d;
         idist_sampler_state state = {3, 0, 0};
         if (line[0] == '#') continue;
-        TAP_REQUIRE(sscanf(line, "%llu %d %llu %d %llu %d %d %llu %llu%n", &length, &first, &one, &second, &other, &third,
-                           &rank, &count, &check, &used) == 9);
+        TAP_REQUIRE(sscanf(line, "%llu %d %llu %d %llu %d %d %llu %llu%n", &length, &first, &one,
+                           &second, &other, &third, &rank, &count, &check, &used) == 9);
         const char *rest = line + used;
         memset(&d, 0, sizeof d);
         d.length = (size_t)length;
         d.num_replicas = 1;
-        TAP_REQUIRE(idist_sampler_create(&d, &whole) == IDIST_OK && idist_sampler_set_epoch(whole, 3) == IDIST_OK);
+        TAP_REQUIRE(idist_sampler_create(&d, &whole) == IDIST_OK &&
+                    idist_sampler_set_epoch(whole, 3) == IDIST_OK);
         while (idist_sampler_next(whole, &index)) order[place++] = index;
         d.num_replicas = third;
         d.rank = rank;
         state.processed = one * (unsigned long long)first; // as many as there are at most
-        state.processed = state.processed < length ? state.processed + other * (unsigned long long)second : length;
+        state.processed = state.processed < length
+                              ? state.processed + other * (unsigned long long)second
+                              : length;
         state.processed = state.processed < length ? state.processed : length;
-        TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK && idist_sampler_set_state(s, state) == IDIST_OK);
+        TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK &&
+                    idist_sampler_set_state(s, state) == IDIST_OK);
         d.in_order = true;
-        TAP_REQUIRE(idist_sampler_create(&d, &plain) == IDIST_OK && idist_sampler_set_state(plain, state) == IDIST_OK);
+        TAP_REQUIRE(idist_sampler_create(&d, &plain) == IDIST_OK &&
+                    idist_sampler_set_state(plain, state) == IDIST_OK);
         for (place = 0; idist_sampler_next(plain, &index);) {
             size_t shuffled;
             right = right && idist_sampler_next(s, &shuffled) && shuffled == order[index];
@@ -199,7 +217,8 @@ static void against_horovod(void) {
         n_lines++;
     }
     fclose(f);
-    tap_ok(n_lines > 200 && n_wrong == 0, "the indices of Horovod's elastic sampler, in %d cases", n_lines);
+    tap_ok(n_lines > 200 && n_wrong == 0, "the indices of Horovod's elastic sampler, in %d cases",
+           n_lines);
 }
 
 static void resumes(void) {
@@ -212,7 +231,8 @@ static void resumes(void) {
     d.num_replicas = 4;
     d.rank = 3;
     d.seed = 9;
-    TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK && idist_sampler_create(&d, &other) == IDIST_OK);
+    TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK &&
+                idist_sampler_create(&d, &other) == IDIST_OK);
     TAP_REQUIRE(idist_sampler_set_epoch(s, 5) == IDIST_OK);
     for (int i = 0; i < 10; i++) idist_sampler_next(s, &a);
     state = idist_sampler_get_state(s);
@@ -245,7 +265,8 @@ static void wrong(void) {
     tap_is(idist_sampler_record(s, 6), IDIST_ERR_ARG, "which cannot have been six");
     tap_is(idist_sampler_record(s, 5), IDIST_OK, "but five");
     tap_is(idist_sampler_record(s, 1), IDIST_ERR_ARG, "and none after that");
-    tap_is(idist_sampler_reshard(s, NULL), IDIST_ERR_STATE, "without a world nothing is dealt out anew");
+    tap_is(idist_sampler_reshard(s, NULL), IDIST_ERR_STATE,
+           "without a world nothing is dealt out anew");
     idist_sampler_free(&s);
     d.num_replicas = 2;
     d.rank = 2;

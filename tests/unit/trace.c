@@ -1,4 +1,5 @@
-// trace.c - idist_trace.h: what is in the file, that it is JSON whatever happens to the process, and whose it is
+// trace.c - idist_trace.h: what is in the file, that it is JSON whatever happens to the process,
+// and whose it is
 //
 // Each case runs in a process of its own, which leaves files in a folder that the parent looks at.
 #define IDIST_IMPLEMENTATION
@@ -81,7 +82,8 @@ static int count(const char *part) {
     return n;
 }
 
-// On each track begins and ends pair up, and the times never go back. Returns how many pairs there are, < 0 if it is not so.
+// On each track begins and ends pair up, and the times never go back. Returns how many pairs there
+// are, < 0 if it is not so.
 static int pairs(void) {
     enum { TRACKS = 32 };
     long long pids[TRACKS], tids[TRACKS], last[TRACKS];
@@ -90,7 +92,8 @@ static int pairs(void) {
         char phase;
         long long pid, tid, us;
         int ns, i = 0;
-        if (sscanf(p, "{\"ph\":\"%c\",\"pid\":%lld,\"tid\":%lld,\"ts\":%lld.%3d", &phase, &pid, &tid, &us, &ns) != 5)
+        if (sscanf(p, "{\"ph\":\"%c\",\"pid\":%lld,\"tid\":%lld,\"ts\":%lld.%3d", &phase, &pid,
+                   &tid, &us, &ns) != 5)
             continue;
         if (phase == 'X') continue;
         while (i < n && (pids[i] != pid || tids[i] != tid)) i++;
@@ -111,7 +114,8 @@ static int pairs(void) {
 // writing
 //------------------------------------------------------------------------------
 
-// Runs fn in a process of its own, with IDIST_TRACE=NAME in the folder, or without it. Returns how it ended, as waitpid.
+// Runs fn in a process of its own, with IDIST_TRACE=NAME in the folder, or without it. Returns how
+// it ended, as waitpid.
 static int in_process(int (*fn)(void), const char *name) {
     int status = -1;
     fflush(NULL);
@@ -177,13 +181,17 @@ static void calls_of_a_rank(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_send(x, 5, IDIST_F32, (rank + 1) % n, 7, &o), IDIST_OK);
     rank_is(rank, idist_recv(y, 5, IDIST_F32, (rank + n - 1) % n, 7, NULL, &o), IDIST_OK);
     rank_is(rank, idist_group_end(), IDIST_OK);
-    rank_is(rank, idist_sendrecv(x, 2, (rank + 1) % n, 1, y, 2, (rank + n - 1) % n, 1, IDIST_F32, NULL, &o), IDIST_OK);
+    rank_is(rank,
+            idist_sendrecv(x, 2, (rank + 1) % n, 1, y, 2, (rank + n - 1) % n, 1, IDIST_F32, NULL,
+                           &o),
+            IDIST_OK);
     rank_is(rank, idist_barrier(&o), IDIST_OK);
 }
 
 static int calls(void) {
     ranks_threads(3, NULL, calls_of_a_rank, NULL);
-    for (int i = 0; i < ranks__log()->n_messages && i < RANKS_MESSAGES; i++) tap_diag("%s", ranks__log()->message[i]);
+    for (int i = 0; i < ranks__log()->n_messages && i < RANKS_MESSAGES; i++)
+        tap_diag("%s", ranks__log()->message[i]);
     return ranks__log()->n_failures != 0;
 }
 
@@ -246,7 +254,8 @@ static int twice(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// A child without a world leaves the file alone; one that joins a world gets its own, since the parent has the other.
+// A child without a world leaves the file alone; one that joins a world gets its own, since the
+// parent has the other.
 static int forks(void) {
     int status = -1;
     if (!begin_alone()) return 1;
@@ -320,24 +329,31 @@ static void test_calls(void) {
     }
     tap_ok(is_json(), "calls: the file is JSON");
     tap_is(count("\"process_name\""), 3, "calls: a process per rank");
-    // Per rank: work, all_reduce, broadcast, 2 requests, wait, wait_any, send, recv, group_end, sendrecv, barrier, finalize.
+    // Per rank: work, all_reduce, broadcast, 2 requests, wait, wait_any, send, recv, group_end,
+    // sendrecv, barrier, finalize.
     tap_is(pairs(), 3 * 13, "calls: all that was begun has ended, in order");
-    tap_is(
-        count("\"cat\":\"call\",\"name\":\"all_reduce\",\"args\":{\"dtype\":\"F32\",\"count\":5,\"bytes\":20,\"op\":\"SUM\","
-              "\"seq\":1,\"ranks\":3}}"),
-        3, "calls: a blocking one, with its arguments");
-    tap_is(count("\"name\":\"broadcast\",\"args\":{\"dtype\":\"F32\",\"count\":5,\"root\":3,\"seq\":2,\"ranks\":3}}"), 3,
-           "calls: one with a wrong argument has no bytes");
+    tap_is(count("\"cat\":\"call\",\"name\":\"all_reduce\",\"args\":{\"dtype\":\"F32\",\"count\":5,"
+                 "\"bytes\":20,\"op\":\"SUM\","
+                 "\"seq\":1,\"ranks\":3}}"),
+           3, "calls: a blocking one, with its arguments");
+    tap_is(count("\"name\":\"broadcast\",\"args\":{\"dtype\":\"F32\",\"count\":5,\"root\":3,"
+                 "\"seq\":2,\"ranks\":3}}"),
+           3, "calls: one with a wrong argument has no bytes");
     tap_is(count("{\"status\":\"IDIST_ERR_ARG\"}"), 3, "calls: and its status");
-    tap_is(count("\"cat\":\"wait\",\"name\":\"wait\",\"args\":{\"call\":\"all_reduce\",\"dtype\":\"F32\",\"count\":5,"), 3,
-           "calls: what was waited for");
+    tap_is(count("\"cat\":\"wait\",\"name\":\"wait\",\"args\":{\"call\":\"all_reduce\",\"dtype\":"
+                 "\"F32\",\"count\":5,"),
+           3, "calls: what was waited for");
     tap_is(count("\"name\":\"wait_any\""), 3, "calls: wait_any");
     tap_is(count("\"name\":\"group_end\""), 3, "calls: group_end");
-    tap_is(count("\"name\":\"sendrecv\",\"args\":{\"call\":\"send\",\"dtype\":\"F32\",\"count\":2,\"bytes\":8,"), 3,
-           "calls: sendrecv is one, without its parts");
-    tap_is(count("\"name\":\"recv\",\"args\":{\"dtype\":\"F32\",\"count\":5,\"bytes\":20,\"peer\":"), 3, "calls: recv");
+    tap_is(count("\"name\":\"sendrecv\",\"args\":{\"call\":\"send\",\"dtype\":\"F32\",\"count\":2,"
+                 "\"bytes\":8,"),
+           3, "calls: sendrecv is one, without its parts");
+    tap_is(count(
+               "\"name\":\"recv\",\"args\":{\"dtype\":\"F32\",\"count\":5,\"bytes\":20,\"peer\":"),
+           3, "calls: recv");
     tap_is(count("\"args\":{\"name\":\"request\"}"), 3, "calls: requests have a lane");
-    tap_ok(count("\"tid\":0,") > 0 && count("\"tid\":1,") == 0, "calls: each thread is the first one of its rank");
+    tap_ok(count("\"tid\":0,") > 0 && count("\"tid\":1,") == 0,
+           "calls: each thread is the first one of its rank");
 }
 
 static void test_marks(void) {
@@ -346,7 +362,8 @@ static void test_marks(void) {
     tap_ok(is_json(), "marks: the file is JSON");
     tap_is(pairs(), 3, "marks: two, and finalize");
     tap_is(count("before there is a world"), 0, "marks: none from before there is a world");
-    tap_is(count("\"cat\":\"compute\",\"name\":\"a \\\"quoted\\\" \\\\ name\\u000a\"}"), 1, "marks: names are quoted");
+    tap_is(count("\"cat\":\"compute\",\"name\":\"a \\\"quoted\\\" \\\\ name\\u000a\"}"), 1,
+           "marks: names are quoted");
     tap_is(in_process(spans, "spans.json"), 0, "spans");
     look_at("spans.json");
     tap_ok(is_json(), "spans: the file is JSON");
@@ -360,7 +377,8 @@ static void test_marks(void) {
     tap_is(count("\"tid\":1002,\"ts\""), 1, "spans: another category has lanes of its own");
     tap_is(count("\"dur\":3.001,\"cat\":\"wait\",\"name\":\"on the track\"}"), 1,
            "spans: a wait on the track of the thread");
-    tap_is(count("\"dur\":0.000,\"cat\":\"compute\",\"name\":\"backwards\""), 1, "spans: no negative time");
+    tap_is(count("\"dur\":0.000,\"cat\":\"compute\",\"name\":\"backwards\""), 1,
+           "spans: no negative time");
     tap_is(count("\"args\":{\"bytes\": 12}"), 1, "spans: arguments in one line");
     tap_is(count("\"name\":\"too much\"}"), 1, "spans: arguments that are too long are left out");
     tap_is(in_process(many, "many.json"), 0, "marks of three threads");
@@ -380,14 +398,17 @@ static void test_files(void) {
     tap_is(count("the last thing it did"), 1, "killed: what it did last is there");
     tap_is(in_process(twice, "twice.json"), 0, "two worlds, one after the other");
     look_at("twice.json");
-    tap_ok(is_json() && text[strlen(text) - 2] == ']', "twice: the file is JSON, without spaces at its end");
+    tap_ok(is_json() && text[strlen(text) - 2] == ']',
+           "twice: the file is JSON, without spaces at its end");
     tap_is(pairs(), 4, "twice: both are in it, and what was between");
     tap_is(in_process(forks, "forks.json"), 0, "a process forks");
     look_at("forks.json");
     tap_ok(is_json() && pairs() == 2 && count("child") == 0, "forks: the parent's file");
     look_at("forked.json");
-    tap_ok(is_json() && pairs() == 2 && count("child") == 0 && count("parent") == 0, "forks: the child's file");
-    tap_is(in_process(unwritable, "no such folder/x.json"), 0, "a path that cannot be written: one warning");
+    tap_ok(is_json() && pairs() == 2 && count("child") == 0 && count("parent") == 0,
+           "forks: the child's file");
+    tap_is(in_process(unwritable, "no such folder/x.json"), 0,
+           "a path that cannot be written: one warning");
     tap_is(in_process(unwritable, "."), 0, "a folder: one warning");
     tap_is(in_process(no_room, "full.json"), 0, "no room for more: it goes on without");
     look_at("full.json");

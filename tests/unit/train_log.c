@@ -1,4 +1,5 @@
-// train_log: lines on rank 0 only, in the form of the tutorial; the progress bar on a terminal, and not elsewhere
+// train_log: lines on rank 0 only, in the form of the tutorial; the progress bar on a terminal, and
+// not elsewhere
 #define _GNU_SOURCE // posix_openpt
 #include "idist.h"
 
@@ -15,7 +16,8 @@ typedef struct lines {
 
 static void take(idist_log_level level, const char *line, void *user) {
     lines *l = (lines *)user;
-    if (level == IDIST_LOG_INFO && l->n < 64) snprintf(l->text[l->n++], sizeof l->text[0], "%s", line);
+    if (level == IDIST_LOG_INFO && l->n < 64)
+        snprintf(l->text[l->n++], sizeof l->text[0], "%s", line);
 }
 
 // "2026-01-30 19:26:12,180 NAME INFO: " and what follows it, or NULL.
@@ -64,10 +66,14 @@ static void to_a_logger(void) {
     l.n = 0;
     say_all();
     tap_ok(has_line(&l, "CIFAR10-Training", "Train on CIFAR10"), "a line as the tutorial's");
-    tap_ok(has_line(&l, "CIFAR10-Training", "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:"), "the epoch");
-    tap_ok(has_line(&l, "CIFAR10-Training", "    Accuracy: 0.7125") && has_line(&l, "CIFAR10-Training", "    Loss: 1.5"),
+    tap_ok(has_line(&l, "CIFAR10-Training",
+                    "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:"),
+           "the epoch");
+    tap_ok(has_line(&l, "CIFAR10-Training", "    Accuracy: 0.7125") &&
+               has_line(&l, "CIFAR10-Training", "    Loss: 1.5"),
            "and its metrics");
-    tap_ok(has_line(&l, "setting", "- world size: 1") && has_line(&l, "setting", "- backend: self"), "the configuration");
+    tap_ok(has_line(&l, "setting", "- world size: 1") && has_line(&l, "setting", "- backend: self"),
+           "the configuration");
     tap_ok(has_line(&l, "setting", "    backend: self"), "line by line");
     idist_train_log(NULL, "%s", "");
     tap_ok(after_head(l.text[l.n - 1], "training") != NULL, "a training without a name");
@@ -75,7 +81,8 @@ static void to_a_logger(void) {
     memset(large, 'x', sizeof large);
     large[sizeof large - 1] = 0;
     idist_train_log("a", "%s", large);
-    tap_ok(strncmp(after_head(l.text[l.n - 1], "a"), "xxx", 3) == 0, "a line that is too long is cut");
+    tap_ok(strncmp(after_head(l.text[l.n - 1], "a"), "xxx", 3) == 0,
+           "a line that is too long is cut");
     TAP_REQUIRE(idist_finalize() == IDIST_OK);
 }
 
@@ -103,7 +110,8 @@ static void capture(void (*body)(void), bool terminal, char *text, size_t cap) {
     }
     close(ends[1]);
     from = ends[0];
-    for (ssize_t k; (k = read(from, text + n, cap - 1 - n)) > 0;) n += (size_t)k; // a terminal ends with EIO
+    for (ssize_t k; (k = read(from, text + n, cap - 1 - n)) > 0;)
+        n += (size_t)k; // a terminal ends with EIO
     text[n] = 0;
     close(from);
     TAP_REQUIRE(waitpid(pid, NULL, 0) == pid);
@@ -122,7 +130,8 @@ static void bar(void) {
     p.shown_ns -= 200000000;
     idist_progress_update(&p, 200, "loss=1.15");
     setenv("IDIST_LOG", "info", 1);
-    if (idist_initialize(NULL) != IDIST_OK || idist_finalize() != IDIST_OK) _exit(1); // says that it joined a world
+    if (idist_initialize(NULL) != IDIST_OK || idist_finalize() != IDIST_OK)
+        _exit(1); // says that it joined a world
     p.shown_ns -= 200000000;
     idist_progress_update(&p, 391, "loss=1.1");
     idist_progress_update(&p, 391, NULL); // anew
@@ -181,15 +190,19 @@ static void on_narrow_terminals(char *text, size_t cap) {
         columns = widths[i];
         capture(wide_bar, true, text, cap);
         tap_is(broken_lines(text, columns), 0, "no line breaks on %d columns", columns);
-        if (columns == 200) tap_like(text, "|##########| loss=1.23456789, accuracy=0.5 [", "all of it on 200 columns");
-        if (columns == 80) tap_like(text, "100% loss=1.23456789, accuracy=0.5 [00:0", "without the picture on 80");
+        if (columns == 200)
+            tap_like(text, "|##########| loss=1.23456789, accuracy=0.5 [",
+                     "all of it on 200 columns");
+        if (columns == 80)
+            tap_like(text, "100% loss=1.23456789, accuracy=0.5 [00:0", "without the picture on 80");
         if (columns == 40) tap_like(text, "[391/391] 100% los\r\n", "without its end on 40");
     }
     columns = 80;
     capture(bar_of_79, true, text, cap);
     tap_like(text, "11%|#         | xx", "79 columns fit on 80");
     capture(bar_of_80, true, text, cap);
-    tap_ok(!strchr(text, '|') && strstr(text, "xx [00:00<00:00]"), "80 do not: some terminals go on in the next line");
+    tap_ok(!strchr(text, '|') && strstr(text, "xx [00:00<00:00]"),
+           "80 do not: some terminals go on in the next line");
     capture(bar_of_81, true, text, cap);
     tap_ok(!strchr(text, '|') && strstr(text, "xx [00:00<00:00]"), "81 do not");
     columns = 0;
@@ -200,18 +213,24 @@ int main(void) {
     tap_deadline(30);
     to_a_logger();
     capture(say_all, false, text, sizeof text);
-    tap_ok(strstr(text, "CIFAR10-Training INFO: Train on CIFAR10\n") != NULL, "without a world to stderr");
+    tap_ok(strstr(text, "CIFAR10-Training INFO: Train on CIFAR10\n") != NULL,
+           "without a world to stderr");
     capture(three, false, text, sizeof text);
     const char *first = strstr(text, "INFO: rank 0\n");
-    tap_ok(first && !strstr(first + 1, "INFO:") && !strstr(text, "rank 1"), "rank 0 of 3 speaks, nobody else: %s", text);
+    tap_ok(first && !strstr(first + 1, "INFO:") && !strstr(text, "rank 1"),
+           "rank 0 of 3 speaks, nobody else: %s", text);
     capture(bar, false, text, sizeof text);
     tap_ok(!strchr(text, '#') && strstr(text, "between\n"), "no bar in a pipe");
     capture(bar, true, text, sizeof text);
-    tap_ok(strstr(text, "Epoch [3/24]: [0/391]   0%|          | loss=2.3 [00:00<?]"), "the bar begins");
+    tap_ok(strstr(text, "Epoch [3/24]: [0/391]   0%|          | loss=2.3 [00:00<?]"),
+           "the bar begins");
     tap_ok(!strstr(text, "too soon"), "it is not drawn too often");
-    tap_ok(strstr(text, "[196/391]  50%|#####     | loss=1.2 [00:00<00:00]\r\033[K2"), "a line takes its place");
-    tap_ok(strstr(text, "loss=1.15 [00:00<00:00]\r\033[Kidist "), "and a line of the library's own, too");
-    tap_ok(strstr(text, "[391/391] 100%|##########| loss=1.1 [00:00<00:00]\r\n"), "it ends its line");
+    tap_ok(strstr(text, "[196/391]  50%|#####     | loss=1.2 [00:00<00:00]\r\033[K2"),
+           "a line takes its place");
+    tap_ok(strstr(text, "loss=1.15 [00:00<00:00]\r\033[Kidist "),
+           "and a line of the library's own, too");
+    tap_ok(strstr(text, "[391/391] 100%|##########| loss=1.1 [00:00<00:00]\r\n"),
+           "it ends its line");
     tap_ok(strstr(text, "[0/0] 100%|##########|  ["), "of nothing all is done");
     on_narrow_terminals(text, sizeof text);
     return tap_done();

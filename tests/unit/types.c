@@ -1,7 +1,8 @@
-// types.c - element types, operations and statuses: names, sizes, and idist_reduce_local against a plain reference
+// types.c - element types, operations and statuses: names, sizes, and idist_reduce_local against a
+// plain reference
 //
-// The reference knows nothing of the library's kernels: integers are 64-bit words cut to the width of the type, floats of 16
-// and 8 bits are found by a search among all of them for the nearest one.
+// The reference knows nothing of the library's kernels: integers are 64-bit words cut to the width
+// of the type, floats of 16 and 8 bits are found by a search among all of them for the nearest one.
 #include "idist.h"
 
 #include "tap.h"
@@ -45,7 +46,8 @@ static double narrow_decode(int dtype, int code) {
     double sign = code & top ? -1 : 1;
     if (code % top >= f->special) return mantissa ? (double)NAN : sign * (double)INFINITY;
     if (exponent == 0) return sign * mantissa * power_of_two(1 - f->bias - f->mantissa_bits);
-    return sign * (mantissa + (1 << f->mantissa_bits)) * power_of_two(exponent - f->bias - f->mantissa_bits);
+    return sign * (mantissa + (1 << f->mantissa_bits)) *
+           power_of_two(exponent - f->bias - f->mantissa_bits);
 }
 
 static double narrow_values[IDIST_DTYPE_COUNT][65536];
@@ -73,7 +75,8 @@ static uint16_t narrow_nearest(int dtype, double x) {
     }
     // What would come after the largest finite number stands for infinity when rounding.
     double low = narrow_value(dtype, below);
-    double high = above == f->special ? 2 * low - narrow_value(dtype, below - 1) : narrow_value(dtype, above);
+    double high =
+        above == f->special ? 2 * low - narrow_value(dtype, below - 1) : narrow_value(dtype, above);
     if (a - low > high - a || (a - low >= high - a && (below & 1))) below = above;
     return (uint16_t)(sign | below);
 }
@@ -139,7 +142,8 @@ static double reduce_float(int op, int dtype, double a, double b) {
 
 static void reduce_reference(int op, int dtype, const void *a, const void *b, void *result) {
     if (is_float(dtype)) {
-        store_float(result, dtype, reduce_float(op, dtype, load_float(a, dtype), load_float(b, dtype)));
+        store_float(result, dtype,
+                    reduce_float(op, dtype, load_float(a, dtype), load_float(b, dtype)));
     } else {
         uint64_t bits = reduce_bits(op, is_signed(dtype), load_bits(a, dtype), load_bits(b, dtype));
         tap_store_bits(result, bits, idist_dtype_size((idist_dtype)dtype));
@@ -180,7 +184,8 @@ static void fill_interesting(int dtype, unsigned char *values) {
 static int count_wrong(int op, int dtype, size_t count, size_t shift) {
     size_t size = idist_dtype_size((idist_dtype)dtype);
     unsigned char values[N_VALUES * 8], want[8];
-    unsigned char *in = (unsigned char *)calloc(count + 2, size), *inout = (unsigned char *)calloc(count + 2, size);
+    unsigned char *in = (unsigned char *)calloc(count + 2, size),
+                  *inout = (unsigned char *)calloc(count + 2, size);
     unsigned char *before = (unsigned char *)calloc(count + 2, size);
     int wrong = 0;
     TAP_REQUIRE(in && inout && before);
@@ -190,17 +195,23 @@ static int count_wrong(int op, int dtype, size_t count, size_t shift) {
         memcpy(inout + i * size, values + i / N_VALUES % N_VALUES * size, size);
     }
     memcpy(before, inout, (count + 2) * size);
-    if (idist_reduce_local(in + shift * size, inout + shift * size, count, (idist_dtype)dtype, (idist_op)op)) wrong++;
+    if (idist_reduce_local(in + shift * size, inout + shift * size, count, (idist_dtype)dtype,
+                           (idist_op)op))
+        wrong++;
     for (size_t i = 0; i < count + 2; i++) {
         bool inside = i >= shift && i < shift + count;
         if (inside) reduce_reference(op, dtype, in + i * size, before + i * size, want);
         else memcpy(want, before + i * size, size);
-        if (inside ? same_value(op, dtype, inout + i * size, want) : memcmp(inout + i * size, want, size) == 0) continue;
+        if (inside ? same_value(op, dtype, inout + i * size, want)
+                   : memcmp(inout + i * size, want, size) == 0)
+            continue;
         if (wrong++ < 3)
-            tap_diag("%s %s element %zu: in %016llx inout %016llx got %016llx expected %016llx", idist_op_name((idist_op)op),
-                     idist_dtype_name((idist_dtype)dtype), i, (unsigned long long)load_bits(in + i * size, dtype),
+            tap_diag("%s %s element %zu: in %016llx inout %016llx got %016llx expected %016llx",
+                     idist_op_name((idist_op)op), idist_dtype_name((idist_dtype)dtype), i,
+                     (unsigned long long)load_bits(in + i * size, dtype),
                      (unsigned long long)load_bits(before + i * size, dtype),
-                     (unsigned long long)load_bits(inout + i * size, dtype), (unsigned long long)load_bits(want, dtype));
+                     (unsigned long long)load_bits(inout + i * size, dtype),
+                     (unsigned long long)load_bits(want, dtype));
     }
     free(in);
     free(inout);
@@ -214,7 +225,8 @@ static void test_pair(int op, int dtype) {
     tap_running("idist_reduce_local %s %s", type, name);
     if (!fits) {
         uint64_t a[2] = {1, 2}, b[2] = {3, 4};
-        tap_is(idist_reduce_local(a, b, 2, (idist_dtype)dtype, (idist_op)op), IDIST_ERR_ARG, "%s %s is refused", type, name);
+        tap_is(idist_reduce_local(a, b, 2, (idist_dtype)dtype, (idist_op)op), IDIST_ERR_ARG,
+               "%s %s is refused", type, name);
         tap_ok(b[0] == 3 && b[1] == 4, "%s %s: nothing is written", type, name);
         return;
     }
@@ -229,13 +241,15 @@ static void test_keeps_values(int dtype) {
     size_t size = idist_dtype_size((idist_dtype)dtype), n = (size_t)1 << 8 * size;
     int wrong = 0;
     for (size_t i = 0; i < n; i++) tap_store_bits(all + i * size, i, size);
-    tap_is(idist_reduce_local(zero, all, n, (idist_dtype)dtype, IDIST_SUM), IDIST_OK, "x + 0 for every %s",
-           idist_dtype_name((idist_dtype)dtype));
+    tap_is(idist_reduce_local(zero, all, n, (idist_dtype)dtype, IDIST_SUM), IDIST_OK,
+           "x + 0 for every %s", idist_dtype_name((idist_dtype)dtype));
     for (size_t i = 0; i < n; i++) {
         double before = narrow_value(dtype, (int)i), after = load_float(all + i * size, dtype);
-        if (formats[dtype].saturates && before - before != 0) before = narrow_value(dtype, narrow_nearest(dtype, before));
+        if (formats[dtype].saturates && before - before != 0)
+            before = narrow_value(dtype, narrow_nearest(dtype, before));
         bool same = before != before ? after != after : before <= after && before >= after;
-        if (!same && wrong++ < 3) tap_diag("%04x became %04x", (unsigned)i, (unsigned)load_bits(all + i * size, dtype));
+        if (!same && wrong++ < 3)
+            tap_diag("%04x became %04x", (unsigned)i, (unsigned)load_bits(all + i * size, dtype));
     }
     tap_is(wrong, 0, "every %s keeps its value", idist_dtype_name((idist_dtype)dtype));
 }
@@ -259,11 +273,11 @@ static void test_narrow_random(int dtype, int op) {
         reduce_reference(op, dtype, a, b, &want);
         if (same_value(op, dtype, got, &want)) continue;
         if (wrong++ < 3)
-            tap_diag("%04x %04x: got %04x expected %04x", (unsigned)load_bits(a, dtype), (unsigned)load_bits(b, dtype),
-                     (unsigned)load_bits(got, dtype), want);
+            tap_diag("%04x %04x: got %04x expected %04x", (unsigned)load_bits(a, dtype),
+                     (unsigned)load_bits(b, dtype), (unsigned)load_bits(got, dtype), want);
     }
-    tap_ok(status == IDIST_OK && wrong == 0, "%s %s of random pairs (%d wrong)", idist_dtype_name((idist_dtype)dtype),
-           idist_op_name((idist_op)op), wrong);
+    tap_ok(status == IDIST_OK && wrong == 0, "%s %s of random pairs (%d wrong)",
+           idist_dtype_name((idist_dtype)dtype), idist_op_name((idist_op)op), wrong);
 }
 
 static void test_dtypes(void) {
@@ -272,15 +286,17 @@ static void test_dtypes(void) {
         size_t size;
         const char *name;
     } table[IDIST_DTYPE_COUNT] = {
-        {IDIST_I8, 1, "I8"},         {IDIST_U8, 1, "U8"},         {IDIST_I16, 2, "I16"}, {IDIST_U16, 2, "U16"},
-        {IDIST_I32, 4, "I32"},       {IDIST_U32, 4, "U32"},       {IDIST_I64, 8, "I64"}, {IDIST_U64, 8, "U64"},
-        {IDIST_F16, 2, "F16"},       {IDIST_BF16, 2, "BF16"},     {IDIST_F32, 4, "F32"}, {IDIST_F64, 8, "F64"},
+        {IDIST_I8, 1, "I8"},         {IDIST_U8, 1, "U8"},         {IDIST_I16, 2, "I16"},
+        {IDIST_U16, 2, "U16"},       {IDIST_I32, 4, "I32"},       {IDIST_U32, 4, "U32"},
+        {IDIST_I64, 8, "I64"},       {IDIST_U64, 8, "U64"},       {IDIST_F16, 2, "F16"},
+        {IDIST_BF16, 2, "BF16"},     {IDIST_F32, 4, "F32"},       {IDIST_F64, 8, "F64"},
         {IDIST_F8E4M3, 1, "F8E4M3"}, {IDIST_F8E5M2, 1, "F8E5M2"},
     };
     for (int i = 0; i < IDIST_DTYPE_COUNT; i++) {
         tap_is(table[i].dtype, i, "%s has the value %d", table[i].name, i);
         tap_is(idist_dtype_size((idist_dtype)i), table[i].size, "size of %s", table[i].name);
-        tap_ok(strcmp(idist_dtype_name((idist_dtype)i), table[i].name) == 0, "name of %s", table[i].name);
+        tap_ok(strcmp(idist_dtype_name((idist_dtype)i), table[i].name) == 0, "name of %s",
+               table[i].name);
     }
     tap_is(idist_dtype_size(IDIST_DTYPE_COUNT), 0, "the size of no dtype is 0");
     tap_is(idist_dtype_size((idist_dtype)-1), 0, "the size of dtype -1 is 0");
@@ -294,7 +310,8 @@ static void test_ops(void) {
     for (int i = 0; i < IDIST_OP_COUNT; i++)
         tap_ok(strcmp(idist_op_name((idist_op)i), names[i]) == 0, "name of %s", names[i]);
     tap_ok(idist_op_name(IDIST_OP_COUNT) != NULL, "no op has a name that is not NULL");
-    tap_ok(idist_op_name(IDIST_OP_USER) != NULL && idist_op_name(IDIST_OP_LAST) != NULL, "user ops have names");
+    tap_ok(idist_op_name(IDIST_OP_USER) != NULL && idist_op_name(IDIST_OP_LAST) != NULL,
+           "user ops have names");
     tap_ok(idist_op_name((idist_op)-1) != NULL, "op -1 has a name that is not NULL");
 }
 
@@ -308,23 +325,31 @@ static void test_statuses(void) {
     IDIST_STATUS_MAP(CHECK_STATUS)
 #undef CHECK_STATUS
     tap_ok(n >= 24, "the list of statuses is whole");
-    tap_ok(idist_status_name((idist_status)-999) != NULL && idist_status_string((idist_status)-999) != NULL,
+    tap_ok(idist_status_name((idist_status)-999) != NULL &&
+               idist_status_string((idist_status)-999) != NULL,
            "an unknown status has a name and a sentence");
-    tap_ok(idist_status_name((idist_status)1) != NULL && idist_status_string((idist_status)1) != NULL,
+    tap_ok(idist_status_name((idist_status)1) != NULL &&
+               idist_status_string((idist_status)1) != NULL,
            "a positive status has a name and a sentence");
 }
 
 static void test_misuse(void) {
     float a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8};
     tap_is(idist_reduce_local(NULL, NULL, 0, IDIST_F32, IDIST_SUM), IDIST_OK, "count 0 takes NULL");
-    tap_is(idist_reduce_local(NULL, b, 4, IDIST_F32, IDIST_SUM), IDIST_ERR_ARG, "in == NULL is refused");
+    tap_is(idist_reduce_local(NULL, b, 4, IDIST_F32, IDIST_SUM), IDIST_ERR_ARG,
+           "in == NULL is refused");
     tap_ok(idist_last_error()[0] != 0, "and idist_last_error says why: %s", idist_last_error());
-    tap_is(idist_reduce_local(a, NULL, 4, IDIST_F32, IDIST_SUM), IDIST_ERR_ARG, "inout == NULL is refused");
-    tap_is(idist_reduce_local(a, b, 4, IDIST_DTYPE_COUNT, IDIST_SUM), IDIST_ERR_ARG, "a dtype beyond the list is refused");
-    tap_is(idist_reduce_local(a, b, 4, (idist_dtype)-1, IDIST_SUM), IDIST_ERR_ARG, "dtype -1 is refused");
-    tap_is(idist_reduce_local(a, b, 4, IDIST_F32, IDIST_OP_COUNT), IDIST_ERR_ARG, "an op beyond the list is refused");
+    tap_is(idist_reduce_local(a, NULL, 4, IDIST_F32, IDIST_SUM), IDIST_ERR_ARG,
+           "inout == NULL is refused");
+    tap_is(idist_reduce_local(a, b, 4, IDIST_DTYPE_COUNT, IDIST_SUM), IDIST_ERR_ARG,
+           "a dtype beyond the list is refused");
+    tap_is(idist_reduce_local(a, b, 4, (idist_dtype)-1, IDIST_SUM), IDIST_ERR_ARG,
+           "dtype -1 is refused");
+    tap_is(idist_reduce_local(a, b, 4, IDIST_F32, IDIST_OP_COUNT), IDIST_ERR_ARG,
+           "an op beyond the list is refused");
     tap_is(idist_reduce_local(a, b, 4, IDIST_F32, (idist_op)-1), IDIST_ERR_ARG, "op -1 is refused");
-    tap_is(idist_reduce_local(a, b, 4, IDIST_F32, IDIST_OP_USER), IDIST_ERR_ARG, "a user op that nobody made is refused");
+    tap_is(idist_reduce_local(a, b, 4, IDIST_F32, IDIST_OP_USER), IDIST_ERR_ARG,
+           "a user op that nobody made is refused");
     tap_ok(b[0] == 5 && b[3] == 8, "none of them wrote anything");
 }
 
@@ -339,7 +364,8 @@ static void test_inference(void) {
     tap_is(IDIST_DTYPE(&flag), IDIST_U8, "IDIST_DTYPE of bool");
     tap_is(IDIST_DTYPE(&c), IDIST_I8, "IDIST_DTYPE of char");
     tap_is(IDIST_DTYPE(&s), IDIST_I16, "IDIST_DTYPE of short");
-    tap_is(IDIST_DTYPE(&ul), sizeof ul == 8 ? IDIST_U64 : IDIST_U32, "IDIST_DTYPE of unsigned long");
+    tap_is(IDIST_DTYPE(&ul), sizeof ul == 8 ? IDIST_U64 : IDIST_U32,
+           "IDIST_DTYPE of unsigned long");
     tap_is(IDIST_DTYPE(&ll), IDIST_I64, "IDIST_DTYPE of long long");
     tap_is(IDIST_DTYPE(&d), IDIST_F64, "IDIST_DTYPE of double");
     tap_is(IDIST_DTYPE(&f), IDIST_F32, "IDIST_DTYPE of const float");
