@@ -985,8 +985,11 @@ inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
 #include "idist_begin.h"
 #include "idist_os.h"
 #include "idist_base.h"
+#include "idist_net.h"
+#include "idist_store.h"
 #include "idist_launch.h"
 #include "idist_core.h"
+#include "idist_calls.h"
 #include "idist_spawn.h"
 #include "idist_end.h"
 

@@ -1,6 +1,6 @@
 /* idist_base.h - v0.1.0 - errors, memory, log, dtypes, reductions, hashes - MIT licence
 
-    Part of the implementation of idist: idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 CONTENTS
 

@@ -32,7 +32,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [ipc:pinned]  memory of the host that devices copy from
-// uses - . used by -
+// uses cuda
 //
 // To pin memory, and to free it, takes a context, and a thread that has chosen no device would make
 // one on GPU 0, which is another rank's.
@@ -66,7 +66,7 @@ idist_allocator idist_pinned_allocator(void) {
 
 //------------------------------------------------------------------------------
 // [ipc:ptx]  kernels that work on what lies on one GPU
-// uses - . used by call own
+// uses -
 //
 // idist_reduce_f32, _f64, _f16 and _bf16: out[i] = in[0][i] (op) ... (op) in[n - 1][i], with the bits of idist__reduce_many.
 // idist_pack_halves, _pack_bytes and idist_unpack_bytes: what [train:compress] does, with its bits. They wait for nothing
@@ -401,7 +401,8 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses ptx . used by nccl:setup nccl:engine
+// uses os err mem base:log base:type hash world nccl:types cuda nccl:agree comm
+// uses stage ptx
 //
 // Each rank has an arena that the others map. A chunk of a call is given, and then taken:
 //
@@ -1066,7 +1067,7 @@ static bool idist__ipc_step(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [ipc:own]  what a rank does with device memory of its own
-// uses ptx call . used by train:memory train:compress train:ddp
+// uses err world core:call nccl:types cuda ptx call
 //
 // Each of these is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------

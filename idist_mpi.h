@@ -2,59 +2,51 @@
 
 DO THIS
 
-    Include it where idist.h is included, or on the command line, and compile with your MPI's
-compiler:
+    Include it where idist.h is included, or on the command line, and compile with your MPI's compiler:
 
         mpicc -DIDIST_IMPLEMENTATION -include idist_mpi.h app.c -o app && mpirun -n 4 ./app
 
-    The source stays as it is. Started by mpirun or mpiexec, idist_initialize picks this backend;
-started alone, by idist_spawn or by torchrun, it picks what it would without this header.
-IDIST_BACKEND=mpi or =ring decides otherwise.
+    The source stays as it is. Started by mpirun or mpiexec, idist_initialize picks this backend; started alone, by
+    idist_spawn or by torchrun, it picks what it would without this header. IDIST_BACKEND=mpi or =ring decides otherwise.
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's
-non-blocking ones. Any MPI from 3.0 on. Nothing is assumed about what a handle is, so that a program
-built for the standard ABI of MPI 5.0 (mpicc_abi) runs on every library that has it. Floats of 16
-and 8 bits are reduced as F32.
+    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's non-blocking ones. Any MPI
+    from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI of MPI 5.0
+    (mpicc_abi) runs on every library that has it. Floats of 16 and 8 bits are reduced as F32.
 
-    Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]).
-That costs a message of some 56 bytes to log2(n) ranks, finds those that call something else and
-those that do not come, and carries contributions of up to 24 bytes (of built-in ops, in groups of
-up to 64), for which MPI's collective is not needed any more. Before they block in MPI they do so
-twice. IDIST_CHECK=0, the same on all ranks, leaves that out: faster, but without mismatches,
-without deadlines in blocking collectives, also between group_begin and group_end, in which this
-    rank's requests do not move, and with MPI's own rule that all ranks block, or none, and are in
-place, or none.
+    Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
+    of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
+    contributions of up to 24 bytes (of built-in ops, in groups of up to 64), for which MPI's collective is not needed any
+    more. Before they block in MPI they do so twice. IDIST_CHECK=0, the same on all ranks, leaves that out: faster, but
+    without mismatches, without deadlines in blocking collectives, also between group_begin and group_end, in which this
+    rank's requests do not move, and with MPI's own rule that all ranks block, or none, and are in place, or none.
 
-    Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a
-message that does not fit; large messages go from buffer to buffer once both sides know of each
-other.
+    Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a message that does not
+    fit; large messages go from buffer to buffer once both sides know of each other.
 
 WHO OWNS MPI
 
-    Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone
-otherwise. Not yet: idist_initialize calls MPI_Init_thread and the end of the last world
-MPI_Finalize; MPI cannot begin again after that, and a later idist_initialize is IDIST_ERR_STATE. If
-the world failed and not everybody comes to its end within a second, or with ULFM at all, MPI is not
-finalized: it might wait for ever; mpirun ends the job when this process exits. Requests move on in
-a thread of idist: while one is open, a program that calls MPI itself needs MPI_THREAD_MULTIPLE, and
-so do several worlds at once. With a level below SERIALIZED (MPI_Init) there is no such thread, and
-only the thread that initialised MPI may call idist.
+    Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone otherwise. Not yet:
+    idist_initialize calls MPI_Init_thread and the end of the last world MPI_Finalize; MPI cannot begin again after that,
+    and a later idist_initialize is IDIST_ERR_STATE. If the world failed and not everybody comes to its end within a
+    second, or with ULFM at all, MPI is not finalized: it might wait for ever; mpirun ends the job when this process
+    exits. Requests move on in a thread of idist: while one is open, a program that calls MPI itself needs
+    MPI_THREAD_MULTIPLE, and so do several worlds at once. With a level below SERIALIZED (MPI_Init) there is no such
+    thread, and only the thread that initialised MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
-    A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under
-`mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them
-a group to go on with. Deadlines and idist_abort in a blocking collective, idist_new_group, _split,
-_shrink and _agree once all ranks are in it. One thread of a rank makes groups at a time. Buffers of
-a request that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of
-a second to end; if it does not, MPI may still use the buffers, and fn and arg of a user op, so keep
-them. Sleep: a rank that waits for others to enter looks every 1 to 4 ms; one whose call is in MPI
-polls, as MPI does. Same bits on all ranks: always in what goes by slips; above, as far as
-MPI_Allreduce gives it, as the tested MPIs do. Memory of idist_alloc is plain memory, which MPI's
-collectives take as well as any other; with desc.shm_nbytes or IDIST_SHM_MIB set, a part of an MPI
-window that all ranks of the host have mapped, which ends with the world.
+    A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under `mpirun --with-ft ulfm`
+    does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them a group to go on with.
+    Deadlines and idist_abort in a blocking collective, idist_new_group, _split, _shrink and _agree once all ranks are in it.
+    One thread of a rank makes groups at a time.
+    Buffers of a request that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second
+    to end; if it does not, MPI may still use the buffers, and fn and arg of a user op, so keep them.
+    Sleep: a rank that waits for others to enter looks every 1 to 4 ms; one whose call is in MPI polls, as MPI does.
+    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
+    Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
+    IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
 
 CONTENTS
 

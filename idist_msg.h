@@ -1,6 +1,6 @@
-/* idist_msg.h - v0.1.0 - messages between the ranks of idist - MIT licence
+/* idist_msg.h - v0.1.0 - messages between ranks - MIT licence
 
-    Part of the implementation of idist: idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 CONTENTS
 

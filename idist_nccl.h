@@ -157,7 +157,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 //------------------------------------------------------------------------------
 // [nccl:load]  NCCL's functions, found at run time, so that the program also runs where there is none
-// uses - . used by types setup comm
+// uses os
 //------------------------------------------------------------------------------
 
 typedef struct idist__nccl_id { // ncclUniqueId
@@ -480,7 +480,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 
 //------------------------------------------------------------------------------
 // [nccl:types]  worlds, groups, tasks
-// uses - . used by all that follow
+// uses world load
 //------------------------------------------------------------------------------
 
 #define IDIST__GPU_SPIN_NS ((int64_t)30000)        // that who waits for it looks before it sleeps
@@ -627,7 +627,7 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 //------------------------------------------------------------------------------
 // [nccl:cuda]  errors, pinned memory
-// uses types . used by all that follow
+// uses os err mem world core:call types
 //------------------------------------------------------------------------------
 
 static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
@@ -916,7 +916,7 @@ static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, 
 
 //------------------------------------------------------------------------------
 // [nccl:agree]  what the members of a group tell each other
-// uses types . used by ipc setup join
+// uses err mem world core:call
 //------------------------------------------------------------------------------
 
 // Each member's nbytes, to all. The lock is held, and given up while waiting.
@@ -960,7 +960,7 @@ static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why,
 
 //------------------------------------------------------------------------------
 // [nccl:comm]  calls that NCCL serves
-// uses cuda load . used by setup route engine
+// uses os err mem base:log base:type world core:call load types cuda
 //
 // NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by the backend of the host
 // (idist__nccl_meet), so that calls that differ, late ranks and lost ones are found as they are on the host: NCCL itself
@@ -1360,7 +1360,7 @@ static void idist__nccl_launch(idist__task *first) {
 
 //------------------------------------------------------------------------------
 // [nccl:stage]  calls that go through pinned memory, a chunk at a time
-// uses cuda . used by ipc engine
+// uses world core:call types cuda
 //
 // The backend of the host gets each chunk as a call of its own, with pinned memory for its buffers. While it has one, the
 // next is on its way out of the device and the one before on its way in:
@@ -1550,7 +1550,7 @@ static bool idist__stage_landed(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory: chosen alike by all members, made at its first call
-// uses cuda agree comm . used by route join
+// uses os err mem world load types cuda agree comm ipc:call
 //------------------------------------------------------------------------------
 
 static bool idist__gpu_same(const idist_group *g, int a, int b) { // one GPU
@@ -1800,7 +1800,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses setup . used by engine join
+// uses err world core:call types cuda comm setup ipc:call
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
@@ -1909,7 +1909,8 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the part of a backend that concerns device memory, over the one that moves host memory
-// uses stage comm setup route . used by join
+// uses os err mem base:log base:type world core:call self group load types cuda
+// uses comm stage setup route ipc:call
 //
 // A group gives the backend its calls, and the parts of them, in the order in which the program made them, so that all
 // ranks number them alike: a call whose next part is not ready holds up those behind it, also those on host memory.
@@ -2319,7 +2320,8 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses engine . used by -
+// uses os err mem base:log sock config world load types cuda agree setup route
+// uses engine
 //------------------------------------------------------------------------------
 
 typedef enum idist__gpu_has { IDIST__GPU_HAS, IDIST__GPU_HAS_NONE, IDIST__GPU_LACKS, IDIST__GPU_BAD_NAME } idist__gpu_has;

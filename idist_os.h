@@ -1,11 +1,10 @@
 /* idist_os.h - v0.1.0 - what idist needs of the operating system - MIT licence
 
-    Part of the implementation of idist: idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 CONTENTS
 
-      [os:os]  the only place that knows the operating system: time, randomness, memory pages,
-descriptors
+      [os:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
 */
 #ifndef IDIST_OS_H
 #define IDIST_OS_H
@@ -385,5 +384,40 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
+
+//------------------------------------------------------------------------------
+// [os:socket]  stream sockets and name lookup
+// uses -
+//------------------------------------------------------------------------------
+
+
+
+//------------------------------------------------------------------------------
+// [os:file]  files, locks on them, and folders
+// uses -
+//------------------------------------------------------------------------------
+
+
+
+//------------------------------------------------------------------------------
+// [os:process]  child processes and the end of others
+// uses -
+//------------------------------------------------------------------------------
+
+
+
+//------------------------------------------------------------------------------
+// [os:poll]  waiting for descriptors, and waking who waits
+// uses -
+//------------------------------------------------------------------------------
+
+
+
+//------------------------------------------------------------------------------
+// [os:terminal]  the terminal
+// uses -
+//------------------------------------------------------------------------------
+
+
 
 #endif // IDIST_OS_H

@@ -1,6 +1,6 @@
 /* idist_share.h - v0.1.0 - collectives of ranks that share memory - MIT licence
 
-    Part of the implementation of idist: idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 CONTENTS
 

@@ -1,6 +1,6 @@
-/* idist_shm.h - v0.1.0 - memory that the ranks of one host share - MIT licence
+/* idist_shm.h - v0.1.0 - memory that ranks of a host share - MIT licence
 
-    Part of the implementation of idist: idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 CONTENTS
 

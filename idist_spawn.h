@@ -1,6 +1,6 @@
-/* idist_spawn.h - v0.1.0 - worker processes of idist - MIT licence
+/* idist_spawn.h - v0.1.0 - worker processes - MIT licence
 
-    Part of the implementation of idist: idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 CONTENTS
 

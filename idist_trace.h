@@ -2,8 +2,7 @@
 
 DO THIS
 
-    Lay it beside idist.h and include it in the file that has IDIST_IMPLEMENTATION and in the one
-that joins the world.
+    Lay it beside idist.h and include it in the file that has IDIST_IMPLEMENTATION and in the one that joins the world.
 
         idist_initialize(NULL);
         idist_trace_begin("forward");
@@ -11,50 +10,43 @@ that joins the world.
         idist_trace_end();
         idist_all_reduce(...); // is in the timeline by itself
 
-    IDIST_TRACE=out.json ./app         or, for all ranks in one file,         idistrun -n 4 --trace
-out.json ./app
+    IDIST_TRACE=out.json ./app         or, for all ranks in one file,         idistrun -n 4 --trace out.json ./app
 
-    Open the file in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which
-needs no network.
+    Open the file in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which needs no network.
 
 WHAT IS IN IT
 
-    A process per rank, "rank 3 on node7", with one track for each thread that marks or calls
-something: the thread that joined the world, thread 1, ... What is in flight while a thread goes on
-has tracks of its own below them, as many as it takes for no two to overlap: a request from the call
-to its end, a bucket of gradients.
+    A process per rank, "rank 3 on node7", with one track for each thread that marks or calls something: the thread that
+    joined the world, thread 1, ... What is in flight while a thread goes on has tracks of its own below them, as many as
+    it takes for no two to overlap: a request from the call to its end, a bucket of gradients.
 
         category   what                                                    args
         compute    between idist_trace_begin and idist_trace_end           -
-        call       a blocking call; a request or a call between            dtype, count, bytes (of
-the larger buffer), op, idist_group_begin and _end until it is complete         root or peer and
-tag, ranks, seq; status wait       idist_wait, _wait_any, _wait_stream, _group_end         the call
-that it waits for; status bucket     what idist_train.h reduces during the backward pass     its own
+        call       a blocking call; a request or a call between            dtype, count, bytes (of the larger buffer), op,
+                   idist_group_begin and _end until it is complete         root or peer and tag, ranks, seq; status
+        wait       idist_wait, _wait_any, _wait_stream, _group_end         the call that it waits for; status
+        bucket     what idist_train.h reduces during the backward pass     its own
 
-    A call on a stream is in it as long as the host is busy with it. idist_test and calls that fail
-before there is a world are not in it. seq is the number of the call in its group, as in the texts
-of errors.
+    A call on a stream is in it as long as the host is busy with it. idist_test and calls that fail before there is a world
+    are not in it. seq is the number of the call in its group, as in the texts of errors.
 
 THE FILE
 
-    A world of 1 writes IDIST_TRACE itself; of several ranks each writes one of its own: out.json
-becomes out.3.json for rank 3. If another process that lives has that file, the process id is put
-behind. A process writes one file, from its first world on, for all worlds it joins; those of
-idist_spawn are processes. A process made by fork alone writes none.
+    A world of 1 writes IDIST_TRACE itself; of several ranks each writes one of its own: out.json becomes out.3.json for
+    rank 3. If another process that lives has that file, the process id is put behind. A process writes one file, from its
+    first world on, for all worlds it joins; those of idist_spawn are processes. A process made by fork alone writes none.
 
-    It is an array in the JSON format of Chrome, an event per line. Events are written through a
-mapping, so that those of a rank that was killed, or hangs, are in it; a call that never came back
-has a begin and no end. At any moment it is valid JSON, but for the blink in which an event is being
-added. Times are microseconds since 1970, from the monotonic clock and its distance to the clock of
-the host at the start: ranks of a host agree, hosts as well as NTP has them.
+    It is an array in the JSON format of Chrome, an event per line. Events are written through a mapping, so that those of
+    a rank that was killed, or hangs, are in it; a call that never came back has a begin and no end. At any moment it is
+    valid JSON, but for the blink in which an event is being added. Times are microseconds since 1970, from the monotonic
+    clock and its distance to the clock of the host at the start: ranks of a host agree, hosts as well as NTP has them.
 
     A file that cannot be written is a warning, and the program goes on without.
 
 WHAT IT COSTS
 
-    Without IDIST_TRACE a load and a branch per call. With it about a microsecond and 60 to 200
-bytes per event; a call is two of them, and so is a mark. No allocation but for a new thread or
-track.
+    Without IDIST_TRACE a load and a branch per call. With it about a microsecond and 60 to 200 bytes per event; a call is
+    two of them, and so is a mark. No allocation but for a new thread or track.
 
 CONTENTS
 

@@ -1,10 +1,9 @@
-/* idist_train.h - v0.1.0 - data-parallel training for idist: samplers, loaders, gradients,
-checkpoints - MIT licence
+/* idist_train.h - v0.1.0 - data-parallel training for idist: samplers, loaders, gradients, checkpoints - MIT licence
 
 DO THIS
 
-    Lay it beside idist.h and include it where that is included; IDIST_IMPLEMENTATION compiles both.
-Your network stays as it is: arrays of parameters, and a function that computes their gradients.
+    Lay it beside idist.h and include it where that is included; IDIST_IMPLEMENTATION compiles both. Your network stays as
+    it is: arrays of parameters, and a function that computes their gradients.
 
         idist_tensor params[2] = {{weights, 64 * 10, IDIST_F32}, {bias, 10, IDIST_F32}};
         idist_sampler_desc samples = {0};
@@ -16,35 +15,36 @@ Your network stays as it is: arrays of parameters, and a function that computes 
         samples.length = 1797; // in the data set
         model.params = params; // rank 0's become everybody's
         model.n = 2;
-        if (idist_sampler_create(&samples, &sampler) != IDIST_OK || idist_ddp_create(&model, &ddp)
-!= IDIST_OK) return 1; for (epoch = 0; epoch < 10; epoch++) { if (idist_sampler_set_epoch(sampler,
-epoch) != IDIST_OK) return 1; while (idist_sampler_next(sampler, &index)) {     // the samples of
-this rank backward(index, idist_ddp_grad(ddp, 0), idist_ddp_grad(ddp, 1)); if (idist_ddp_wait(ddp)
-!= IDIST_OK) return 1; // gradients are the average of all ranks now step();
+        if (idist_sampler_create(&samples, &sampler) != IDIST_OK || idist_ddp_create(&model, &ddp) != IDIST_OK) return 1;
+        for (epoch = 0; epoch < 10; epoch++) {
+            if (idist_sampler_set_epoch(sampler, epoch) != IDIST_OK) return 1;
+            while (idist_sampler_next(sampler, &index)) {     // the samples of this rank
+                backward(index, idist_ddp_grad(ddp, 0), idist_ddp_grad(ddp, 1));
+                if (idist_ddp_wait(ddp) != IDIST_OK) return 1; // gradients are the average of all ranks now
+                step();
             }
         }
         idist_ddp_free(&ddp);
         idist_sampler_free(&sampler);
 
-    With idist_ddp_ready(ddp, i) in the backward pass, gradients travel while those before them are
-computed.
+    With idist_ddp_ready(ddp, i) in the backward pass, gradients travel while those before them are computed.
 
 WHAT IT IS
 
-    sampler     The indices of torch.utils.data.DistributedSampler, one for one: every rank makes
-the same permutation (torch.randperm with a generator seeded by seed + epoch), and takes each n-th
-of it from its rank on. All ranks get the same number of samples; without drop_last some come twice
-for that, which a validation has to know. (Newer PyTorch shuffles 2^32 / 20 samples and more in
-another way.) It sends nothing: ranks agree because they were given the same length, seed and epoch.
-idist_partition is the DataPartitioner of PyTorch's tutorial "Writing distributed applications".
-    loader      Threads that call your function for one batch after the other, some batches ahead of
-you. ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do: see the picture
-in [train:ddp]. metrics     Sums that are added up over the ranks when you ask, and stay what they
-were. checkpoint  Rank 0 writes and reads; a file is whole or not there. log         Rank 0 speaks.
+    sampler     The indices of torch.utils.data.DistributedSampler, one for one: every rank makes the same permutation
+                (torch.randperm with a generator seeded by seed + epoch), and takes each n-th of it from its rank on. All
+                ranks get the same number of samples; without drop_last some come twice for that, which a validation has to
+                know. (Newer PyTorch shuffles 2^32 / 20 samples and more in another way.) It sends nothing: ranks agree
+                because they were given the same length, seed and epoch. idist_partition is the DataPartitioner of PyTorch's
+                tutorial "Writing distributed applications".
+    loader      Threads that call your function for one batch after the other, some batches ahead of you.
+    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do: see the picture in [train:ddp].
+    metrics     Sums that are added up over the ranks when you ask, and stay what they were.
+    checkpoint  Rank 0 writes and reads; a file is whole or not there.
+    log         Rank 0 speaks.
 
-    Names and rules are those of PyTorch, Ignite and Horovod where they have one. A world of 1 does
-everything as well. Nothing here is a tensor library: it moves arrays, and never looks at your
-network.
+    Names and rules are those of PyTorch, Ignite and Horovod where they have one. A world of 1 does everything as well.
+    Nothing here is a tensor library: it moves arrays, and never looks at your network.
 
 CONTENTS
 
@@ -648,7 +648,7 @@ static void idist__random_shuffle(size_t *p, size_t n, uint64_t seed) {
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses err world core:call life core:coll
+// uses err world core:call life calls:coll
 //
 // What is made of several calls fails on all ranks or on none: each says how its part went, and all
 // return what the first rank that failed has to say. A success costs one all_reduce of 4 bytes.
@@ -720,7 +720,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses err life core:coll random agree
+// uses err life calls:coll random agree
 //------------------------------------------------------------------------------
 
 // PyTorch and Python draw with 32 bits. Indices, some for padding among them, have to fit into
@@ -985,7 +985,7 @@ uint64_t idist_auto_seed(uint64_t seed) { return seed + (uint64_t)idist_get_rank
 
 //------------------------------------------------------------------------------
 // [train:loader]  batches, fetched ahead by worker threads
-// uses os err mem base:log world life sampler
+// uses os err mem base:log world life pinned sampler
 //
 // Batches lie in a ring of slots, one more than are fetched ahead: the one that the program has. A
 // worker takes the next batch that nobody has taken, so they begin in order, and the program waits
@@ -1370,7 +1370,7 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
 
 //------------------------------------------------------------------------------
 // [train:norm]  batch statistics and gradient norms over all ranks
-// uses err base:type reduce life core:coll agree
+// uses err base:type reduce life calls:coll agree
 //------------------------------------------------------------------------------
 
 // Two sets of values with their counts, means and variances become one:
@@ -1560,7 +1560,7 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:metric]  numbers over all ranks
-// uses err base:type life core:coll agree
+// uses err base:type life calls:coll agree
 //------------------------------------------------------------------------------
 
 // The sums of two numbers of m over all ranks, and their ratio: 0 / 0 is no number.
@@ -1766,7 +1766,7 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
 
 //------------------------------------------------------------------------------
 // [train:checkpoint]  files that are whole or not there
-// uses os err base:log base:type world life core:coll agree
+// uses os err base:log base:type world life calls:coll agree
 //
 // Numbers are 64 bits wide, in the byte order of the machine. Each part but the last is filled up
 // with zeros to 32 bytes.
@@ -2494,7 +2494,7 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:tensor]  arrays that all ranks have: compared, then copied from one of them
-// uses err base:type life core:coll p2p agree
+// uses err base:type life calls:coll p2p agree
 //------------------------------------------------------------------------------
 
 // What is compared of a tensor, or of an option: then dtype is one of these, and count its value.
@@ -2675,7 +2675,7 @@ idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, v
 
 //------------------------------------------------------------------------------
 // [train:memory]  the same on the host and on the device
-// uses err reduce group
+// uses err reduce group own
 //
 // What is done on the device is enqueued on opts.stream, by [ipc:own] of idist_ipc.h.
 //------------------------------------------------------------------------------
@@ -2729,7 +2729,7 @@ static void idist__memory_free(const idist__memory *m, void *p) {
 
 //------------------------------------------------------------------------------
 // [train:compress]  buckets that travel with fewer bits
-// uses err base:type core:coll memory
+// uses err base:type calls:coll ptx own memory
 //
 // Halves: the bucket is rounded to 16 bits, averaged (in float, rounded once more), and widened.
 //
@@ -3011,7 +3011,7 @@ static idist_status idist__byte_finish_device(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:ddp]  gradients averaged while the backward pass still runs
-// uses os err base:type world life core:coll p2p mark agree tensor memory
+// uses os err base:type world life calls:coll p2p own mark agree tensor memory
 // uses compress
 //
 // Gradients come into being from the last parameter to the first, so buckets are formed in that

@@ -10,7 +10,8 @@ import os
 import re
 import sys
 
-ROOMS = ["os", "base", "launch", "core", "spawn", "shm", "msg", "share", "ring"]
+ROOMS = ["os", "base", "net", "store", "launch", "core", "calls", "spawn",
+         "shm", "msg", "share", "algo", "engine", "join", "ring"]
 REPEATED = ["begin", "end"]  # included wherever an implementation begins and ends
 INCLUDE = re.compile(r'^#include "idist_([a-z]+)\.h"')
 
