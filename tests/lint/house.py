@@ -54,6 +54,14 @@ FLOORS = ['idist_begin.h', 'idist_end.h', 'idist_os.h', 'idist_base.h', 'idist_n
 EXTRA_PREFIXES = {
 }
 
+# The same for all sections of a file.
+FILE_PREFIXES = {
+    'idist_shm.h': ['ring'], 'idist_msg.h': ['ring'], 'idist_share.h': ['ring'],
+    'idist_algo.h': ['ring'], 'idist_engine.h': ['ring'], 'idist_join.h': ['ring'],
+    'idist_mpi.h': ['mpi'], 'idist_nccl.h': ['nccl', 'gpu'], 'idist_ipc.h': ['ipc', 'gpu'],
+    'idist_trace.h': ['trace'],
+}
+
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 
 MAX_COLUMNS = 100
@@ -686,7 +694,8 @@ def command_circles(house, _args):
 def rule_prefix(house, known):
     for section in house.sections:
         words = [section.name, '%s_%s' % (section.head, section.name)]
-        words = tuple(w + '_' for w in words + EXTRA_PREFIXES.get(section.tag, []))
+        words += EXTRA_PREFIXES.get(section.tag, []) + FILE_PREFIXES.get(section.source.name, [])
+        words = tuple(w + '_' for w in words)
         for item in section.functions:
             verb = item.name[len('idist__'):] + '_'
             if item.name.startswith('idist__') and not verb.startswith(words):
