@@ -1,42 +1,6 @@
 // test_nccl: what idist makes of NCCL: which way is chosen, calls that are enqueued and found wrong or late afterwards,
 // calls held back by idist_group_begin, communicators of groups. Runs on the stand-ins for libcudart and libnccl.
-#include "idist_nccl.h"
-
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-
-#include "fake.h"
-#include "ranks.h"
-
-#define CUDA(call) rank_check((call) == cudaSuccess, "%s", #call)
-
-static int32_t *device_of(int32_t value, size_t count) {
-    int32_t *p = NULL, *host = (int32_t *)malloc(count * sizeof *host);
-    for (size_t i = 0; i < count; i++) host[i] = value;
-    CUDA(cudaMalloc((void **)&p, count * sizeof *p));
-    CUDA(cudaMemcpy(p, host, count * sizeof *p, cudaMemcpyHostToDevice));
-    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
-    free(host);
-    return p;
-}
-
-static int32_t first_of(const int32_t *device) {
-    int32_t x = -1;
-    CUDA(cudaMemcpy(&x, device, sizeof x, cudaMemcpyDeviceToHost));
-    return x;
-}
-
-static cudaStream_t new_stream(void) {
-    cudaStream_t s = NULL;
-    CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    return s;
-}
-
-static idist_opts on_stream(idist_group *g, cudaStream_t stream) {
-    idist_opts o = opts_of(g);
-    o.stream = stream;
-    return o;
-}
+#include "gpu_ranks.h"
 
 // Rank 0 enqueues while nobody else has begun; what wakes the others comes after that.
 static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
@@ -600,13 +564,6 @@ typedef struct quiet {
     const char *said[3];   // by rank 1, in a warning; none: nothing
     int port;
 } quiet;
-
-static char said[4000];
-static void keep_said(idist_log_level level, const char *line, void *user) {
-    size_t used = strlen(said);
-    (void)user;
-    if (level <= IDIST_LOG_WARN) snprintf(said + used, sizeof said - used, "%s\n", line);
-}
 
 static int says(int number, void *arg) {
     const quiet *q = (const quiet *)arg;
