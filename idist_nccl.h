@@ -603,7 +603,7 @@ typedef struct idist__gpu {         // of a world
     bool stirred;                       // a call left the queue of its group: the next one may go on
     int64_t looked_ns;                  // when NCCL was asked for errors
     idist__nccl_job *ending;            // communicators
-    int *word;                          // barriers on streams work on it
+    int *word;                          // barriers on streams work on it; NULL: no NCCL, or no memory
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
     bool loading; // a thread loads what follows, without the lock
@@ -1746,6 +1746,19 @@ typedef struct idist__nccl_card {
     idist__nccl_id id;
 } idist__nccl_card;
 
+// What barriers on streams work on. Made once, before a second thread can know the world: to free a
+// spare one would wait for the device.
+static void idist__nccl_make_word(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    void *word = NULL;
+
+    if (!gpu->nccl.version) return;
+    pthread_mutex_unlock(&w->lock);
+    if (cudaMalloc(&word, sizeof *gpu->word) != cudaSuccess) cudaGetLastError();
+    idist__world_lock(w);
+    gpu->word = (int *)word;
+}
+
 // What the ranks of a group need on the device until they are connected: an INIT's own, because it may
 // outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call, say, that
 // another rank makes when this group is done.
@@ -1780,7 +1793,7 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
     if (g->rank == 0 && !adopt) card->failed = gpu->nccl.GetUniqueId(&card->id) != IDIST__NCCL_OK;
     if (adopt && (job->comm = idist__nccl_adopt(g, why, cap)) == NULL) card->failed = true;
 
-    error = idist__nccl_make_room(g, job);
+    error = gpu->word ? idist__nccl_make_room(g, job) : cudaErrorMemoryAllocation;
     if (error == cudaSuccess || card->failed) return job;
     card->failed = true;
     snprintf(why, cap, "cudaMalloc: %s", cudaGetErrorString(error));
@@ -2621,6 +2634,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (s == IDIST_OK) s = idist__gpu_agree(w, &all);
     if (s == IDIST_OK && all) {
         idist__gpu_install(w);
+        idist__nccl_make_word(w);
         if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
         w->device_backend = names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }

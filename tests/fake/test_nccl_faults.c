@@ -127,6 +127,60 @@ static int ends_beside(int number, void *arg) {
     return 0;
 }
 
+// Two threads make the first calls of two groups beside each other, while the device is busy for long: nothing waits for it.
+typedef struct first_call {
+    int number;
+    idist_group *group;
+    pthread_t thread;
+} first_call;
+
+static void *calls_first(void *arg) {
+    const first_call *f = (const first_call *)arg;
+    idist_opts o = opts_of(f->group);
+    int32_t *x = device_of(1, 1);
+    o.stream = new_stream();
+    CUDA(cudaSetDevice(f->number % 2));
+    rank_ok(f->number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
+    rank_check(first_of(x) == 2, "rank %d: got %d", f->number, first_of(x));
+    return NULL;
+}
+
+static int released; // atomic
+static void keeps_busy(void *arg) {
+    int64_t start = tap_now_ms();
+    (void)arg;
+    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE) && tap_now_ms() - start < 8000 * test_slow_factor())
+        tap_sleep_ms(5);
+}
+
+static int makes_two_groups(int number, void *arg) {
+    first_call f[2] = {{number, NULL, 0}, {number, NULL, 0}};
+    idist_desc d = desc_of(number, 3, ((const trouble *)arg)->port);
+    cudaStream_t s;
+    int64_t start;
+    setenv("FAKE_CUDA_ALLOC_US", "200000", 1);
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    for (int k = 0; k < 2; k++) rank_ok(number, idist_split(NULL, number == 2, number, &f[k].group));
+    rank_ok(number, idist_barrier(NULL));
+    if (number < 2) {
+        s = new_stream();
+        CUDA(cudaLaunchHostFunc(s, keeps_busy, NULL));
+        start = tap_now_ms();
+        for (int k = 0; k < 2; k++) rank_check(pthread_create(&f[k].thread, NULL, calls_first, &f[k]) == 0, "no thread");
+        for (int k = 0; k < 2; k++) pthread_join(f[k].thread, NULL);
+        rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+        __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
+        for (int k = 0; k < 2; k++) { // in turn: they work on the same word
+            idist_opts o = on_stream(f[k].group, s);
+            rank_ok(number, idist_barrier(&o));
+        }
+        CUDA(cudaStreamSynchronize(s));
+    }
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
 int main(void) {
     static const trouble all[] = {
         {"the ranks are not connected in time", is_given_up, 2, "21403", 0},
@@ -134,6 +188,7 @@ int main(void) {
         {"a thread comes out of NCCL too late for the abort", comes_out_late, 2, "22809", 0},
         {"a revoke never ends", revokes_in_vain, 2, "22809", 0},
         {"a world ends while a thread is inside NCCL", ends_beside, 2, "21403", 0},
+        {"first calls of two groups beside each other, on a busy device", makes_two_groups, 3, "22809", 0},
     };
 
     tap_deadline(100);
