@@ -1066,23 +1066,33 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     return result;
 }
 
+// Communicators that do not block may say of each call in a group that it is in progress: that is no error.
+static bool idist__nccl_goes_on(int result) { return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS; }
+
+// What comes of a group: the first error, else whether it is in progress.
+static int idist__nccl_both(int calls, int end) {
+    if (!idist__nccl_goes_on(calls)) return calls;
+    return end == IDIST__NCCL_OK ? calls : end;
+}
+
 // What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
 static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c, const void *send,
                                 void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
-    for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
+    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
         const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
         char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
             cudaMemcpyAsync(to, from, sent * size, cudaMemcpyDefault, stream) != cudaSuccess)
             result = IDIST__NCCL_CUDA_ERROR;
         if (i != me && sent) result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
-        if (i != me && got && result == IDIST__NCCL_OK) result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
+        if (i != me && got && idist__nccl_goes_on(result))
+            result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
     end = nccl->GroupEnd();
-    return result == IDIST__NCCL_OK ? end : result;
+    return idist__nccl_both(result, end);
 }
 
 // An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it behind the kernels.
@@ -1101,14 +1111,14 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
     size_t size = idist_dtype_size(c->dtype);
     int result = nccl->GroupStart(), end;
     int i;
-    for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
+    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
         char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
             result =
                 nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size, IDIST__NCCL_U8, i, comm, stream);
     }
     end = nccl->GroupEnd();
-    return result == IDIST__NCCL_OK ? end : result;
+    return idist__nccl_both(result, end);
 }
 
 static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op, cudaStream_t stream) {
@@ -1371,18 +1381,17 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool several = idist__gpu_op_of(first)->held != NULL;
-    int result = IDIST__NCCL_OK, end = IDIST__NCCL_OK;
+    int result = IDIST__NCCL_OK;
     idist__task *t;
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
         if (t->detached) continue;
         *error = cudaEventRecord(idist__gpu_op_of(t)->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
         if (*error == cudaSuccess) *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
     }
-    if (several) gpu->nccl.GroupStart();
-    for (t = first; t && *error == cudaSuccess && result == IDIST__NCCL_OK; t = idist__gpu_op_of(t)->held)
-        result = idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t));
-    if (several) end = gpu->nccl.GroupEnd();
-    if (result == IDIST__NCCL_OK) result = end;
+    if (several) result = gpu->nccl.GroupStart();
+    for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result); t = idist__gpu_op_of(t)->held)
+        result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t)), result);
+    if (several) result = idist__nccl_both(result, gpu->nccl.GroupEnd());
     idist__nccl_enters(first, 0);
     if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {

@@ -127,6 +127,75 @@ static int ends_beside(int number, void *arg) {
     return 0;
 }
 
+// What is held back comes to its end where NCCL says of each call in the group that it is in progress.
+static int holds_back_in_progress(int number, void *arg) {
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    int32_t *x[3], *y;
+    idist_opts o = opts_of(NULL);
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    setenv("FAKE_NCCL_IN_PROGRESS", "1", 1);
+    o.stream = new_stream();
+    for (int k = 0; k < 3; k++) x[k] = device_of(k + 1, 4);
+    y = device_of(-1, 2);
+    for (int turn = 0; turn < 2; turn++) {
+        rank_ok(number, idist_group_begin());
+        for (int k = 0; k < 3; k++) rank_ok(number, idist_all_reduce(x[k], x[k], 4, IDIST_I32, IDIST_SUM, &o));
+        rank_ok(number, idist_all_to_all(x[2], y, 1, IDIST_I32, &o));
+        rank_ok(number, idist_group_end());
+    }
+    rank_ok(number, idist_all_to_all(x[0], y, 1, IDIST_I32, &o));
+    CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
+    for (int k = 0; k < 3; k++)
+        rank_check(first_of(x[k]) == 4 * (k + 1), "rank %d: call %d: got %d", number, k, first_of(x[k]));
+    rank_check(first_of(y) == 4 && first_of(y + 1) == 4, "rank %d: got %d and %d", number, first_of(y), first_of(y + 1));
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
+// The end of a group fails in NCCL, also where it says of the calls that they are in progress.
+static int fails_at_the_end(int number, void *arg) {
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    int64_t start = tap_now_ms();
+    idist_opts o = opts_of(NULL);
+    idist_status status;
+    int32_t *x;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    (void)!idist_barrier(NULL); // that of one rank may end, and the other one fail, before this one's has
+    setenv("FAKE_NCCL_IN_PROGRESS", "1", 1);
+    setenv("FAKE_NCCL_GROUP_FAIL", "3", 1);
+    o.stream = new_stream();
+    x = device_of(1, 4);
+    rank_ok(number, idist_group_begin());
+    for (int k = 0; k < 2; k++) (void)!idist_all_reduce(x + k, x + k, 1, IDIST_I32, IDIST_SUM, &o); // rank 0 may have failed
+    status = idist_group_end();
+    while (status == IDIST_OK && tap_now_ms() - start < 3000) status = idist_barrier(NULL);
+    rank_check(status == IDIST_ERR_DEVICE, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
+    rank_check(strstr(idist_last_error(), "GROUP_FAIL") != NULL, "rank %d: got \"%s\"", number, idist_last_error());
+    (void)!idist_finalize();
+    return 0;
+}
+
+// All ranks have come, and NCCL never says that it has begun: the time-out of the call ends that.
+static int never_begins(int number, void *arg) {
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    idist_opts o = opts_of(NULL);
+    idist_status status;
+    int64_t start;
+    int32_t *x;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    setenv("FAKE_NCCL_LATER_HANGS", "1", 1);
+    x = device_of(1, 4);
+    start = tap_now_ms();
+    o.timeout_ms = 500;
+    if (number == 0) o.stream = new_stream();
+    status = idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o);
+    if (status == IDIST_OK) status = idist_barrier(NULL);
+    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
+    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    (void)!idist_finalize();
+    return 0;
+}
+
 // Two threads make the first calls of two groups beside each other, while the device is busy for long: nothing waits for it.
 typedef struct first_call {
     int number;
@@ -189,6 +258,10 @@ int main(void) {
         {"a revoke never ends", revokes_in_vain, 2, "22809", 0},
         {"a world ends while a thread is inside NCCL", ends_beside, 2, "21403", 0},
         {"first calls of two groups beside each other, on a busy device", makes_two_groups, 3, "22809", 0},
+        {"each call of a group is in progress", holds_back_in_progress, 2, "21403", 0},
+        {"the end of a group fails", fails_at_the_end, 2, "21403", 0},
+        {"the end of a group fails", fails_at_the_end, 2, "22809", 0},
+        {"a call stays in progress", never_begins, 2, "21403", 0},
     };
 
     tap_deadline(100);
