@@ -277,6 +277,7 @@ typedef struct idist__nccl_gate {
 typedef enum idist__nccl_phase { // of an INIT
     IDIST__NCCL_STARTS,
     IDIST__NCCL_CONNECTS, // the communicator is there
+    IDIST__NCCL_OVER,     // the communicator is no longer the job's
     IDIST__NCCL_GIVEN_UP  // nobody waits for it any more
 } idist__nccl_phase;
 
@@ -290,13 +291,14 @@ typedef struct idist__nccl_job {
     void *config;
     int device, rank, size;
     int result;
-    int done;                // atomic: 1, or IDIST__NCCL_LEFT
-    int phase;               // atomic
-    cudaStream_t stream;     // of an INIT: where it connects the ranks, ...
-    char *room;              // ... with this memory
-    idist__nccl_gate *gate;  // of an ABORT: waits until nobody is inside
-    idist__nccl_gate inside; // of an INIT
-    bool keeps;              // an ABORT that must not free: a graph holds calls
+    int done;                     // atomic: 1, or IDIST__NCCL_LEFT
+    int phase;                    // atomic, of an INIT
+    cudaStream_t stream;          // of an INIT: where it connects the ranks, ...
+    char *room;                   // ... with this memory; its thread frees both
+    idist__nccl_gate *gate;       // of an ABORT: waits until nobody is inside, ...
+    struct idist__nccl_job *init; // ... and until this INIT, given up, has ended; then frees it
+    int64_t deadline_ns;          // of an ABORT's waits
+    bool keeps;                   // an ABORT that must not free: a graph holds calls
     pthread_t thread;
     struct idist__nccl_job *next; // of those that end
 } idist__nccl_job;
@@ -306,7 +308,7 @@ enum { IDIST__NCCL_LEFT = 2 }; // nobody waits for the job: it frees itself
 #ifndef IDIST_NCCL_CONNECT_BYTES
 #define IDIST_NCCL_CONNECT_BYTES (16 << 20)
 #endif
-#define IDIST__NCCL_LEAVE_MS 5000 // how long an abort waits for a thread to come out of NCCL
+#define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to come out of NCCL
 
 // Waits a little, longer from turn to turn.
 static void idist__nccl_nap(int *turns) {
@@ -324,11 +326,19 @@ static bool idist__nccl_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_GIVEN_UP;
 }
 
-// The result of a call with a communicator that does not block.
+// Whether a job must not wait any longer. An END waits for the other ranks until the world is gone.
+static bool idist__nccl_stops(const idist__nccl_job *job) {
+    if (job->what == IDIST__NCCL_INIT) return idist__nccl_given_up(job);
+    if (job->what == IDIST__NCCL_ABORT) return idist__os_now_ns() > job->deadline_ns;
+    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__NCCL_LEFT;
+}
+
+// The result of a call with a communicator that does not block: IN_PROGRESS if the job must not
+// wait for it any longer.
 static int idist__nccl_settled(const idist__nccl_job *job, int result) {
     int turns = 0;
 
-    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_given_up(job)) {
+    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_stops(job)) {
         idist__nccl_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -354,12 +364,10 @@ static int idist__nccl_connect(idist__nccl_job *job) {
         for (step = 0; step < 5 && result == IDIST__NCCL_OK; step++) {
             int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32, op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
 
-            __atomic_store_n(&job->inside.inside, 1, __ATOMIC_SEQ_CST);
             if (idist__nccl_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
             else if (step < 2) result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
             else if (step < 4) result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
             else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
-            __atomic_store_n(&job->inside.inside, 0, __ATOMIC_SEQ_CST);
             result = idist__nccl_settled(job, result);
         }
     }
@@ -381,16 +389,22 @@ static int idist__nccl_connected(idist__nccl_job *job) {
     return result;
 }
 
-// Where nobody waits for it any more, it ends what it has begun, unless another job does (idist__nccl_give_up).
+// The phase of an INIT moves on, unless it was given up.
+static bool idist__nccl_moves_on(idist__nccl_job *job, idist__nccl_phase to) {
+    int from = (int)to - 1;
+
+    return __atomic_compare_exchange_n(&job->phase, &from, (int)to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+// Where nobody waits for it any more, it ends what it has begun, unless another job does
+// (idist__nccl_give_up).
 static void idist__nccl_begin(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
-    int phase = IDIST__NCCL_STARTS;
 
     if (!job->comm) job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
     if (job->comm) job->result = idist__nccl_settled(job, job->result);
 
-    if (!__atomic_compare_exchange_n(&job->phase, &phase, (int)IDIST__NCCL_CONNECTS, false, __ATOMIC_ACQ_REL,
-                                     __ATOMIC_ACQUIRE)) {
+    if (!idist__nccl_moves_on(job, IDIST__NCCL_CONNECTS)) {
         if (job->comm) nccl->CommAbort(job->comm);
         return;
     }
@@ -398,25 +412,64 @@ static void idist__nccl_begin(idist__nccl_job *job) {
         job->result = idist__nccl_connect(job);
         if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
     }
-    if (idist__nccl_given_up(job) && !nccl->CommRevoke) nccl->CommAbort(job->comm);
+    if (!idist__nccl_moves_on(job, IDIST__NCCL_OVER) && !nccl->CommRevoke) nccl->CommAbort(job->comm);
+}
+
+// What an INIT has on the device. Neither call waits for what runs there.
+static void idist__nccl_clear_room(idist__nccl_job *job) {
+    if (job->room) cudaFreeAsync(job->room, job->stream);
+    if (job->stream) cudaStreamDestroy(job->stream);
+    job->room = NULL;
+    job->stream = NULL;
+}
+
+static bool idist__nccl_job_done(const idist__nccl_job *job) { return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0; }
+
+// Waits for it until the deadline, and frees it. False: it has not come to an end, and is left to
+// itself; *result is IN_PROGRESS.
+static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
+    pthread_t thread;
+
+    while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline_ns) {
+        struct timespec nap = {0, 100000};
+        nanosleep(&nap, NULL);
+    }
+    thread = job->thread;
+    *result = IDIST__NCCL_IN_PROGRESS;
+    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) { // from here on it frees itself
+        pthread_detach(thread);
+        return false;
+    }
+    pthread_join(thread, NULL);
+    *result = job->result;
+    free(job);
+    return true;
 }
 
 // NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets everybody out first;
-// before that communicators do not block, and the abort begins when nobody is inside (idist__nccl_abort).
+// before that communicators do not block, and the abort begins when nobody is inside (idist__nccl_abort). Where somebody
+// does not come out in time the communicator stays, and the result is IN_PROGRESS.
 static void idist__nccl_end_comm(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
-    int64_t deadline = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
-    int turns = 0;
+    int turns = 0, revoked = IDIST__NCCL_OK, ignored;
 
-    if (nccl->CommRevoke) {
-        job->result = idist__nccl_settled(job, nccl->CommRevoke(job->comm, 0));
-        while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
-            if (idist__os_now_ns() > deadline) return;
-            idist__nccl_nap(&turns);
-        }
-        if (job->keeps) return;
+    job->deadline_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
+    job->result = IDIST__NCCL_IN_PROGRESS;
+    if (nccl->CommRevoke) revoked = idist__nccl_settled(job, nccl->CommRevoke(job->comm, 0));
+    if (job->init && !idist__nccl_job_join(job->init, job->deadline_ns, &ignored)) return;
+    if (revoked == IDIST__NCCL_IN_PROGRESS) return;
+
+    while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
+        if (idist__nccl_stops(job)) return;
+        idist__nccl_nap(&turns);
     }
-    job->result = nccl->CommAbort(job->comm);
+    job->result = job->keeps && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
+}
+
+// Who is inside NCCL with a communicator that stays looks at the gate when it comes out.
+static void idist__nccl_job_free(idist__nccl_job *job) {
+    if (job->what == IDIST__NCCL_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
+    free(job);
 }
 
 static void *idist__nccl_work(void *arg) {
@@ -427,6 +480,7 @@ static void *idist__nccl_work(void *arg) {
     cudaThreadExchangeStreamCaptureMode(&mode);
     if (job->what == IDIST__NCCL_INIT) {
         idist__nccl_begin(job);
+        idist__nccl_clear_room(job);
     } else if (job->what == IDIST__NCCL_ABORT) {
         idist__nccl_end_comm(job);
     } else {
@@ -434,10 +488,7 @@ static void *idist__nccl_work(void *arg) {
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) {
-        if (job->what == IDIST__NCCL_ABORT) free(job->gate);
-        free(job);
-    }
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) idist__nccl_job_free(job);
     return NULL;
 }
 
@@ -454,28 +505,9 @@ static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl
 // Or frees it.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
     if (job && idist__os_thread(&job->thread, idist__nccl_work, job) == 0) return true;
+    if (job) idist__nccl_clear_room(job);
     free(job);
     return false;
-}
-
-static bool idist__nccl_job_done(const idist__nccl_job *job) { return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0; }
-
-// Waits for it until the deadline. False: it has not come to an end, and is left to itself.
-static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
-    pthread_t thread;
-
-    while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline_ns) {
-        struct timespec nap = {0, 100000};
-        nanosleep(&nap, NULL);
-    }
-    thread = job->thread;
-    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) { // from here on it frees itself
-        pthread_detach(thread);
-        return false;
-    }
-    pthread_join(thread, NULL);
-    free(job);
-    return true;
 }
 
 //------------------------------------------------------------------------------
@@ -550,7 +582,7 @@ typedef struct idist__gpu {         // of a world
     bool stirred;                       // a call left the queue of its group: the next one may go on
     int64_t looked_ns;                  // when NCCL was asked for errors
     idist__nccl_job *ending;            // communicators
-    int *word;                          // barriers on streams work on it
+    int *word;                          // barriers on streams work on it; NULL: no NCCL, or no memory
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
     bool loading; // a thread loads what follows, without the lock
@@ -1013,23 +1045,33 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     return result;
 }
 
+// Communicators that do not block may say of each call in a group that it is in progress: that is no error.
+static bool idist__nccl_goes_on(int result) { return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS; }
+
+// What comes of a group: the first error, else whether it is in progress.
+static int idist__nccl_both(int calls, int end) {
+    if (!idist__nccl_goes_on(calls)) return calls;
+    return end == IDIST__NCCL_OK ? calls : end;
+}
+
 // What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
 static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c, const void *send,
                                 void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
-    for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
+    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
         const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
         char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
             cudaMemcpyAsync(to, from, sent * size, cudaMemcpyDefault, stream) != cudaSuccess)
             result = IDIST__NCCL_CUDA_ERROR;
         if (i != me && sent) result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
-        if (i != me && got && result == IDIST__NCCL_OK) result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
+        if (i != me && got && idist__nccl_goes_on(result))
+            result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
     end = nccl->GroupEnd();
-    return result == IDIST__NCCL_OK ? end : result;
+    return idist__nccl_both(result, end);
 }
 
 // An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it behind the kernels.
@@ -1048,14 +1090,14 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
     size_t size = idist_dtype_size(c->dtype);
     int result = nccl->GroupStart(), end;
     int i;
-    for (i = 0; i < g->size && result == IDIST__NCCL_OK; i++) {
+    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
         char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
             result =
                 nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size, IDIST__NCCL_U8, i, comm, stream);
     }
     end = nccl->GroupEnd();
-    return result == IDIST__NCCL_OK ? end : result;
+    return idist__nccl_both(result, end);
 }
 
 static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op, cudaStream_t stream) {
@@ -1117,20 +1159,46 @@ static void idist__nccl_abort_wait(idist_group *g) {
     while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
 }
 
+// Begins an abort that a thread inside NCCL still has to begin, and waits for it. IN_PROGRESS: it has
+// not taken place. *left: it goes on by itself.
+static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *left) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    int64_t leave_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
+    int turns = 0, result = IDIST__NCCL_OK;
+
+    *left = false;
+    for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g)) idist__nccl_nap(&turns);
+    if (gg->job) *left = !idist__nccl_job_join(gg->job, deadline_ns, &result);
+    if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
+    gg->job = NULL;
+    gg->comm = NULL;
+    return result;
+}
+
 // The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is destroyed.
+// A communicator that could not be aborted stays in memory, and the gate with it: who is inside looks
+// at both when it comes out.
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool stays = gg->captured && !gpu->nccl.CommRevoke;
+    bool stays = gg->captured && !gpu->nccl.CommRevoke, left;
+    int64_t deadline = idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS);
+    int result = idist__nccl_abort_join(g, deadline, &left);
+    char text[256];
 
-    idist__nccl_abort(g);
-    if (!gg->job) return;
-    if (!idist__nccl_job_join(gg->job, idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS))) {
-        gg->gate = NULL; // it looks at it
-        if (!stays)
-            idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
-    }
-    gg->job = NULL;
+    if (result == IDIST__NCCL_OK) return;
+    if (result == IDIST__NCCL_IN_PROGRESS) gg->gate = NULL;
+    if (left && !stays)
+        idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
+    else if (!left && result == IDIST__NCCL_IN_PROGRESS)
+        idist__log_print(
+            &g->w->log, IDIST_LOG_WARN,
+            "NCCL was not out of a call, or of a revoke, after %d ms: the communicator of the group that failed "
+            "stays in memory, and the device may stay busy",
+            IDIST__NCCL_LEAVE_MS);
+    else if (!left)
+        idist__log_print(&g->w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
+                         idist__nccl_text(&gpu->nccl, result, text, sizeof text));
 }
 
 // What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the backend of the host knows, or
@@ -1260,7 +1328,7 @@ static void idist__nccl_enters(const idist__task *first, int inside) {
 
     for (t = first; t; t = idist__gpu_op_of(t)->held) {
         idist__nccl_gate *gate = idist__gpu_group_of(t->group)->gate;
-        if (gate) __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
+        if (gate && idist__gpu_op_of(t)->comm) __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
     }
 }
 
@@ -1292,18 +1360,17 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool several = idist__gpu_op_of(first)->held != NULL;
-    int result = IDIST__NCCL_OK, end = IDIST__NCCL_OK;
+    int result = IDIST__NCCL_OK;
     idist__task *t;
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
         if (t->detached) continue;
         *error = cudaEventRecord(idist__gpu_op_of(t)->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
         if (*error == cudaSuccess) *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
     }
-    if (several) gpu->nccl.GroupStart();
-    for (t = first; t && *error == cudaSuccess && result == IDIST__NCCL_OK; t = idist__gpu_op_of(t)->held)
-        result = idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t));
-    if (several) end = gpu->nccl.GroupEnd();
-    if (result == IDIST__NCCL_OK) result = end;
+    if (several) result = gpu->nccl.GroupStart();
+    for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result); t = idist__gpu_op_of(t)->held)
+        result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t)), result);
+    if (several) result = idist__nccl_both(result, gpu->nccl.GroupEnd());
     idist__nccl_enters(first, 0);
     if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
@@ -1583,28 +1650,24 @@ static idist__gpu_path idist__gpu_choose(const idist_group *g) {
     return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g) ? IDIST__BY_IPC : IDIST__BY_STAGING;
 }
 
-// Nobody waits for a communicator any more that is not made, or not connected, yet.
-static void idist__nccl_give_up(idist__nccl_job *job) {
-    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL);
-    int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
-    int turns = 0;
+// Nobody waits for a communicator any more that is not made, or not connected, yet. False: its thread
+// goes on for now, with what it has.
+static bool idist__nccl_give_up(idist__nccl_job *job) {
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL), ignored;
+    bool ours = phase == IDIST__NCCL_OVER || (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke);
+    idist__nccl_job *abort = ours ? idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm) : NULL;
 
-    if (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke) {
-        idist__nccl_job *abort = idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm);
-
-        if (abort) abort->gate = &job->inside;
-        if (idist__nccl_job_start(abort)) pthread_detach(abort->thread);
-        while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
-        pthread_detach(job->thread);
-        return;
-    }
-    idist__nccl_job_join(job, deadline);
+    if (abort) abort->init = job;
+    if (abort && idist__nccl_job_start(abort)) job = abort;
+    return idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_LET_MS), &ignored);
 }
 
 // Waits for the communicator, with a deadline, while the backend looks after the others.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
     idist__world *w = g->w;
     int64_t deadline = w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    int phase, result;
     char text[200];
 
     while (!idist__nccl_job_done(job) && g->status == IDIST_OK && idist__os_now_ns() < deadline) {
@@ -1614,20 +1677,21 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
         if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
     if (!idist__nccl_job_done(job)) {
+        phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
         snprintf(why, cap, "%s has not come back after %d ms",
-                 __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_CONNECTS ? "NCCL's first call"
-                                                                                        : "ncclCommInitRank",
-                 w->cfg.init_timeout_ms);
-        idist__nccl_give_up(job);
+                 phase == IDIST__NCCL_STARTS ? "ncclCommInitRank" : "NCCL's first call", w->cfg.init_timeout_ms);
+        if (!idist__nccl_give_up(job))
+            idist__log_print(&w->log, IDIST_LOG_WARN, "%s; until it does, its thread and what it has on the device stay",
+                             why);
         return false;
     }
 
-    pthread_join(job->thread, NULL);
-    if (job->result == IDIST__NCCL_OK) idist__gpu_group_of(g)->comm = job->comm;
-    else snprintf(why, cap, "ncclCommInitRank: %s", idist__nccl_text(&job->nccl, job->result, text, sizeof text));
-    if (job->result != IDIST__NCCL_OK && job->comm) job->nccl.CommAbort(job->comm);
-    free(job);
-    return idist__gpu_group_of(g)->comm != NULL;
+    gg->comm = job->comm;
+    idist__nccl_job_join(job, 0, &result);
+    if (result == IDIST__NCCL_OK) return true;
+    idist__nccl_abort(g); // NCCL may leave something even so
+    snprintf(why, cap, "ncclCommInitRank: %s", idist__nccl_text(&idist__gpu_of(w)->nccl, result, text, sizeof text));
+    return false;
 }
 
 // The user's own communicator, for the world.
@@ -1650,26 +1714,19 @@ static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
 }
 
 // Makes a communicator, or takes the user's, and connects the ranks.
-static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, void *comm, char *room, char *why, size_t cap) {
+static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job, char *why, size_t cap) {
     static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
-    idist__gpu *gpu = idist__gpu_of(g->w);
-    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, comm);
 
-    if (job) {
-        job->id = *id;
-        job->own = patient;
-        job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
-        if (!job->config && !gpu->nccl.CommRevoke) job->config = &job->own;
-        job->rank = g->rank;
-        job->size = g->size;
-        job->stream = idist__gpu_group_of(g)->stream[2];
-        job->room = room;
-    }
-    if (!idist__nccl_job_start(job)) {
-        snprintf(why, cap, "no thread or no memory to start NCCL");
-        return false;
-    }
-    return idist__nccl_init_wait(g, job, why, cap);
+    job->id = *id;
+    job->own = patient;
+    job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
+    if (!job->config && !job->nccl.CommRevoke) job->config = &job->own;
+    job->rank = g->rank;
+    job->size = g->size;
+    if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, why, cap);
+
+    snprintf(why, cap, "no thread to start NCCL");
+    return false;
 }
 
 typedef struct idist__nccl_card {
@@ -1677,55 +1734,79 @@ typedef struct idist__nccl_card {
     idist__nccl_id id;
 } idist__nccl_card;
 
-// Memory on the device that a group needs until its ranks are connected, and the world's word. Not by cudaMalloc, which
-// may wait for all that runs there: for a call, say, that another rank makes when this group is done.
-static cudaError_t idist__nccl_room(idist_group *g, char **room) {
-    idist__gpu *gpu = idist__gpu_of(g->w);
-    cudaStream_t stream = idist__gpu_group_of(g)->stream[2];
-    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // one element of each rank, at least
-    cudaError_t error = cudaSuccess;
+// What barriers on streams work on. Made once, before a second thread can know the world: to free a
+// spare one would wait for the device.
+static void idist__nccl_make_word(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
     void *word = NULL;
 
-    pthread_mutex_unlock(&g->w->lock);
-    if (g->size > 1) error = cudaMallocAsync((void **)room, nbytes, stream);
-    if (error == cudaSuccess && !gpu->word) error = cudaMalloc(&word, sizeof *gpu->word);
-    idist__world_lock(g->w);
+    if (!gpu->nccl.version) return;
+    pthread_mutex_unlock(&w->lock);
+    if (cudaMalloc(&word, sizeof *gpu->word) != cudaSuccess) cudaGetLastError();
+    idist__world_lock(w);
+    gpu->word = (int *)word;
+}
 
-    if (word && !gpu->word) gpu->word = (int *)word;
-    else if (word) cudaFree(word);
+// What the ranks of a group need on the device until they are connected: an INIT's own, because it may
+// outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call, say, that
+// another rank makes when this group is done.
+static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // one element of each rank, at least
+    cudaError_t error = cudaSuccess;
+
+    if (g->size == 1) return cudaSuccess;
+    pthread_mutex_unlock(&g->w->lock);
+    error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->room, nbytes, job->stream);
+    idist__world_lock(g->w);
     return error;
+}
+
+// All that this rank can do before NCCL waits for the others. NULL: no memory; else card->failed says
+// whether it could, and `why` why not.
+static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card, char *why, size_t cap) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    bool adopt = g == &g->w->group && g->w->cfg.nccl_comm;
+    cudaError_t error;
+
+    if (!gg->gate) gg->gate = (idist__nccl_gate *)calloc(1, sizeof *gg->gate);
+    if (!job || !gg->gate) {
+        free(job);
+        return NULL;
+    }
+    memset(card, 0, sizeof *card);
+    snprintf(why, cap, "ncclGetUniqueId failed");
+    if (g->rank == 0 && !adopt) card->failed = gpu->nccl.GetUniqueId(&card->id) != IDIST__NCCL_OK;
+    if (adopt && (job->comm = idist__nccl_adopt(g, why, cap)) == NULL) card->failed = true;
+
+    error = gpu->word ? idist__nccl_make_room(g, job) : cudaErrorMemoryAllocation;
+    if (error == cudaSuccess || card->failed) return job;
+    card->failed = true;
+    snprintf(why, cap, "cudaMalloc: %s", cudaGetErrorString(error));
+    cudaGetLastError();
+    return job;
 }
 
 // Makes the communicator of a group; one outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__gpu *gpu = idist__gpu_of(w);
-    idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__nccl_card mine, *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
-    char why[256] = "ncclGetUniqueId failed", *room = NULL;
-    bool adopt = g == &w->group && w->cfg.nccl_comm, ok, all = false;
-    bool thread = idist__world_need_thread(w) == IDIST_OK;
+    bool thread = idist__world_need_thread(w) == IDIST_OK, ok = false, all = false;
     int i, nthreads = idist__os_nthreads();
-    idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-    cudaError_t error;
-    void *comm = NULL;
+    char why[256] = "";
+    idist__nccl_job *job = cards ? idist__nccl_offer(g, &mine, why, sizeof why) : NULL;
+    idist_status s = job ? idist__gpu_exchange(g, &mine, cards, sizeof mine) : IDIST_ERR_NO_MEMORY;
 
-    memset(&mine, 0, sizeof mine);
-    if (!gg->gate && (gg->gate = (idist__nccl_gate *)calloc(1, sizeof *gg->gate)) == NULL) s = IDIST_ERR_NO_MEMORY;
-    if (g->rank == 0 && !adopt) mine.failed = gpu->nccl.GetUniqueId(&mine.id) != IDIST__NCCL_OK;
-    if (adopt && (comm = idist__nccl_adopt(g, why, sizeof why)) == NULL) mine.failed = true;
-    error = idist__nccl_room(g, &room);
-    if (!mine.failed && error != cudaSuccess) {
-        mine.failed = true;
-        snprintf(why, sizeof why, "cudaMalloc: %s", cudaGetErrorString(error));
-        cudaGetLastError();
-    }
-
-    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
     for (i = 0; s == IDIST_OK && i < g->size && !cards[i].failed; i++) continue;
-    if (s == IDIST_OK && i == g->size) ok = idist__nccl_init(g, &cards[0].id, comm, room, why, sizeof why);
-    else ok = !mine.failed;
-    if (room) cudaFreeAsync(room, gg->stream[2]);
+    if (s == IDIST_OK && i == g->size) {
+        ok = idist__nccl_init(g, &cards[0].id, job, why, sizeof why);
+    } else if (job) {
+        ok = !mine.failed;
+        idist__nccl_clear_room(job);
+        free(job);
+    }
 
     if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
     if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
@@ -2224,6 +2305,7 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
 // Takes back the threads that have ended a communicator; with a deadline, all. False: one has not come to its end.
 static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
     idist__nccl_job **at = &gpu->ending, *job;
+    int result;
     bool all = true;
     while ((job = *at) != NULL) {
         if (!deadline_ns && !idist__nccl_job_done(job)) {
@@ -2231,7 +2313,7 @@ static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
             continue;
         }
         *at = job->next;
-        all = idist__nccl_job_join(job, deadline_ns) && all;
+        all = idist__nccl_job_join(job, deadline_ns, &result) && all;
     }
     return all;
 }
@@ -2542,6 +2624,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (s == IDIST_OK) s = idist__gpu_agree(w, &all);
     if (s == IDIST_OK && all) {
         idist__gpu_install(w);
+        idist__nccl_make_word(w);
         if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
         w->device_backend = names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }

@@ -42,6 +42,9 @@
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
 //   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
 //                         the real ones may
+//   FAKE_CUDA_ALLOC_US=n  cudaMalloc takes that long
+//   FAKE_CUDA_DESTROYED_ENDS=1  to use a stream that was destroyed ends the program, as it may with
+//                         the real ones
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -157,7 +160,8 @@ static struct {
     unsigned delay_us;
     char fail_function[64];
     int fail_nth, fail_code, jit_code;
-    bool corrupt_peers, stuck_peers, alloc_waits;
+    bool corrupt_peers, stuck_peers, alloc_waits, destroyed_ends;
+    unsigned alloc_us;
     bool forked; // since then
 } config;
 
@@ -206,6 +210,8 @@ static void read_environment(void) {
     config.corrupt_peers = is_set("FAKE_CUDA_CORRUPT_PEERS");
     config.stuck_peers = is_set("FAKE_CUDA_STUCK_PEERS");
     config.alloc_waits = is_set("FAKE_CUDA_ALLOC_WAITS");
+    config.destroyed_ends = is_set("FAKE_CUDA_DESTROYED_ENDS");
+    config.alloc_us = is_set("FAKE_CUDA_ALLOC_US") ? (unsigned)atoi(getenv("FAKE_CUDA_ALLOC_US")) : 0;
     pthread_atfork(NULL, NULL, is_forked);
     config.delay_us = delay ? (unsigned)atoi(delay) : 0;
     if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth, &config.fail_code) != 3) {
@@ -468,6 +474,10 @@ static cudaStream_t find_stream(cudaStream_t stream) {
     }
     for (cudaStream_t s = streams; s; s = s->next)
         if (s == stream && !s->destroyed) return s;
+    if (config.destroyed_ends) {
+        fprintf(stderr, "a stream is used that was destroyed\n");
+        abort();
+    }
     return NULL;
 }
 
@@ -724,6 +734,7 @@ static cudaError_t set_on(cudaStream_t stream, void *dst, int value, size_t nbyt
 
 cudaError_t cudaMalloc(void **pointer, size_t size) {
     ENTER();
+    if (config.alloc_us) usleep(config.alloc_us);
     return allocate(pointer, size, BLOCK_DEVICE);
 }
 

@@ -28,6 +28,12 @@ fake_traffic fake_traffic_now(void);
 // How many streams of this process have that priority.
 int fake_count_streams(int priority);
 
+// How often ncclCommGetAsyncError was called in this process.
+unsigned fake_count_asked(void);
+
+// Threads of this process that are inside a call of NCCL that enqueues.
+int fake_count_inside(void);
+
 // For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this function).
 cudaError_t fake_enter(const char *function);
 

@@ -11,7 +11,8 @@
 //   - The first collective of an algorithm on a communicator, and the first send and receive of a pair, block the calling
 //     thread until the peers make theirs: that connects them. Which algorithm it is depends on the kind of call, its size,
 //     and type and operator. NCCL_RUNTIME_CONNECT=0, or a version before 22200: collectives are connected by init.
-//   - ncclCommAbort must not run while a thread is inside a call with that communicator: here it ends the program.
+//   - ncclCommAbort and ncclCommDestroy must not run while a thread is inside a call with that communicator, also
+//     ncclCommGetAsyncError, nor ncclCommFinalize while one is in a call that enqueues: here it ends the program.
 //     ncclCommRevoke (from 22807 on) may: it ends what runs and what connects, and frees nothing.
 //   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are destroyed; an abort after
 //     ncclCommRevoke does not, and whoever destroys such a graph later touches what was freed: here it ends the program.
@@ -21,7 +22,8 @@
 //   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute capability 9.0 or more.
 //   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >= 23003,
 //     NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
-//   - Config blocking=0: ncclInProgress from init, and once after each group; who does not ask again gets an error.
+//   - Config blocking=0: ncclInProgress from init and revoke, and once after each group; who does not ask again gets an
+//     error.
 //   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at all.
 //   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1, ncclMemAlloc 1.
 // Unlike the real one
@@ -38,6 +40,13 @@
 //   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8); with FAKE_NCCL_REMOTE=2 ncclRemoteError,
 //                           as if a connection broke that only NCCL uses
 //   FAKE_NCCL_INIT_HANGS=1  initialisation never ends (ncclCommAbort ends it when blocking=0)
+//   FAKE_NCCL_RUN_HANGS=1   operations that run never end, until an abort or a revoke
+//   FAKE_NCCL_LATER_HANGS=1 what is begun on communicators that do not block stays in progress, until an abort or a revoke
+//   FAKE_NCCL_QUERY_US=n    ncclCommGetAsyncError takes that long where nothing was enqueued for 100 ms
+//   FAKE_NCCL_STAYS_MS=n    who waits for a peer in a call comes out that long after the abort or the revoke
+//   FAKE_NCCL_REVOKE_HANGS=1  a revoke of a communicator that does not block stays in progress
+//   FAKE_NCCL_IN_PROGRESS=1 calls between ncclGroupStart and ncclGroupEnd on such a communicator return ncclInProgress
+//   FAKE_NCCL_GROUP_FAIL=code  the end of a group of several calls fails with this code, and nothing is begun
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -115,7 +124,9 @@ struct ncclComm {
     size_t nbytes;
     ncclUniqueId id;
     atomic_int refs, async, polls, n_running;
-    atomic_int inside;     // threads in a call
+    atomic_int inside; // threads in a call that enqueues
+    atomic_int asking; // and in ncclCommGetAsyncError
+    _Atomic int64_t enqueued_ms;
     atomic_int persistent; // operations that graphs hold
     atomic_bool aborted, revoked, freed;
     unsigned connected; // as those of peer, of this rank
@@ -816,7 +827,8 @@ static void launch_run(void *arg, uint64_t ticket) {
     int turns = 0;
     bool ok = list.item != NULL;
     atomic_fetch_add(&comm->n_running, 1);
-    while (!comm->aborted && atomic_load(&comm->done) != ticket) nap(&turns);
+    bool hangs = number_of("FAKE_NCCL_RUN_HANGS") != 0;
+    while (!comm->aborted && (hangs || atomic_load(&comm->done) != ticket)) nap(&turns);
     for (int i = 0; ok && i < l->n && !comm->aborted; i++) {
         const call *c = &l->calls[i];
         list.n = 0;
@@ -927,13 +939,15 @@ static bool is_offered(const call *c) {
 }
 
 // Blocks until the peers offer what was offered here, then launches.
-static ncclResult_t connect_and_launch(const call *calls, int n) {
+static ncclResult_t connect_and_launch(const call *calls, int n, bool later) {
     ncclResult_t rc = ncclSuccess;
     int device = 0, turns = 0;
     for (int i = 0; i < n; i++)
-        while (!is_offered(&calls[i])) {
-            if (calls[i].comm->aborted || calls[i].comm->revoked) return fail(ncclInternalError, "a connect was aborted");
+        while (!is_offered(&calls[i]) || (later && number_of("FAKE_NCCL_LATER_HANGS"))) {
             nap(&turns);
+            if (!calls[i].comm->aborted && !calls[i].comm->revoked) continue;
+            usleep(1000 * (unsigned)number_of("FAKE_NCCL_STAYS_MS"));
+            return fail(ncclInternalError, "a connect was aborted");
         }
     cudaGetDevice(&device);
     for (int i = 0; i < n; i++) {
@@ -942,6 +956,7 @@ static ncclResult_t connect_and_launch(const call *calls, int n) {
         for (int k = 0; k < i; k++) first &= calls[k].comm != comm;
         if (!first) continue;
         cudaSetDevice(comm->device);
+        atomic_store(&comm->enqueued_ms, now_ms());
         cudaError_t error = launch_comm(comm, calls, n);
         if (error) rc = cuda_failed(error);
     }
@@ -957,7 +972,7 @@ typedef struct later {
 static void *later_thread(void *arg) {
     later *l = arg;
     cudaSetDevice(l->calls[0].comm->device);
-    ncclResult_t rc = connect_and_launch(l->calls, l->n);
+    ncclResult_t rc = connect_and_launch(l->calls, l->n, true);
     for (int i = 0; i < l->n; i++) {
         atomic_store(&l->calls[i].comm->async, rc);
         drop_comm(l->calls[i].comm);
@@ -983,15 +998,20 @@ static ncclResult_t launch_later(void) {
     return ncclInProgress;
 }
 
+static atomic_int n_inside;
+int fake_count_inside(void) { return atomic_load(&n_inside); }
+
 static ncclResult_t launch_group(void) {
     bool any = false, blocking = true;
     for (int i = 0; i < group.n; i++) {
         any |= offer(&group.calls[i]);
         blocking &= group.calls[i].comm->blocking;
     }
-    if (any && !blocking) return launch_later();
+    if (!blocking && (any || number_of("FAKE_NCCL_LATER_HANGS"))) return launch_later();
     for (int i = 0; i < group.n; i++) atomic_fetch_add(&group.calls[i].comm->inside, 1);
-    ncclResult_t rc = connect_and_launch(group.calls, group.n);
+    atomic_fetch_add(&n_inside, 1);
+    ncclResult_t rc = connect_and_launch(group.calls, group.n, false);
+    atomic_fetch_sub(&n_inside, 1);
     for (int i = 0; i < group.n; i++) {
         ncclComm_t comm = group.calls[i].comm;
         atomic_fetch_sub(&comm->inside, 1);
@@ -1022,6 +1042,8 @@ ncclResult_t ncclGroupEnd(void) {
     ncclResult_t rc = join_jobs();
     if (!rc) rc = group.error;
     if (!rc) rc = check_self();
+    if (!rc && group.n > 1 && number_of("FAKE_NCCL_GROUP_FAIL"))
+        rc = fail((ncclResult_t)number_of("FAKE_NCCL_GROUP_FAIL"), "FAKE_NCCL_GROUP_FAIL");
     if (!rc) rc = launch_group();
     free(group.calls);
     group.calls = NULL;
@@ -1066,7 +1088,9 @@ static ncclResult_t submit(call c) {
         if (!group.calls) abort();
     }
     group.calls[group.n++] = c;
-    return ncclGroupEnd();
+    rc = ncclGroupEnd();
+    if (rc || group.depth == 0 || c.comm->blocking || !number_of("FAKE_NCCL_IN_PROGRESS")) return rc;
+    return ncclInProgress;
 }
 
 //------------------------------------------------------------------------------
@@ -1145,6 +1169,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     ncclResult_t rc = check_ready(comm, "CommFinalize");
     if (rc) return rc;
+    if (comm->inside > 0) complain("ncclCommFinalize while a thread is inside a call with the communicator");
     if (comm->finalized) return fail(ncclInvalidArgument, "CommFinalize : comm %p has already been finalized", (void *)comm);
     comm->finalized = true;
     comm->where = NULL;
@@ -1156,26 +1181,32 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     while (comm->async == ncclInProgress) nap(&turns);
     if (!comm->finalized && comm->async == ncclSuccess) job_finalize(comm);
+    if (comm->inside + comm->asking > 0) complain("ncclCommDestroy while a thread is inside a call with the communicator");
     drop_comm(comm);
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+static ncclResult_t job_revoke(ncclComm_t comm) {
     int turns = 0;
+    while (comm->done < comm->tickets) nap(&turns);
+    comm->finalized = true;
+    while (!comm->blocking && number_of("FAKE_NCCL_REVOKE_HANGS")) usleep(1000);
+    atomic_store(&comm->aborted, false);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     if (!comm) return ncclSuccess;
     if (flags != 0 || comm->version < 22807 || comm->finalized || atomic_exchange(&comm->revoked, true))
         return fail(ncclInvalidArgument, "CommRevoke : invalid argument");
     atomic_store(&comm->aborted, true);
-    while (comm->done < comm->tickets) nap(&turns);
-    comm->finalized = true;
-    atomic_store(&comm->aborted, false);
-    return ncclSuccess;
+    return start_job(comm, job_revoke);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     int turns = 0;
     if (!comm) return ncclSuccess;
-    if (comm->inside > 0) complain("ncclCommAbort while a thread is inside a call with the communicator");
+    if (comm->inside + comm->asking > 0) complain("ncclCommAbort while a thread is inside a call with the communicator");
     atomic_store(&comm->aborted, true);
     while (comm->n_running > 0 || comm->async == ncclInProgress) nap(&turns);
     while (!comm->revoked && comm->persistent > 0) nap(&turns);
@@ -1184,14 +1215,22 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 
+static atomic_uint n_asked;
+unsigned fake_count_asked(void) { return atomic_load(&n_asked); }
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out) {
     if (!comm) return fail(ncclInvalidArgument, "ncclGetAsyncError : comm argument is NULL");
     if (!out) return fail(ncclInvalidArgument, "ncclGetAsyncError : asyncError argument is NULL");
+    atomic_fetch_add(&n_asked, 1);
+    atomic_fetch_add(&comm->asking, 1);
+    int delay = number_of("FAKE_NCCL_QUERY_US");
+    if (delay && comm->enqueued_ms && now_ms() - comm->enqueued_ms > 100) usleep((unsigned)delay);
     *out = (ncclResult_t)comm->async;
     if (*out == ncclSuccess && comm->polls > 0) {
         atomic_fetch_sub(&comm->polls, 1);
         *out = ncclInProgress;
     }
+    atomic_fetch_sub(&comm->asking, 1);
     return ncclSuccess;
 }
 

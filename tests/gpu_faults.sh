@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# gpu_faults.sh - idist_nccl.h without a GPU: an NCCL that does not come back, or fails, on the stand-ins for CUDA and NCCL
+# (tests/fake), plain and under the sanitizers.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/lib/tap.sh"
+
+cuda=${CUDA_HOME:-}
+[ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+[ -n "$cuda" ] || cuda=/usr/local/cuda
+[ -e "$cuda/include/cuda_runtime_api.h" ] || {
+    echo "1..0 # SKIP no cuda_runtime_api.h in $cuda/include (CUDA_HOME says where)"
+    exit 0
+}
+export IDIST_LOG=error IDIST_TEST_QUICK=1
+
+# shellcheck source=tests/lib/on_fake.sh
+. tests/lib/on_fake.sh
+build_ahead sanitizer-address -fsanitize=address,undefined -O0
+build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
+build_ahead plain
+
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
+for sanitizer in address,undefined thread; do
+    parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
+    program tests/fake/test_nccl_faults.c "-fsanitize=$sanitizer" -Wno-tsan -O0
+    on_fake "NCCL does not come back, $sanitizer" IDIST_TEST_SLOW=4
+done
+parts plain "plain"
+program tests/fake/test_nccl_faults.c
+on_fake "NCCL does not come back" IDIST_TEST_SLOW=1
+done_testing
