@@ -677,42 +677,106 @@ static void idist__ipc_free(idist_group *g) {
     gg->own = NULL;
 }
 
-static void idist__ipc_close_all(const idist__gpu *gpu) {
-    idist__ipc_arena *a;
-    for (a = gpu->imports; a; a = a->next) {
-        if (a->at) cudaIpcCloseMemHandle(a->at);
-        a->at = NULL;
+// The arena of a group in which a copy never ends, on this rank or another one: it is given to no
+// other group, and never freed.
+static void idist__ipc_strand(idist_group *g) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+
+    idist__mem_free(&g->w->cfg.mem, gg->own);
+    gg->own = NULL;
+}
+
+// What a thread of its own gives back to the device, as each of these calls may wait for all that
+// the device has to do.
+typedef struct idist__ipc_return {
+    idist__gpu gpu; // only the number, and what is given back: imports, arenas, library
+    int done;       // atomic: 1, or IDIST__NCCL_LEFT
+} idist__ipc_return;
+
+static void *idist__ipc_return_work(void *arg) {
+    idist__ipc_return *job = (idist__ipc_return *)arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    const idist__ipc_arena *a;
+
+    cudaSetDevice(job->gpu.device);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->at);
+    for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->at);
+    idist__ipc_unload(&job->gpu);
+
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) free(job);
+    return NULL;
+}
+
+// Gives these back, and waits for that until a deadline. False: the device is busy, and the thread
+// goes on by itself. The lock is not held.
+static bool idist__ipc_give_back(const idist__gpu *what) {
+    idist__ipc_return *job = (idist__ipc_return *)calloc(1, sizeof *job);
+    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    pthread_t thread;
+    int turns = 0;
+
+    if (!job) return false;
+    job->gpu = *what;
+    if (idist__os_thread(&thread, idist__ipc_return_work, job) != 0) {
+        free(job);
+        return false;
     }
-    cudaGetLastError();
+    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+
+    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) {
+        pthread_detach(thread); // it frees the job
+        return false;
+    }
+    pthread_join(thread, NULL);
+    free(job);
+    return true;
+}
+
+static void idist__ipc_forget(const idist__world *w, idist__ipc_arena *list) {
+    idist__ipc_arena *a;
+
+    while ((a = list) != NULL) {
+        list = a->next;
+        idist__mem_free(&w->cfg.mem, a);
+    }
 }
 
 // This rank reads nothing more.
 static void idist__ipc_close(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__gpu_guard guard;
-    if (!gpu->imports) return;
-    guard = idist__gpu_enter(gpu);
+    idist__gpu what;
+    bool closed;
+
+    if (!gpu->imports || gpu->stuck) return;
+    memset(&what, 0, sizeof what);
+    what.device = gpu->device;
+    what.imports = gpu->imports;
+    gpu->imports = NULL;
+
     pthread_mutex_unlock(&w->lock);
-    idist__ipc_close_all(gpu);
+    closed = idist__ipc_give_back(&what);
     idist__world_lock(w);
-    idist__gpu_leave(gpu, guard);
+    if (closed) idist__ipc_forget(w, what.imports);
+    else gpu->stuck = true;
 }
 
 static void idist__ipc_end(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__ipc_arena *a;
-    idist__ipc_close_all(gpu);
-    while ((a = gpu->imports) != NULL) {
-        gpu->imports = a->next;
-        idist__mem_free(&w->cfg.mem, a);
+    bool any = gpu->imports || gpu->arenas, busy;
+
+#if IDIST__IPC_KERNELS
+    any = any || gpu->library;
+#endif
+    busy = any && !gpu->stuck && !idist__ipc_give_back(gpu);
+    if (!busy) { // else the thread still looks at them
+        idist__ipc_forget(w, gpu->imports);
+        idist__ipc_forget(w, gpu->arenas);
     }
-    while ((a = gpu->arenas) != NULL) {
-        gpu->arenas = a->next;
-        cudaFree(a->at);
-        idist__mem_free(&w->cfg.mem, a);
-    }
-    idist__ipc_unload(gpu);
-    cudaGetLastError();
+    gpu->stuck = gpu->stuck || busy;
+    if (!gpu->stuck) return;
+    idist__log_print(&w->log, IDIST_LOG_WARN,
+                     "GPU %d does not end what it has to do: memory on it stays in use until the process ends", gpu->device);
 }
 
 // What each rank leaves in its arena, for the others to see whether they read it: whole numbers,
@@ -819,12 +883,17 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     return cudaErrorUnknown;
 }
 
-static void idist__ipc_probe_free(idist__ipc_probe *probe) {
-    if (probe->stream && cudaStreamQuery(probe->stream) != cudaErrorNotReady) {
+// False: the stream is not through. It may never be, so it is left alone, with what it works on.
+static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
+    cudaError_t error = cudaSuccess;
+    bool through = !probe->stream || idist__ipc_probe_wait(probe, &error) || error != cudaErrorNotReady;
+
+    if (probe->stream && through) {
         cudaStreamDestroy(probe->stream);
         cudaFreeHost(probe->seen);
     }
     cudaGetLastError();
+    return through;
 }
 
 // What becomes of a group in which a rank cannot.
@@ -838,43 +907,92 @@ static idist_status idist__ipc_without(idist_group *g, const char *why) {
     return IDIST_OK;
 }
 
+typedef struct idist__ipc_setup {
+    idist__ipc_card mine, *cards; // of all
+    idist__ipc_probe probe;
+    cudaError_t error; // why this rank cannot
+} idist__ipc_setup;
+
+// This rank's part alone: the kernels, and an arena in which the others find what to read.
+static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
+    idist__world *w = g->w;
+
+    setup->mine.process = idist__ipc_process();
+    setup->error = idist__gpu_of(w)->stuck ? cudaErrorNotReady : idist__ipc_ready(w);
+    if (setup->error == cudaSuccess) setup->error = idist__ipc_own(g, &setup->mine);
+    pthread_mutex_unlock(&w->lock);
+    if (setup->error == cudaSuccess && g->size > 1) setup->error = idist__ipc_probe_write(g, &setup->probe);
+    idist__world_lock(w);
+    setup->mine.failed = setup->error != cudaSuccess;
+}
+
+// Opens the arenas of the others and reads them once.
+static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
+    idist__world *w = g->w;
+    idist_status status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
+    bool whole = status == IDIST_OK && g->size > 1;
+    int i;
+
+    if (status == IDIST_OK && setup->error == cudaSuccess) setup->error = idist__ipc_open(g, setup->cards);
+    for (i = 0; i < g->size && whole; i++) whole = !setup->cards[i].failed;
+    if (!whole || setup->error != cudaSuccess) return status;
+
+    pthread_mutex_unlock(&w->lock);
+    setup->error = idist__ipc_probe_read(g, &setup->probe);
+    idist__world_lock(w);
+    return status;
+}
+
+// What one rank's device never ends may read the arena of any other.
+static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setup) {
+    idist_status status;
+    bool any = false;
+    int i;
+
+    setup->mine.failed = idist__gpu_of(g->w)->stuck;
+    status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
+    for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->cards[i].failed;
+    if (any) idist__ipc_strand(g);
+    return status;
+}
+
+// One outcome for all members.
+static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *setup) {
+    bool failed = setup->error != cudaSuccess, all = false;
+    char why[256] = "";
+    idist_status status;
+
+    if (failed) idist__copy_text(why, sizeof why, cudaGetErrorString(setup->error));
+    if (setup->probe.text[0]) idist__copy_text(why, sizeof why, setup->probe.text);
+    status = idist__gpu_all_could(g, failed, why, sizeof why, &all);
+    if (status == IDIST_OK && !all) status = idist__ipc_strand_all(g, setup);
+    return status == IDIST_OK && !all ? idist__ipc_without(g, why) : status;
+}
+
 // Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is
 // staged.
 static idist_status idist__ipc_prepare(idist_group *g) {
     idist__world *w = g->w;
-    size_t nbytes = sizeof(idist__ipc_card) * (size_t)g->size;
-    idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, nbytes);
-    cudaError_t error = idist__ipc_ready(w);
-    idist__ipc_probe probe;
-    char why[256] = "";
-    bool all = false, whole = true;
-    int i;
-    idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-    memset(&mine, 0, sizeof mine);
-    memset(&probe, 0, sizeof probe);
+    idist__ipc_setup setup;
+    idist_status status = IDIST_ERR_NO_MEMORY;
+    bool through;
 
-    mine.process = idist__ipc_process();
-    if (error == cudaSuccess) error = idist__ipc_own(g, &mine);
+    memset(&setup, 0, sizeof setup);
+    setup.cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
+    idist__ipc_setup_own(g, &setup);
+    if (setup.cards) status = idist__ipc_setup_others(g, &setup);
+
     pthread_mutex_unlock(&w->lock);
-    if (error == cudaSuccess && g->size > 1) error = idist__ipc_probe_write(g, &probe);
+    through = idist__ipc_probe_free(&setup.probe);
     idist__world_lock(w);
-    mine.failed = error != cudaSuccess;
+    if (!through) {
+        idist__gpu_of(w)->stuck = true;
+        idist__ipc_strand(g);
+    }
 
-    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
-    if (s == IDIST_OK && error == cudaSuccess) error = idist__ipc_open(g, cards);
-    for (i = 0; i < g->size && s == IDIST_OK; i++) whole = whole && !cards[i].failed;
-    pthread_mutex_unlock(&w->lock);
-    whole = whole && s == IDIST_OK && error == cudaSuccess && g->size > 1;
-    if (whole) error = idist__ipc_probe_read(g, &probe);
-    if (error != cudaSuccess) idist__copy_text(why, sizeof why, cudaGetErrorString(error));
-    if (probe.text[0]) idist__copy_text(why, sizeof why, probe.text);
-    idist__ipc_probe_free(&probe);
-    idist__world_lock(w);
-
-    if (s == IDIST_OK) s = idist__gpu_all_could(g, error != cudaSuccess, why, sizeof why, &all);
-    if (s == IDIST_OK && !all) s = idist__ipc_without(g, why);
-    idist__mem_free(&w->cfg.mem, cards);
-    return s;
+    if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
+    idist__mem_free(&w->cfg.mem, setup.cards);
+    return status;
 }
 
 static bool idist__ipc_is_large(const idist__task *t) {

@@ -574,6 +574,7 @@ typedef struct idist__gpu {         // of a world
     int *word;                          // barriers on streams work on it
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
+    bool stuck;   // something on the device never ends: what would wait for it is left alone
     bool loading; // a thread loads what follows, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
@@ -814,7 +815,7 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, b
     }
     if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
 
-    job = (idist__pinning *)calloc(1, sizeof *job);
+    job = gpu->stuck ? NULL : (idist__pinning *)calloc(1, sizeof *job);
     if (job) {
         job->memory = p;
         job->device = gpu->device;
@@ -2293,7 +2294,7 @@ static void idist__gpu_free(idist__world *w) {
             "ncclCommDestroy has not come back: another rank has not got there, or a graph is left that holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_end(w);
-    if (gpu->word) cudaFree(gpu->word);
+    if (gpu->word && !gpu->stuck) cudaFree(gpu->word);
     for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
         idist__nccl_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
@@ -2304,8 +2305,10 @@ static void idist__gpu_free(idist__world *w) {
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;
-        cudaHostUnregister(p->at);
-        idist_free(p->at);
+        if (!gpu->stuck) {
+            cudaHostUnregister(p->at);
+            idist_free(p->at);
+        }
         idist__mem_free(mem, p);
     }
     cudaGetLastError();

@@ -113,7 +113,8 @@ static void beside_dead_ranks(void) {
 
 typedef struct trouble {
     const char *name, *value; // of the environment, of rank 1 or of all
-    bool all, ends;
+    bool all;
+    bool stuck;          // rank 1's device never ends
     const char *said[4]; // in a warning
     int port;
 } trouble;
@@ -124,13 +125,26 @@ static void keep_log(idist_log_level level, const char *line, void *user) {
     if (level <= IDIST_LOG_WARN && used + strlen(line) + 2 < 4000) snprintf(text + used, 4000 - used, "%s\n", line);
 }
 
+// Memory that a copy without an end works on is given to nobody, and another group does without it.
+static void leaves_memory_alone(idist_group *world, int rank, float *x) {
+    idist_group *half = NULL;
+    rank_check(!idist__gpu_of(world->w)->arenas, "rank %d: the memory is there to be used", rank);
+    rank_ok(rank, idist_split(world, rank % 2, rank, &half)); // ranks that share a GPU
+    idist_opts o = opts_of(half);
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 12, "rank %d: got %g", rank, (double)first_of(x));
+    rank_ok(rank, idist_free_group(&half));
+}
+
 static int has_trouble(int number, void *arg) {
     static char log[4000];
     const trouble *t = (const trouble *)arg;
     enum { COUNT = 100000 };
+    bool stuck = t->stuck && number == 1;
     idist_group *world = NULL;
     idist_desc d = desc_with(NULL, NULL);
     if (t->all || number == 1) setenv(t->name, t->value, 1);
+    if (stuck) setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
     setenv("IDIST_LOG", "warn", 1); // to the logger
     d.rank = number;
     d.world_size = 4;
@@ -139,9 +153,10 @@ static int has_trouble(int number, void *arg) {
     d.init_timeout_ms = d.timeout_ms = 10000;
     d.logger.log_fn = keep_log;
     d.logger.user = log;
+    CUDA(cudaSetDevice(number % 2));
+    float *x = device_of((float)number, COUNT), last = -1;
     if (!rank_ok(number, idist_open(&d, &world))) return 0;
     idist_opts o = opts_of(world);
-    float *x = device_of((float)number, COUNT), last = -1;
     rank_ok(number, idist_all_reduce(x, x, COUNT, IDIST_F32, IDIST_SUM, &o));
     CUDA(cudaMemcpy(&last, x + COUNT - 1, sizeof last, cudaMemcpyDeviceToHost));
     rank_check(first_of(x) == 6 && last == 6, "rank %d: got %g and %g", number, (double)first_of(x), (double)last);
@@ -150,21 +165,19 @@ static int has_trouble(int number, void *arg) {
     for (int k = 0; k < 4 && t->said[k]; k++)
         rank_check(strstr(log, t->said[k]) != NULL, "rank %d: no \"%s\" in \"%s\"", number, t->said[k], log);
     if (!t->said[0]) rank_check(!log[0], "rank %d: warned: %s", number, log);
-    if (!t->ends) { // its device never does: nobody closes the world, and all have had their result
-        (void)!idist_barrier(&o);
-        return 0;
-    }
-    CUDA(cudaFree(x));
+    if (t->stuck) leaves_memory_alone(world, number, x);
+    if (!stuck) CUDA(cudaFree(x));
     rank_ok(number, idist_close(&world));
+    if (stuck) rank_check(strstr(log, "until the process ends") != NULL, "rank %d: no word of it: %s", number, log);
     return 0;
 }
 
 static void troubles(void) {
-    static const trouble all[] = {{"FAKE_CUDA_JIT", "0", true, true, {NULL}, 0},
-                                  {"FAKE_CUDA_JIT", "222", false, true, {"rank 1", "PTX", "staged", NULL}, 0},
-                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", true, true, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
-                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
-                                  {"FAKE_CUDA_STUCK_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
+    static const trouble all[] = {{"FAKE_CUDA_JIT", "0", true, false, {NULL}, 0},
+                                  {"FAKE_CUDA_JIT", "222", false, false, {"rank 1", "PTX", "staged", NULL}, 0},
+                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", true, false, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
+                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
+                                  {"FAKE_CUDA_STUCK_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         trouble t = all[i];
         t.port = free_port();
@@ -175,6 +188,53 @@ static void troubles(void) {
         ranks_report("%s=%s on %s: %s", t.name, t.value, t.all ? "all ranks" : "one rank",
                      t.said[0] ? "staged with a warning, and right" : "ipc");
     }
+}
+
+//------------------------------------------------------------------------------
+// the end of a world
+//------------------------------------------------------------------------------
+
+static idist_group *world_of_two(int number, int port) {
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = port;
+    d.init_timeout_ms = d.timeout_ms = 20000;
+    rank_ok(number, idist_open(&d, &world));
+    return world;
+}
+
+static void CUDART_CB never_ends(void *arg) {
+    (void)arg;
+    for (;;) pause();
+}
+
+// Rank 0 closes the world while its device has something else to do.
+static int closes_beside_work(int number, void *arg) {
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    idist_opts o = opts_of(world);
+    float *x = device_of(1, 8);
+    int64_t start;
+    if (!world) return 0;
+    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %g", number, (double)first_of(x));
+    if (number == 0) CUDA(cudaLaunchHostFunc(new_stream(), never_ends, NULL));
+    start = tap_now_ms();
+    rank_ok(number, idist_close(&world));
+    rank_check(tap_now_ms() - start < 10000 * test_slow_factor(), "rank %d: took %d ms", number,
+               (int)(tap_now_ms() - start));
+    return 0;
+}
+
+static void ends(void) {
+    int port = free_port();
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("a device that never ends");
+    ranks_reset();
+    procs_run(2, 30000, closes_beside_work, &port);
+    ranks_report("idist_close beside work of the program's that never ends comes back");
 }
 
 //------------------------------------------------------------------------------
@@ -426,6 +486,7 @@ int main(void) {
     beside_dead_ranks();
     strangers();
     troubles();
+    ends();
     paces();
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
     setenv("FAKE_CUDA_DELAY_US", "300", 1);
