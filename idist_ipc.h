@@ -798,6 +798,14 @@ typedef struct idist__ipc_probe {
     char text[200];
 } idist__ipc_probe;
 
+// From here on: the ranks may come to the next part of the probe at very different times.
+static void idist__ipc_probe_time(const idist__world *w, idist__ipc_probe *probe) {
+    int most_ms = w->cfg.init_timeout_ms / 2;
+
+    if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
+    probe->deadline_ns = idist__os_deadline(most_ms);
+}
+
 // True: the stream is through. It may never be.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     while (*error == cudaSuccess) {
@@ -812,15 +820,13 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
 
 static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe *probe) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
-    int most_ms = g->w->cfg.init_timeout_ms / 2;
     char *at = idist__gpu_group_of(g)->own->at;
     cudaError_t error = cudaStreamCreateWithFlags(&probe->stream, cudaStreamNonBlocking);
 
-    if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
-    probe->deadline_ns = idist__os_deadline(most_ms);
     if (error == cudaSuccess) error = cudaMallocHost((void **)&probe->seen, nbytes);
     if (error != cudaSuccess) return error;
 
+    idist__ipc_probe_time(g->w, probe);
     for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_at(g->rank, i);
     error = cudaMemcpyAsync(at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
     idist__ipc_probe_wait(probe, &error);
@@ -858,6 +864,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     bool right = true;
     int i;
 
+    idist__ipc_probe_time(g->w, probe);
     memset(&args, 0, sizeof args);
     for (i = 0; i < g->size && right; i++) {
         args.in[i] = gg->arena[i];

@@ -190,6 +190,42 @@ static void troubles(void) {
     }
 }
 
+// The memory of the others is read when all ranks have come, which may be long after the first has.
+static int comes_late(int number, void *arg) {
+    int limit_ms = test_slow_factor() > 1 ? 8000 : 4000; // of which a device that works has a half
+    idist_group *world = NULL, *group = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    setenv("FAKE_CUDA_DELAY_US", "2000", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.init_timeout_ms = limit_ms;
+    d.timeout_ms = 20000;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+
+    float *x = device_of(1, 8);
+    rank_ok(number, idist_split(world, 0, number, &group));
+    idist_opts o = opts_of(group);
+    if (number == 1) tap_sleep_ms(limit_ms * 3 / 4);
+    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %g", number, (double)first_of(x));
+    rank_check(idist__gpu_group_of(group)->path == IDIST__BY_IPC, "rank %d: by another way", number);
+
+    CUDA(cudaFree(x));
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void late_ranks(void) {
+    int port = free_port();
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("a rank that comes late to the making of a group");
+    ranks_reset();
+    procs_run(2, 20000, comes_late, &port);
+    ranks_report("a rank that comes late to the making of a group is no reason to do without ipc");
+}
+
 //------------------------------------------------------------------------------
 // the end of a world
 //------------------------------------------------------------------------------
@@ -486,6 +522,7 @@ int main(void) {
     beside_dead_ranks();
     strangers();
     troubles();
+    late_ranks();
     ends();
     paces();
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
