@@ -553,6 +553,19 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 }
 #endif
 
+// Waits until it is ready, or a deadline, and has the backend look after the others. The lock is
+// held, and given up meanwhile. False: the deadline has passed.
+static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w), int64_t deadline_ns) {
+    while (!ready(w)) {
+        if (idist__os_now_ns() > deadline_ns) return false;
+        pthread_mutex_unlock(&w->lock);
+        idist__os_pause_ms(1);
+        idist__world_lock(w);
+        if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    }
+    return true;
+}
+
 static bool idist__ipc_has_loaded(void *arg) { return !((const idist__gpu *)arg)->loading; }
 
 // The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
@@ -742,12 +755,32 @@ static void idist__ipc_forget(const idist__world *w, idist__ipc_arena *list) {
     }
 }
 
-// This rank reads nothing more.
+// No thread of this rank reads, or is about to read, the memory of others.
+static bool idist__ipc_is_idle(const idist__world *w) {
+    const idist_group *g;
+    const idist__task *t;
+
+    for (t = w->tasks; t; t = t->next)
+        if (t->on_device && idist__gpu_op_of(t)->path == IDIST__BY_IPC) return false;
+    for (g = &w->group; g; g = g->next) {
+        const idist__gpu_group *gg = idist__gpu_group_of(g);
+        if (gg && gg->making && gg->path == IDIST__BY_IPC) return false;
+    }
+    return true;
+}
+
+// This rank reads nothing more: the others free their memory when all have said so. Calls that
+// other threads have under way come to their end before that.
 static void idist__ipc_close(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu what;
     bool closed;
 
+    if (!idist__ipc_wait(w, idist__ipc_is_idle, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
+        idist__log_print(&w->log, IDIST_LOG_WARN, "finalize: another thread's call reads the memory of other ranks");
+        return;
+    }
+    gpu->closed = true;
     if (!gpu->imports || gpu->stuck) return;
     memset(&what, 0, sizeof what);
     what.device = gpu->device;
@@ -1151,6 +1184,7 @@ static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
     char *arena[IDIST__IPC_RANKS];
     int i;
     if (op->nout < behind || nth >= op->nchunks) return cudaSuccess;
+    if (idist__gpu_of(t->group->w)->closed) return cudaErrorNotPermitted;
 
     k = op->call.count - at < op->chunk ? op->call.count - at : op->chunk;
     slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;

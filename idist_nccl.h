@@ -574,6 +574,7 @@ typedef struct idist__gpu {         // of a world
     int *word;                          // barriers on streams work on it
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
+    bool closed;  // idist_finalize has begun: the memory of other ranks is read no more
     bool stuck;   // something on the device never ends: what would wait for it is left alone
     bool loading; // a thread loads what follows, without the lock
 #if IDIST__IPC_KERNELS

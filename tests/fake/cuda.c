@@ -14,7 +14,8 @@
 //     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global, thread-local, relaxed.
 //   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it. A handle
 //     is that of a whole allocation, whichever pointer into it was given.
-//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error. So
+//     they do when memory of another process is closed that something yet to end reads.
 //   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
 //     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
 //   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
@@ -1640,8 +1641,35 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     return unlock(b ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
+// Whether something that a stream has yet to end reads this memory of another process.
+static bool is_read_by(const work *w, const block *b) {
+    if (w->w.run == run_copy) {
+        const char *from = ((const copy *)w->w.arg)->src;
+        return from >= b->view && from < b->view + b->size;
+    }
+    if (w->w.run != run_kernel || ((const launch *)w->w.arg)->which >= N_REDUCE) return false;
+    const idist_reduce_args *a = &((const launch *)w->w.arg)->args.reduce;
+    for (int k = 0; k < a->n && k < 16; k++) {
+        const char *from = a->in[k];
+        if (from >= b->base && from < b->base + b->size) return true;
+    }
+    return false;
+}
+
+static bool is_in_use(const block *b) {
+    for (cudaStream_t s = streams; s; s = s->next)
+        for (const node *n = s->head; n; n = n->next)
+            if (is_read_by(n->work, b)) return true;
+    return false;
+}
+
 cudaError_t cudaIpcCloseMemHandle(void *pointer) {
     ENTER();
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    if (b && b->kind == BLOCK_IMPORTED && b->n_opened == 1 && is_in_use(b))
+        atomic_store(&broken, (int)cudaErrorIllegalAddress);
+    pthread_mutex_unlock(&lock);
     return release(pointer, BLOCK_IMPORTED, cudaErrorInvalidValue);
 }
 

@@ -264,9 +264,60 @@ static int closes_beside_work(int number, void *arg) {
     return 0;
 }
 
+typedef struct late_call {
+    idist_group *group;
+    float *x;
+    size_t count;
+} late_call;
+
+static void *calls_late(void *arg) {
+    const late_call *c = (const late_call *)arg;
+    idist_opts o = opts_of(c->group);
+    rank_ok(0, idist_all_reduce(c->x, c->x, c->count, IDIST_F32, IDIST_SUM, &o));
+    return NULL;
+}
+
+static bool is_under_way(idist_group *group) {
+    bool under_way;
+    idist__world_lock(group->w);
+    under_way = group->device && idist__gpu_group_of(group)->queue;
+    pthread_mutex_unlock(&group->w->lock);
+    return under_way;
+}
+
+// Rank 0 closes the world while another thread of its reads the memory of rank 1.
+static int closes_beside_a_call(int number, void *arg) {
+    enum { CHUNKS = 40 };
+    late_call c = {NULL, NULL, CHUNKS * (size_t)CHUNK_BYTES / sizeof(float)};
+    setenv("FAKE_CUDA_DELAY_US", "2000", 1);
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    pthread_t thread;
+    if (!world) return 0;
+    c.x = device_of(1, c.count);
+    rank_ok(number, idist_split(world, 0, number, &c.group));
+    calls_late(&c); // makes what the ranks have together
+    if (number == 1) {
+        calls_late(&c);
+        tap_sleep_ms(300); // rank 0 waits for us in idist_close, and its thread has come back
+    } else {
+        rank_check(pthread_create(&thread, NULL, calls_late, &c) == 0, "no thread");
+        for (int64_t end = tap_now_ms() + 10000; !is_under_way(c.group) && tap_now_ms() < end;) tap_sleep_ms(1);
+    }
+    rank_ok(number, idist_close(&world));
+    if (number == 0) pthread_join(thread, NULL);
+    rank_check(first_of(c.x) == 4, "rank %d: got %g", number, (double)first_of(c.x));
+    return 0;
+}
+
 static void ends(void) {
     int port = free_port();
     setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("a call under way");
+    ranks_reset();
+    procs_run(2, 30000, closes_beside_a_call, &port);
+    ranks_report("idist_close beside a call that reads the memory of others waits for it");
+
+    port = free_port();
     tap_running("a device that never ends");
     ranks_reset();
     procs_run(2, 30000, closes_beside_work, &port);
