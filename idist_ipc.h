@@ -561,21 +561,47 @@ static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w
         pthread_mutex_unlock(&w->lock);
         idist__os_pause_ms(1);
         idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
     }
     return true;
 }
 
-static bool idist__ipc_has_loaded(void *arg) { return !((const idist__gpu *)arg)->loading; }
+static bool idist__ipc_is_unused(const idist__world *w) { return !idist__gpu_of(w)->nusers; }
+
+// The world is being closed: waits, once, for the threads that use what is to be freed without the
+// lock. False: there are such still. The caller does not hold the lock; a thread that has it for
+// good is no reason to wait longer.
+static bool idist__ipc_is_left(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    bool left;
+    int turns = 0;
+
+    if (!gpu->leave_ns) gpu->leave_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    while (pthread_mutex_trylock(&w->lock) != 0) {
+        if (idist__os_now_ns() > gpu->leave_ns) {
+            gpu->stuck = true;
+            return false;
+        }
+        idist__nccl_nap(&turns);
+    }
+    left = idist__ipc_wait(w, idist__ipc_is_unused, gpu->leave_ns);
+    if (!left) gpu->stuck = true;
+    pthread_mutex_unlock(&w->lock);
+    return left;
+}
+
+static bool idist__ipc_has_loaded(const idist__world *w) { return !idist__gpu_of(w)->loading || w->thread_stops; }
 
 // The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
 // device, and a kernel of NCCL's may wait there for a rank that is lost: somebody has to have the
-// lock then, to abort it.
+// lock then, to abort it. The caller is counted in gpu->nusers.
 static cudaError_t idist__ipc_ready(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
+    int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    idist__world_wait(w, idist__ipc_has_loaded, gpu);
+    if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms))) return cudaErrorNotReady;
+    if (gpu->loading) return cudaErrorNotReady;
     if (gpu->library) return cudaSuccess;
 
     gpu->loading = true;
@@ -583,9 +609,6 @@ static cudaError_t idist__ipc_ready(idist__world *w) {
     error = idist__ipc_load(gpu);
     idist__world_lock(w);
     gpu->loading = false;
-
-    if (w->nblocked) pthread_cond_broadcast(&w->changed);
-    if (w->driver != IDIST__DRIVER_NONE) gpu->under->wake(w);
     return error;
 }
 
@@ -956,14 +979,21 @@ typedef struct idist__ipc_setup {
 // This rank's part alone: the kernels, and an arena in which the others find what to read.
 static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
+    const idist__gpu *gpu = idist__gpu_of(w);
 
     setup->mine.process = idist__ipc_process();
-    setup->error = idist__gpu_of(w)->stuck ? cudaErrorNotReady : idist__ipc_ready(w);
+    setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_ready(w);
     if (setup->error == cudaSuccess) setup->error = idist__ipc_own(g, &setup->mine);
     pthread_mutex_unlock(&w->lock);
     if (setup->error == cudaSuccess && g->size > 1) setup->error = idist__ipc_probe_write(g, &setup->probe);
     idist__world_lock(w);
     setup->mine.failed = setup->error != cudaSuccess;
+}
+
+// The lock was given up: another thread may close the world, and waits for us to leave it.
+static idist_status idist__ipc_goes_on(const idist_group *g, idist_status status) {
+    if (status != IDIST_OK || !g->w->thread_stops) return status;
+    return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
 // Opens the arenas of the others and reads them once.
@@ -1013,25 +1043,31 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
 // staged.
 static idist_status idist__ipc_prepare(idist_group *g) {
     idist__world *w = g->w;
+    idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_setup setup;
     idist_status status = IDIST_ERR_NO_MEMORY;
     bool through;
 
     memset(&setup, 0, sizeof setup);
     setup.cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
+    if (setup.cards) status = IDIST_OK;
+    gpu->nusers++;
     idist__ipc_setup_own(g, &setup);
-    if (setup.cards) status = idist__ipc_setup_others(g, &setup);
+    status = idist__ipc_goes_on(g, status);
+    if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
 
     pthread_mutex_unlock(&w->lock);
     through = idist__ipc_probe_free(&setup.probe);
     idist__world_lock(w);
     if (!through) {
-        idist__gpu_of(w)->stuck = true;
+        gpu->stuck = true;
         idist__ipc_strand(g);
     }
 
+    status = idist__ipc_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
     idist__mem_free(&w->cfg.mem, setup.cards);
+    gpu->nusers--;
     return status;
 }
 
@@ -1231,7 +1267,7 @@ static bool idist__ipc_step(idist__task *t) {
 //------------------------------------------------------------------------------
 
 typedef struct idist__own {
-    idist_group *g;
+    idist__world *w;
     idist__gpu *gpu;
     idist__gpu_guard guard;
     cudaStream_t stream;
@@ -1240,26 +1276,33 @@ typedef struct idist__own {
 
 // On the device of the group's world from here on, until idist__own_end. kernels: they are there.
 // The lock is not held meanwhile: to allocate, and to enqueue where much is enqueued already, may
-// wait for the device.
+// wait for the device. The end of the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o, bool kernels) {
-    idist_status s;
+    idist_group *g;
+    idist_status status;
+
     memset(own, 0, sizeof *own);
-    if ((s = idist__call_enter(name, o->group, &own->g)) != IDIST_OK) return s;
-    own->gpu = idist__gpu_of(own->g->w);
+    if ((status = idist__call_enter(name, o->group, &g)) != IDIST_OK) return status;
+    own->w = g->w;
+    own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)o->stream;
-    if (!own->gpu || !own->gpu->under) {
-        s = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, own->g->w->no_device);
-        pthread_mutex_unlock(&own->g->w->lock);
-        return s;
+    if (!own->gpu || !own->gpu->under) status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
+    else if (g->w->thread_stops) status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+
+    if (status == IDIST_OK) {
+        own->gpu->nusers++;
+        own->guard = idist__gpu_enter(own->gpu);
+        if (kernels) own->error = idist__ipc_ready(g->w);
     }
-    own->guard = idist__gpu_enter(own->gpu);
-    if (kernels) own->error = idist__ipc_ready(own->g->w);
-    pthread_mutex_unlock(&own->g->w->lock);
-    return IDIST_OK;
+    pthread_mutex_unlock(&own->w->lock);
+    return status;
 }
 
 static idist_status idist__own_end(const idist__own *own, const char *name) {
     idist__gpu_leave(own->gpu, own->guard);
+    idist__world_lock(own->w);
+    own->gpu->nusers--;
+    pthread_mutex_unlock(&own->w->lock);
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_fail(name, own->error);
 }
 

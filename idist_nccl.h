@@ -516,8 +516,9 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #ifndef IDIST__IPC_CHUNK                           // tests make do with less
 #define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes that others read at a time
 #endif
-#define IDIST__IPC_SLOTS 4     // chunks that an arena has room for
-#define IDIST__IPC_SMALL 65536 // up to here each rank adds up everything itself
+#define IDIST__IPC_LOAD_MS 300000 // how long another thread may take to load the kernels
+#define IDIST__IPC_SLOTS 4        // chunks that an arena has room for
+#define IDIST__IPC_SMALL 65536    // up to here each rank adds up everything itself
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
 
@@ -574,9 +575,11 @@ typedef struct idist__gpu {         // of a world
     int *word;                          // barriers on streams work on it
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
-    bool closed;  // idist_finalize has begun: the memory of other ranks is read no more
-    bool stuck;   // something on the device never ends: what would wait for it is left alone
-    bool loading; // a thread loads what follows, without the lock
+    bool closed;      // idist_finalize has begun: the memory of other ranks is read no more
+    bool stuck;       // something on the device never ends: what would wait for it is left alone
+    int nusers;       // threads that use this, or what a group has of a device, without the lock
+    int64_t leave_ns; // the end of the world waits for them until then; 0: it has not come
+    bool loading;     // a thread loads what follows, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
@@ -2264,7 +2267,7 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
-    if (gg) {
+    if (gg && (!w->thread_stops || idist__ipc_is_left(w))) {
         guard = idist__gpu_enter(gpu);
         if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
@@ -2288,6 +2291,7 @@ static void idist__gpu_free(idist__world *w) {
     int turns = 0;
     idist__task *t;
     int device = gpu->under ? idist__gpu_visit(gpu) : -1; // -1: there was none
+    bool left = idist__ipc_is_left(w);
 
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(
@@ -2319,6 +2323,7 @@ static void idist__gpu_free(idist__world *w) {
     w->launch = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_return(gpu, device);
+    if (!left) return;
     idist__mem_free(mem, gpu->cards);
     idist__mem_free(mem, gpu);
 }
@@ -2611,6 +2616,7 @@ const idist_backend_api *idist_nccl_backend(void) {
 #undef IDIST__GPU_ABORT_MS
 #undef IDIST__IPC_CHUNK
 #undef IDIST__IPC_SMALL
+#undef IDIST__IPC_LOAD_MS
 #undef IDIST__IPC_RANKS
 #undef IDIST__IPC_KERNELS
 

@@ -38,6 +38,7 @@
 //   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
 //   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails with that code
+//   FAKE_CUDA_JIT_MS=n    each kernel takes that long to be compiled
 //   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
 //                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
@@ -158,6 +159,7 @@ static struct {
     unsigned delay_us;
     char fail_function[64];
     int fail_nth, fail_code, jit_code;
+    unsigned jit_ms;
     bool corrupt_peers, stuck_peers, alloc_waits;
     bool forked; // since then
 } config;
@@ -204,6 +206,7 @@ static void read_environment(void) {
     const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL"), *jit = getenv("FAKE_CUDA_JIT");
     read_devices();
     config.jit_code = jit ? atoi(jit) : 0;
+    config.jit_ms = (unsigned)(getenv("FAKE_CUDA_JIT_MS") ? atoi(getenv("FAKE_CUDA_JIT_MS")) : 0);
     config.corrupt_peers = is_set("FAKE_CUDA_CORRUPT_PEERS");
     config.stuck_peers = is_set("FAKE_CUDA_STUCK_PEERS");
     config.alloc_waits = is_set("FAKE_CUDA_ALLOC_WAITS");
@@ -1428,6 +1431,11 @@ static struct CUkern_st *find_kernel(const void *function, int *which) {
 static cudaError_t load_kernel(struct CUkern_st *kernel) {
     if (kernel->loaded) return cudaSuccess;
     wait_device(current_device);
+    if (config.jit_ms) {
+        pthread_mutex_unlock(&lock);
+        usleep(config.jit_ms * 1000);
+        pthread_mutex_lock(&lock);
+    }
     if (config.jit_code) return (cudaError_t)config.jit_code;
     kernel->loaded = true;
     return cudaSuccess;

@@ -247,6 +247,11 @@ static void CUDART_CB never_ends(void *arg) {
     for (;;) pause();
 }
 
+static void CUDART_CB sleeps_a_second(void *arg) {
+    (void)arg;
+    tap_sleep_ms(1000);
+}
+
 // Rank 0 closes the world while its device has something else to do.
 static int closes_beside_work(int number, void *arg) {
     idist_group *world = world_of_two(number, *(const int *)arg);
@@ -307,6 +312,79 @@ static int closes_beside_a_call(int number, void *arg) {
     if (number == 0) pthread_join(thread, NULL);
     rank_check(first_of(c.x) == 4, "rank %d: got %g", number, (double)first_of(c.x));
     return 0;
+}
+
+enum { A_LOAD, AN_ENDLESS_LOAD, A_SETUP, N_USES };
+
+typedef struct use {
+    int what, port;
+    idist_group *world, *group;
+    idist_status status;
+} use;
+
+static void *uses_the_device(void *arg) {
+    use *u = (use *)arg;
+    idist_opts o = opts_of(u->group);
+    float *x = device_of(3, 8);
+    if (u->what == A_SETUP) {
+        CUDA(cudaLaunchHostFunc(new_stream(), sleeps_a_second, NULL));
+        u->status = idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o);
+    } else {
+        u->status = idist__own_scale("test", &o, x, 8, IDIST_F32, 2);
+        if (u->status == IDIST_OK) rank_check(first_of(x) == 6, "got %g", (double)first_of(x));
+    }
+    return NULL;
+}
+
+// Rank 0 leaves the world at once, while another thread of its has given up the lock in the middle
+// of a call. Where that takes long the process ends with it.
+static int closes_beside_use(int number, void *arg) {
+    use u = *(use *)arg, other;
+    bool endless = u.what == AN_ENDLESS_LOAD;
+    int64_t start, took;
+    pthread_t thread, waiter;
+    setenv("FAKE_CUDA_JIT_MS", u.what == A_SETUP ? "0" : endless ? "100000" : "150", 1);
+    setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
+    if (u.what != A_SETUP) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    if ((u.world = world_of_two(number, u.port)) == NULL) return 0;
+    rank_ok(number, idist_split(u.world, 0, number, &u.group));
+    if (number == 1) {
+        if (u.what == A_SETUP) uses_the_device(&u);
+        (void)!idist_barrier(&(idist_opts){.group = u.world});
+        return 0;
+    }
+
+    rank_check(pthread_create(&thread, NULL, uses_the_device, &u) == 0, "no thread");
+    tap_sleep_ms(300);
+    other = u;
+    if (endless) rank_check(pthread_create(&waiter, NULL, uses_the_device, &other) == 0, "no thread");
+    if (endless) tap_sleep_ms(300);
+    start = tap_now_ms();
+    idist__world_close(u.world->w, true);
+    took = tap_now_ms() - start;
+    rank_check(took < 10000 * test_slow_factor(), "took %d ms", (int)took);
+    if (endless) {
+        pthread_join(waiter, NULL); // it did not load, but wait for who does
+        rank_is(0, other.status, IDIST_ERR_DEVICE);
+        return 0;
+    }
+    rank_check(took > 200, "did not wait: %d ms", (int)took);
+    pthread_join(thread, NULL);
+    if (u.what == A_LOAD) rank_is(0, u.status, IDIST_OK);
+    else rank_is(0, u.status, IDIST_ERR_STATE);
+    return 0;
+}
+
+static void leaves(void) {
+    static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end", "a group is made"};
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    for (int what = 0; what < N_USES; what++) {
+        use u = {what, free_port(), NULL, NULL, IDIST_OK};
+        tap_running("to leave while %s", names[what]);
+        ranks_reset();
+        procs_run(2, 30000, closes_beside_use, &u);
+        ranks_report("to leave the world while %s in another thread is safe, and takes its time", names[what]);
+    }
 }
 
 static void ends(void) {
@@ -575,6 +653,7 @@ int main(void) {
     troubles();
     late_ranks();
     ends();
+    leaves();
     paces();
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
     setenv("FAKE_CUDA_DELAY_US", "300", 1);
