@@ -450,6 +450,8 @@ static bool idist__ipc_takes(const idist_group *g, const idist__call *c) {
 }
 
 #if IDIST__IPC_KERNELS
+static bool idist__ipc_is_loaded(const idist__gpu *gpu) { return gpu->library != NULL; }
+
 static void idist__ipc_unload(idist__gpu *gpu) {
     if (gpu->library) cudaLibraryUnload(gpu->library);
     gpu->library = NULL;
@@ -532,6 +534,10 @@ static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t co
     return count ? idist__ipc_launch(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream) : cudaSuccess;
 }
 #else
+static bool idist__ipc_is_loaded(const idist__gpu *gpu) {
+    (void)gpu;
+    return false;
+}
 static cudaError_t idist__ipc_load(idist__gpu *gpu) {
     (void)gpu;
     return cudaErrorNotSupported;
@@ -602,7 +608,7 @@ static cudaError_t idist__ipc_ready(idist__world *w) {
 
     if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms))) return cudaErrorNotReady;
     if (gpu->loading) return cudaErrorNotReady;
-    if (gpu->library) return cudaSuccess;
+    if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
 
     gpu->loading = true;
     pthread_mutex_unlock(&w->lock);
@@ -819,12 +825,9 @@ static void idist__ipc_close(idist__world *w) {
 
 static void idist__ipc_end(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    bool any = gpu->imports || gpu->arenas, busy;
+    bool any = gpu->imports || gpu->arenas || idist__ipc_is_loaded(gpu);
+    bool busy = any && !gpu->stuck && !idist__ipc_give_back(gpu);
 
-#if IDIST__IPC_KERNELS
-    any = any || gpu->library;
-#endif
-    busy = any && !gpu->stuck && !idist__ipc_give_back(gpu);
     if (!busy) { // else the thread still looks at them
         idist__ipc_forget(w, gpu->imports);
         idist__ipc_forget(w, gpu->arenas);
