@@ -976,6 +976,7 @@ static idist_status idist__ipc_without(idist_group *g, const char *why) {
 typedef struct idist__ipc_setup {
     idist__ipc_card mine, *cards; // of all
     idist__ipc_probe probe;
+    bool stuck;        // the probe never ends
     cudaError_t error; // why this rank cannot
 } idist__ipc_setup;
 
@@ -1016,13 +1017,13 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     return status;
 }
 
-// What one rank's device never ends may read the arena of any other.
+// A probe that never ends on one rank may read the arena of any other.
 static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
     int i;
 
-    setup->mine.failed = idist__gpu_of(g->w)->stuck;
+    setup->mine.failed = setup->stuck;
     status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
     for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->cards[i].failed;
     if (any) idist__ipc_strand(g);
@@ -1049,7 +1050,6 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_setup setup;
     idist_status status = IDIST_ERR_NO_MEMORY;
-    bool through;
 
     memset(&setup, 0, sizeof setup);
     setup.cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
@@ -1060,9 +1060,9 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
 
     pthread_mutex_unlock(&w->lock);
-    through = idist__ipc_probe_free(&setup.probe);
+    setup.stuck = !idist__ipc_probe_free(&setup.probe);
     idist__world_lock(w);
-    if (!through) {
+    if (setup.stuck) {
         gpu->stuck = true;
         idist__ipc_strand(g);
     }
