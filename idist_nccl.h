@@ -2267,7 +2267,7 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
-    if (gg && (!w->thread_stops || idist__ipc_is_left(w))) {
+    if (gg) {
         guard = idist__gpu_enter(gpu);
         if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
@@ -2278,7 +2278,7 @@ static void idist__gpu_group_close(idist_group *g) {
                 gpu->ending = job;
             }
         }
-        idist__gpu_group_free(g);
+        if (!w->thread_stops || idist__ipc_is_left(w)) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
     gpu->under->group_close(g);

@@ -314,7 +314,7 @@ static int closes_beside_a_call(int number, void *arg) {
     return 0;
 }
 
-enum { A_LOAD, AN_ENDLESS_LOAD, A_SETUP, N_USES };
+enum { A_LOAD, AN_ENDLESS_LOAD, A_SETUP, NCCLS_KERNEL, N_USES };
 
 typedef struct use {
     int what, port;
@@ -325,6 +325,11 @@ typedef struct use {
 static void *uses_the_device(void *arg) {
     use *u = (use *)arg;
     idist_opts o = opts_of(u->group);
+    void *memory = NULL;
+    if (u->what == NCCLS_KERNEL) {
+        u->status = idist__own_alloc("test", &o, &memory, 64);
+        return NULL;
+    }
     float *x = device_of(3, 8);
     if (u->what == A_SETUP) {
         CUDA(cudaLaunchHostFunc(new_stream(), sleeps_a_second, NULL));
@@ -336,6 +341,17 @@ static void *uses_the_device(void *arg) {
     return NULL;
 }
 
+// Rank 1 has not come to the call that rank 0's device works on.
+static void starts_nccl(idist_group *world, idist_group *ended_first, int rank) {
+    idist_opts o = opts_of(ended_first);
+    float *x = device_of(1, 8);
+    rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    o.group = world;
+    rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    o.stream = new_stream();
+    if (rank == 0) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+}
+
 // Rank 0 leaves the world at once, while another thread of its has given up the lock in the middle
 // of a call. Where that takes long the process ends with it.
 static int closes_beside_use(int number, void *arg) {
@@ -345,11 +361,14 @@ static int closes_beside_use(int number, void *arg) {
     pthread_t thread, waiter;
     setenv("FAKE_CUDA_JIT_MS", u.what == A_SETUP ? "0" : endless ? "100000" : "150", 1);
     setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
-    if (u.what != A_SETUP) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    if (u.what == NCCLS_KERNEL) setenv("FAKE_CUDA_DEVICES", "2", 1);
+    else if (u.what != A_SETUP) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
     if ((u.world = world_of_two(number, u.port)) == NULL) return 0;
     rank_ok(number, idist_split(u.world, 0, number, &u.group));
+    if (u.what == NCCLS_KERNEL) starts_nccl(u.world, u.group, number);
     if (number == 1) {
         if (u.what == A_SETUP) uses_the_device(&u);
+        if (u.what == NCCLS_KERNEL) tap_sleep_ms(6000);
         (void)!idist_barrier(&(idist_opts){.group = u.world});
         return 0;
     }
@@ -368,15 +387,17 @@ static int closes_beside_use(int number, void *arg) {
         rank_is(0, other.status, IDIST_ERR_DEVICE);
         return 0;
     }
-    rank_check(took > 200, "did not wait: %d ms", (int)took);
+    if (u.what == NCCLS_KERNEL) rank_check(took < 4000, "took %d ms", (int)took); // NCCL was aborted
+    else rank_check(took > 200, "did not wait: %d ms", (int)took);
     pthread_join(thread, NULL);
-    if (u.what == A_LOAD) rank_is(0, u.status, IDIST_OK);
+    if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
     else rank_is(0, u.status, IDIST_ERR_STATE);
     return 0;
 }
 
 static void leaves(void) {
-    static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end", "a group is made"};
+    static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end", "a group is made",
+                                        "NCCL's kernel is waited for"};
     setenv("FAKE_CUDA_DEVICES", "1", 1);
     for (int what = 0; what < N_USES; what++) {
         use u = {what, free_port(), NULL, NULL, IDIST_OK};
