@@ -352,6 +352,19 @@ static void starts_nccl(idist_group *world, idist_group *ended_first, int rank) 
     if (rank == 0) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
 }
 
+static pthread_t start_use(use *u, int n_users) {
+    pthread_t thread;
+    idist__world *w = u->world->w;
+    int64_t end = tap_now_ms() + 10000;
+    TAP_REQUIRE(pthread_create(&thread, NULL, uses_the_device, u) == 0);
+    for (int n = 0; n < n_users && tap_now_ms() < end; tap_sleep_ms(1)) {
+        idist__world_lock(w);
+        n = idist__gpu_of(w)->nusers;
+        pthread_mutex_unlock(&w->lock);
+    }
+    return thread;
+}
+
 // Rank 0 leaves the world at once, while another thread of its has given up the lock in the middle
 // of a call. Where that takes long the process ends with it.
 static int closes_beside_use(int number, void *arg) {
@@ -359,7 +372,7 @@ static int closes_beside_use(int number, void *arg) {
     bool endless = u.what == AN_ENDLESS_LOAD;
     int64_t start, took;
     pthread_t thread, waiter;
-    setenv("FAKE_CUDA_JIT_MS", u.what == A_SETUP ? "0" : endless ? "100000" : "150", 1);
+    setenv("FAKE_CUDA_JIT_MS", u.what == A_SETUP ? "0" : endless ? "100000" : "200", 1);
     setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
     if (u.what == NCCLS_KERNEL) setenv("FAKE_CUDA_DEVICES", "2", 1);
     else if (u.what != A_SETUP) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
@@ -370,14 +383,13 @@ static int closes_beside_use(int number, void *arg) {
         if (u.what == A_SETUP) uses_the_device(&u);
         if (u.what == NCCLS_KERNEL) tap_sleep_ms(6000);
         (void)!idist_barrier(&(idist_opts){.group = u.world});
+        (void)!idist_close(&u.world); // rank 0 has left
         return 0;
     }
 
-    rank_check(pthread_create(&thread, NULL, uses_the_device, &u) == 0, "no thread");
-    tap_sleep_ms(300);
     other = u;
-    if (endless) rank_check(pthread_create(&waiter, NULL, uses_the_device, &other) == 0, "no thread");
-    if (endless) tap_sleep_ms(300);
+    thread = start_use(&u, 1);
+    if (endless) waiter = start_use(&other, 2);
     start = tap_now_ms();
     idist__world_close(u.world->w, true);
     took = tap_now_ms() - start;
