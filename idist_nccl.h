@@ -512,9 +512,11 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns) {
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
 #define IDIST__GPU_LET_MS 200                      // how long who has given up waits for the device to be free
 #define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
-#define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
-#ifndef IDIST__IPC_CHUNK                           // tests make do with less
-#define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes that others read at a time
+#ifndef IDIST__GPU_ABORT_MS                        // tests wait for less
+#define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort, or another end, may take
+#endif
+#ifndef IDIST__IPC_CHUNK                    // tests make do with less
+#define IDIST__IPC_CHUNK ((size_t)16 << 20) // bytes that others read at a time
 #endif
 #define IDIST__IPC_LOAD_MS 300000 // how long another thread may take to load the kernels
 #define IDIST__IPC_SLOTS 4        // chunks that an arena has room for

@@ -4,6 +4,8 @@
 // implementation in it, on the stand-ins for libcudart and libnccl.
 enum { CHUNK_BYTES = 128 << 10 }; // so that small calls have many
 #define IDIST__IPC_CHUNK ((size_t)CHUNK_BYTES)
+enum { PATIENCE_MS = 2500 }; // of who closes a world
+#define IDIST__GPU_ABORT_MS PATIENCE_MS
 #define IDIST_IMPLEMENTATION
 #include "idist_nccl.h"
 
@@ -192,7 +194,7 @@ static void troubles(void) {
 
 // The memory of the others is read when all ranks have come, which may be long after the first has.
 static int comes_late(int number, void *arg) {
-    int limit_ms = test_slow_factor() > 1 ? 8000 : 4000; // of which a device that works has a half
+    int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // of which a device that works has a half
     idist_group *world = NULL, *group = NULL;
     idist_desc d = desc_with(NULL, NULL);
     setenv("FAKE_CUDA_DELAY_US", "2000", 1);
@@ -381,7 +383,7 @@ static int closes_beside_use(int number, void *arg) {
     if (u.what == NCCLS_KERNEL) starts_nccl(u.world, u.group, number);
     if (number == 1) {
         if (u.what == A_SETUP) uses_the_device(&u);
-        if (u.what == NCCLS_KERNEL) tap_sleep_ms(6000);
+        if (u.what == NCCLS_KERNEL) tap_sleep_ms(PATIENCE_MS + 500);
         (void)!idist_barrier(&(idist_opts){.group = u.world});
         (void)!idist_close(&u.world); // rank 0 has left
         return 0;
@@ -399,7 +401,7 @@ static int closes_beside_use(int number, void *arg) {
         rank_is(0, other.status, IDIST_ERR_DEVICE);
         return 0;
     }
-    if (u.what == NCCLS_KERNEL) rank_check(took < 4000, "took %d ms", (int)took); // NCCL was aborted
+    if (u.what == NCCLS_KERNEL) rank_check(took < PATIENCE_MS, "took %d ms", (int)took); // NCCL was aborted
     else rank_check(took > 200, "did not wait: %d ms", (int)took);
     pthread_join(thread, NULL);
     if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
