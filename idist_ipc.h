@@ -451,6 +451,8 @@ static bool idist__ipc_takes(const idist_group *g, const idist__call *c) {
 }
 
 #if IDIST__IPC_KERNELS
+static bool idist__ipc_is_loaded(const idist__gpu *gpu) { return gpu->library != NULL; }
+
 static void idist__ipc_unload(idist__gpu *gpu) {
     if (gpu->library) cudaLibraryUnload(gpu->library);
     gpu->library = NULL;
@@ -533,6 +535,10 @@ static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t co
     return count ? idist__ipc_launch(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream) : cudaSuccess;
 }
 #else
+static bool idist__ipc_is_loaded(const idist__gpu *gpu) {
+    (void)gpu;
+    return false;
+}
 static cudaError_t idist__ipc_load(idist__gpu *gpu) {
     (void)gpu;
     return cudaErrorNotSupported;
@@ -554,26 +560,62 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 }
 #endif
 
-static bool idist__ipc_has_loaded(void *arg) { return !((const idist__gpu *)arg)->loading; }
+// Waits until it is ready, or a deadline, and has the backend look after the others. The lock is
+// held, and given up meanwhile. False: the deadline has passed.
+static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w), int64_t deadline_ns) {
+    while (!ready(w)) {
+        if (idist__os_now_ns() > deadline_ns) return false;
+        pthread_mutex_unlock(&w->lock);
+        idist__os_pause_ms(1);
+        idist__world_lock(w);
+        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
+    }
+    return true;
+}
+
+static bool idist__ipc_is_unused(const idist__world *w) { return !idist__gpu_of(w)->nusers; }
+
+// The world is being closed: waits, once, for the threads that use what is to be freed without the
+// lock. False: there are such still. The caller does not hold the lock; a thread that has it for
+// good is no reason to wait longer.
+static bool idist__ipc_is_left(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    bool left;
+    int turns = 0;
+
+    if (!gpu->leave_ns) gpu->leave_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    while (pthread_mutex_trylock(&w->lock) != 0) {
+        if (idist__os_now_ns() > gpu->leave_ns) {
+            gpu->stuck = true;
+            return false;
+        }
+        idist__nccl_nap(&turns);
+    }
+    left = idist__ipc_wait(w, idist__ipc_is_unused, gpu->leave_ns);
+    if (!left) gpu->stuck = true;
+    pthread_mutex_unlock(&w->lock);
+    return left;
+}
+
+static bool idist__ipc_has_loaded(const idist__world *w) { return !idist__gpu_of(w)->loading || w->thread_stops; }
 
 // The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
 // device, and a kernel of NCCL's may wait there for a rank that is lost: somebody has to have the
-// lock then, to abort it.
+// lock then, to abort it. The caller is counted in gpu->nusers.
 static cudaError_t idist__ipc_ready(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
+    int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    idist__world_wait(w, idist__ipc_has_loaded, gpu);
-    if (gpu->library) return cudaSuccess;
+    if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms))) return cudaErrorNotReady;
+    if (gpu->loading) return cudaErrorNotReady;
+    if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
 
     gpu->loading = true;
     pthread_mutex_unlock(&w->lock);
     error = idist__ipc_load(gpu);
     idist__world_lock(w);
     gpu->loading = false;
-
-    if (w->nblocked) pthread_cond_broadcast(&w->changed);
-    if (w->driver != IDIST__DRIVER_NONE) gpu->under->wake(w);
     return error;
 }
 
@@ -678,42 +720,123 @@ static void idist__ipc_free(idist_group *g) {
     gg->own = NULL;
 }
 
-static void idist__ipc_close_all(const idist__gpu *gpu) {
-    idist__ipc_arena *a;
-    for (a = gpu->imports; a; a = a->next) {
-        if (a->at) cudaIpcCloseMemHandle(a->at);
-        a->at = NULL;
-    }
-    cudaGetLastError();
+// The arena of a group in which a copy never ends, on this rank or another one: it is given to no
+// other group, and never freed.
+static void idist__ipc_strand(idist_group *g) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+
+    idist__mem_free(&g->w->cfg.mem, gg->own);
+    gg->own = NULL;
 }
 
-// This rank reads nothing more.
+// What a thread of its own gives back to the device, as each of these calls may wait for all that
+// the device has to do.
+typedef struct idist__ipc_return {
+    idist__gpu gpu; // only the number, and what is given back: imports, arenas, library
+    int done;       // atomic: 1, or IDIST__NCCL_LEFT
+} idist__ipc_return;
+
+static void *idist__ipc_return_work(void *arg) {
+    idist__ipc_return *job = (idist__ipc_return *)arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    const idist__ipc_arena *a;
+
+    cudaSetDevice(job->gpu.device);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->at);
+    for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->at);
+    idist__ipc_unload(&job->gpu);
+
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) free(job);
+    return NULL;
+}
+
+// Gives these back, and waits for that until a deadline. False: the device is busy, and the thread
+// goes on by itself. The lock is not held.
+static bool idist__ipc_give_back(const idist__gpu *what) {
+    idist__ipc_return *job = (idist__ipc_return *)calloc(1, sizeof *job);
+    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    pthread_t thread;
+    int turns = 0;
+
+    if (!job) return false;
+    job->gpu = *what;
+    if (idist__os_thread(&thread, idist__ipc_return_work, job) != 0) {
+        free(job);
+        return false;
+    }
+    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+
+    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) {
+        pthread_detach(thread); // it frees the job
+        return false;
+    }
+    pthread_join(thread, NULL);
+    free(job);
+    return true;
+}
+
+static void idist__ipc_forget(const idist__world *w, idist__ipc_arena *list) {
+    idist__ipc_arena *a;
+
+    while ((a = list) != NULL) {
+        list = a->next;
+        idist__mem_free(&w->cfg.mem, a);
+    }
+}
+
+// No thread of this rank reads, or is about to read, the memory of others.
+static bool idist__ipc_is_idle(const idist__world *w) {
+    const idist_group *g;
+    const idist__task *t;
+
+    for (t = w->tasks; t; t = t->next)
+        if (t->on_device && idist__gpu_op_of(t)->path == IDIST__BY_IPC) return false;
+    for (g = &w->group; g; g = g->next) {
+        const idist__gpu_group *gg = idist__gpu_group_of(g);
+        if (gg && gg->making && gg->path == IDIST__BY_IPC) return false;
+    }
+    return true;
+}
+
+// This rank reads nothing more: the others free their memory when all have said so. Calls that
+// other threads have under way come to their end before that.
 static void idist__ipc_close(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__gpu_guard guard;
-    if (!gpu->imports) return;
-    guard = idist__gpu_enter(gpu);
+    idist__gpu what;
+    bool closed;
+
+    if (!idist__ipc_wait(w, idist__ipc_is_idle, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
+        idist__log_print(&w->log, IDIST_LOG_WARN, "finalize: another thread's call reads the memory of other ranks");
+        return;
+    }
+    gpu->closed = true;
+    if (!gpu->imports || gpu->stuck) return;
+    memset(&what, 0, sizeof what);
+    what.device = gpu->device;
+    what.imports = gpu->imports;
+    gpu->imports = NULL;
+
     pthread_mutex_unlock(&w->lock);
-    idist__ipc_close_all(gpu);
+    closed = idist__ipc_give_back(&what);
     idist__world_lock(w);
-    idist__gpu_leave(gpu, guard);
+    if (closed) idist__ipc_forget(w, what.imports);
+    else gpu->stuck = true;
 }
 
 static void idist__ipc_end(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__ipc_arena *a;
-    idist__ipc_close_all(gpu);
-    while ((a = gpu->imports) != NULL) {
-        gpu->imports = a->next;
-        idist__mem_free(&w->cfg.mem, a);
+    bool any = gpu->imports || gpu->arenas || idist__ipc_is_loaded(gpu);
+    bool busy = any && !gpu->stuck && !idist__ipc_give_back(gpu);
+
+    if (!busy) { // else the thread still looks at them
+        idist__ipc_forget(w, gpu->imports);
+        idist__ipc_forget(w, gpu->arenas);
     }
-    while ((a = gpu->arenas) != NULL) {
-        gpu->arenas = a->next;
-        cudaFree(a->at);
-        idist__mem_free(&w->cfg.mem, a);
-    }
-    idist__ipc_unload(gpu);
-    cudaGetLastError();
+    gpu->stuck = gpu->stuck || busy;
+    if (!gpu->stuck) return;
+    idist__log_print(&w->log, IDIST_LOG_WARN,
+                     "GPU %d does not end what it has to do: memory on it stays in use until the process ends", gpu->device);
 }
 
 // What each rank leaves in its arena, for the others to see whether they read it: whole numbers,
@@ -735,6 +858,14 @@ typedef struct idist__ipc_probe {
     char text[200];
 } idist__ipc_probe;
 
+// From here on: the ranks may come to the next part of the probe at very different times.
+static void idist__ipc_probe_time(const idist__world *w, idist__ipc_probe *probe) {
+    int most_ms = w->cfg.init_timeout_ms / 2;
+
+    if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
+    probe->deadline_ns = idist__os_deadline(most_ms);
+}
+
 // True: the stream is through. It may never be.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     while (*error == cudaSuccess) {
@@ -749,15 +880,13 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
 
 static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe *probe) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
-    int most_ms = g->w->cfg.init_timeout_ms / 2;
     char *at = idist__gpu_group_of(g)->own->at;
     cudaError_t error = cudaStreamCreateWithFlags(&probe->stream, cudaStreamNonBlocking);
 
-    if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
-    probe->deadline_ns = idist__os_deadline(most_ms);
     if (error == cudaSuccess) error = cudaMallocHost((void **)&probe->seen, nbytes);
     if (error != cudaSuccess) return error;
 
+    idist__ipc_probe_time(g->w, probe);
     for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_at(g->rank, i);
     error = cudaMemcpyAsync(at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
     idist__ipc_probe_wait(probe, &error);
@@ -795,6 +924,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     bool right = true;
     int i;
 
+    idist__ipc_probe_time(g->w, probe);
     memset(&args, 0, sizeof args);
     for (i = 0; i < g->size && right; i++) {
         args.in[i] = gg->arena[i];
@@ -820,12 +950,17 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     return cudaErrorUnknown;
 }
 
-static void idist__ipc_probe_free(idist__ipc_probe *probe) {
-    if (probe->stream && cudaStreamQuery(probe->stream) != cudaErrorNotReady) {
+// False: the stream is not through. It may never be, so it is left alone, with what it works on.
+static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
+    cudaError_t error = cudaSuccess;
+    bool through = !probe->stream || idist__ipc_probe_wait(probe, &error) || error != cudaErrorNotReady;
+
+    if (probe->stream && through) {
         cudaStreamDestroy(probe->stream);
         cudaFreeHost(probe->seen);
     }
     cudaGetLastError();
+    return through;
 }
 
 // What becomes of a group in which a rank cannot.
@@ -839,43 +974,105 @@ static idist_status idist__ipc_without(idist_group *g, const char *why) {
     return IDIST_OK;
 }
 
+typedef struct idist__ipc_setup {
+    idist__ipc_card mine, *cards; // of all
+    idist__ipc_probe probe;
+    bool stuck;        // the probe never ends
+    cudaError_t error; // why this rank cannot
+} idist__ipc_setup;
+
+// This rank's part alone: the kernels, and an arena in which the others find what to read.
+static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
+    idist__world *w = g->w;
+    const idist__gpu *gpu = idist__gpu_of(w);
+
+    setup->mine.process = idist__ipc_process();
+    setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_ready(w);
+    if (setup->error == cudaSuccess) setup->error = idist__ipc_own(g, &setup->mine);
+    pthread_mutex_unlock(&w->lock);
+    if (setup->error == cudaSuccess && g->size > 1) setup->error = idist__ipc_probe_write(g, &setup->probe);
+    idist__world_lock(w);
+    setup->mine.failed = setup->error != cudaSuccess;
+}
+
+// The lock was given up: another thread may close the world, and waits for us to leave it.
+static idist_status idist__ipc_goes_on(const idist_group *g, idist_status status) {
+    if (status != IDIST_OK || !g->w->thread_stops) return status;
+    return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+}
+
+// Opens the arenas of the others and reads them once.
+static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
+    idist__world *w = g->w;
+    idist_status status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
+    bool whole = status == IDIST_OK && g->size > 1;
+    int i;
+
+    if (status == IDIST_OK && setup->error == cudaSuccess) setup->error = idist__ipc_open(g, setup->cards);
+    for (i = 0; i < g->size && whole; i++) whole = !setup->cards[i].failed;
+    if (!whole || setup->error != cudaSuccess) return status;
+
+    pthread_mutex_unlock(&w->lock);
+    setup->error = idist__ipc_probe_read(g, &setup->probe);
+    idist__world_lock(w);
+    return status;
+}
+
+// A probe that never ends on one rank may read the arena of any other.
+static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setup) {
+    idist_status status;
+    bool any = false;
+    int i;
+
+    setup->mine.failed = setup->stuck;
+    status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
+    for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->cards[i].failed;
+    if (any) idist__ipc_strand(g);
+    return status;
+}
+
+// One outcome for all members.
+static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *setup) {
+    bool failed = setup->error != cudaSuccess, all = false;
+    char why[256] = "";
+    idist_status status;
+
+    if (failed) idist__copy_text(why, sizeof why, cudaGetErrorString(setup->error));
+    if (setup->probe.text[0]) idist__copy_text(why, sizeof why, setup->probe.text);
+    status = idist__gpu_all_could(g, failed, why, sizeof why, &all);
+    if (status == IDIST_OK && !all) status = idist__ipc_strand_all(g, setup);
+    return status == IDIST_OK && !all ? idist__ipc_without(g, why) : status;
+}
+
 // Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is
 // staged.
 static idist_status idist__ipc_prepare(idist_group *g) {
     idist__world *w = g->w;
-    size_t nbytes = sizeof(idist__ipc_card) * (size_t)g->size;
-    idist__ipc_card mine, *cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, nbytes);
-    cudaError_t error = idist__ipc_ready(w);
-    idist__ipc_probe probe;
-    char why[256] = "";
-    bool all = false, whole = true;
-    int i;
-    idist_status s = cards ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-    memset(&mine, 0, sizeof mine);
-    memset(&probe, 0, sizeof probe);
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__ipc_setup setup;
+    idist_status status = IDIST_ERR_NO_MEMORY;
 
-    mine.process = idist__ipc_process();
-    if (error == cudaSuccess) error = idist__ipc_own(g, &mine);
+    memset(&setup, 0, sizeof setup);
+    setup.cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
+    if (setup.cards) status = IDIST_OK;
+    gpu->nusers++;
+    idist__ipc_setup_own(g, &setup);
+    status = idist__ipc_goes_on(g, status);
+    if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
+
     pthread_mutex_unlock(&w->lock);
-    if (error == cudaSuccess && g->size > 1) error = idist__ipc_probe_write(g, &probe);
+    setup.stuck = !idist__ipc_probe_free(&setup.probe);
     idist__world_lock(w);
-    mine.failed = error != cudaSuccess;
+    if (setup.stuck) {
+        gpu->stuck = true;
+        idist__ipc_strand(g);
+    }
 
-    if (s == IDIST_OK) s = idist__gpu_exchange(g, &mine, cards, sizeof mine);
-    if (s == IDIST_OK && error == cudaSuccess) error = idist__ipc_open(g, cards);
-    for (i = 0; i < g->size && s == IDIST_OK; i++) whole = whole && !cards[i].failed;
-    pthread_mutex_unlock(&w->lock);
-    whole = whole && s == IDIST_OK && error == cudaSuccess && g->size > 1;
-    if (whole) error = idist__ipc_probe_read(g, &probe);
-    if (error != cudaSuccess) idist__copy_text(why, sizeof why, cudaGetErrorString(error));
-    if (probe.text[0]) idist__copy_text(why, sizeof why, probe.text);
-    idist__ipc_probe_free(&probe);
-    idist__world_lock(w);
-
-    if (s == IDIST_OK) s = idist__gpu_all_could(g, error != cudaSuccess, why, sizeof why, &all);
-    if (s == IDIST_OK && !all) s = idist__ipc_without(g, why);
-    idist__mem_free(&w->cfg.mem, cards);
-    return s;
+    status = idist__ipc_goes_on(g, status);
+    if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
+    idist__mem_free(&w->cfg.mem, setup.cards);
+    gpu->nusers--;
+    return status;
 }
 
 static bool idist__ipc_is_large(const idist__task *t) {
@@ -1027,6 +1224,7 @@ static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
     char *arena[IDIST__IPC_RANKS];
     int i;
     if (op->nout < behind || nth >= op->nchunks) return cudaSuccess;
+    if (idist__gpu_of(t->group->w)->closed) return cudaErrorNotPermitted;
 
     k = op->call.count - at < op->chunk ? op->call.count - at : op->chunk;
     slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
@@ -1073,7 +1271,7 @@ static bool idist__ipc_step(idist__task *t) {
 //------------------------------------------------------------------------------
 
 typedef struct idist__own {
-    idist_group *g;
+    idist__world *w;
     idist__gpu *gpu;
     idist__gpu_guard guard;
     cudaStream_t stream;
@@ -1082,26 +1280,33 @@ typedef struct idist__own {
 
 // On the device of the group's world from here on, until idist__own_end. kernels: they are there.
 // The lock is not held meanwhile: to allocate, and to enqueue where much is enqueued already, may
-// wait for the device.
+// wait for the device. The end of the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o, bool kernels) {
-    idist_status s;
+    idist_group *g;
+    idist_status status;
+
     memset(own, 0, sizeof *own);
-    if ((s = idist__call_enter(name, o->group, &own->g)) != IDIST_OK) return s;
-    own->gpu = idist__gpu_of(own->g->w);
+    if ((status = idist__call_enter(name, o->group, &g)) != IDIST_OK) return status;
+    own->w = g->w;
+    own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)o->stream;
-    if (!own->gpu || !own->gpu->under) {
-        s = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, own->g->w->no_device);
-        pthread_mutex_unlock(&own->g->w->lock);
-        return s;
+    if (!own->gpu || !own->gpu->under) status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
+    else if (g->w->thread_stops) status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+
+    if (status == IDIST_OK) {
+        own->gpu->nusers++;
+        own->guard = idist__gpu_enter(own->gpu);
+        if (kernels) own->error = idist__ipc_ready(g->w);
     }
-    own->guard = idist__gpu_enter(own->gpu);
-    if (kernels) own->error = idist__ipc_ready(own->g->w);
-    pthread_mutex_unlock(&own->g->w->lock);
-    return IDIST_OK;
+    pthread_mutex_unlock(&own->w->lock);
+    return status;
 }
 
 static idist_status idist__own_end(const idist__own *own, const char *name) {
     idist__gpu_leave(own->gpu, own->guard);
+    idist__world_lock(own->w);
+    own->gpu->nusers--;
+    pthread_mutex_unlock(&own->w->lock);
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_fail(name, own->error);
 }
 

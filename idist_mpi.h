@@ -2362,6 +2362,9 @@ const idist_backend_api *idist_mpi_backend(void) {
     return &api;
 }
 
+// Tests set these from outside.
+#undef IDIST__MPI_COUNT
+
 #include "idist_end.h"
 
 #endif // IDIST_IMPLEMENTATION

@@ -523,12 +523,15 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 #define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
 #define IDIST__GPU_LET_MS 200                      // how long who has given up waits for the device to be free
 #define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
-#define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort may take
-#ifndef IDIST__IPC_CHUNK                           // tests make do with less
-#define IDIST__IPC_CHUNK ((size_t)16 << 20)        // bytes that others read at a time
+#ifndef IDIST__GPU_ABORT_MS                        // tests wait for less
+#define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort, or another end, may take
 #endif
-#define IDIST__IPC_SLOTS 4     // chunks that an arena has room for
-#define IDIST__IPC_SMALL 65536 // up to here each rank adds up everything itself
+#ifndef IDIST__IPC_CHUNK                    // tests make do with less
+#define IDIST__IPC_CHUNK ((size_t)16 << 20) // bytes that others read at a time
+#endif
+#define IDIST__IPC_LOAD_MS 300000 // how long another thread may take to load the kernels
+#define IDIST__IPC_SLOTS 4        // chunks that an arena has room for
+#define IDIST__IPC_SMALL 65536    // up to here each rank adds up everything itself
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
 
@@ -585,7 +588,11 @@ typedef struct idist__gpu {         // of a world
     int *word;                          // barriers on streams work on it; NULL: no NCCL, or no memory
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
-    bool loading; // a thread loads what follows, without the lock
+    bool closed;      // idist_finalize has begun: the memory of other ranks is read no more
+    bool stuck;       // something on the device never ends: what would wait for it is left alone
+    int nusers;       // threads that use this, or what a group has of a device, without the lock
+    int64_t leave_ns; // the end of the world waits for them until then; 0: it has not come
+    bool loading;     // a thread loads what follows, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
@@ -825,7 +832,7 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, b
     }
     if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
 
-    job = (idist__pinning *)calloc(1, sizeof *job);
+    job = gpu->stuck ? NULL : (idist__pinning *)calloc(1, sizeof *job);
     if (job) {
         job->memory = p;
         job->device = gpu->device;
@@ -2335,7 +2342,7 @@ static void idist__gpu_group_close(idist_group *g) {
                 gpu->ending = job;
             }
         }
-        idist__gpu_group_free(g);
+        if (!w->thread_stops || idist__ipc_is_left(w)) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
     gpu->under->group_close(g);
@@ -2348,6 +2355,7 @@ static void idist__gpu_free(idist__world *w) {
     int turns = 0;
     idist__task *t;
     int device = gpu->under ? idist__gpu_visit(gpu) : -1; // -1: there was none
+    bool left = idist__ipc_is_left(w);
 
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(
@@ -2355,7 +2363,7 @@ static void idist__gpu_free(idist__world *w) {
             "ncclCommDestroy has not come back: another rank has not got there, or a graph is left that holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_end(w);
-    if (gpu->word) cudaFree(gpu->word);
+    if (gpu->word && !gpu->stuck) cudaFree(gpu->word);
     for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
         idist__nccl_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
@@ -2366,8 +2374,10 @@ static void idist__gpu_free(idist__world *w) {
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;
-        cudaHostUnregister(p->at);
-        idist_free(p->at);
+        if (!gpu->stuck) {
+            cudaHostUnregister(p->at);
+            idist_free(p->at);
+        }
         idist__mem_free(mem, p);
     }
     cudaGetLastError();
@@ -2377,6 +2387,7 @@ static void idist__gpu_free(idist__world *w) {
     w->launch = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_return(gpu, device);
+    if (!left) return;
     idist__mem_free(mem, gpu->cards);
     idist__mem_free(mem, gpu);
 }
@@ -2653,6 +2664,11 @@ const idist_backend_api *idist_nccl_backend(void) {
     // clang-format on
     return &api;
 }
+
+// Tests set these from outside.
+#undef IDIST__NCCL_FILE
+#undef IDIST__GPU_ABORT_MS
+#undef IDIST__IPC_CHUNK
 
 #include "idist_end.h"
 

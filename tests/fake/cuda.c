@@ -14,7 +14,8 @@
 //     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global, thread-local, relaxed.
 //   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it. A handle
 //     is that of a whole allocation, whichever pointer into it was given.
-//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error.
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error. So
+//     they do when memory of another process is closed that something yet to end reads.
 //   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
 //     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
 //   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
@@ -37,6 +38,7 @@
 //   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
 //   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails with that code
+//   FAKE_CUDA_JIT_MS=n    each kernel takes that long to be compiled
 //   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
 //                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
@@ -162,6 +164,7 @@ static struct {
     int fail_nth, fail_code, jit_code;
     bool corrupt_peers, stuck_peers, alloc_waits, destroyed_ends;
     unsigned alloc_us;
+    unsigned jit_ms;
     bool forked; // since then
 } config;
 
@@ -207,6 +210,7 @@ static void read_environment(void) {
     const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL"), *jit = getenv("FAKE_CUDA_JIT");
     read_devices();
     config.jit_code = jit ? atoi(jit) : 0;
+    config.jit_ms = (unsigned)(getenv("FAKE_CUDA_JIT_MS") ? atoi(getenv("FAKE_CUDA_JIT_MS")) : 0);
     config.corrupt_peers = is_set("FAKE_CUDA_CORRUPT_PEERS");
     config.stuck_peers = is_set("FAKE_CUDA_STUCK_PEERS");
     config.alloc_waits = is_set("FAKE_CUDA_ALLOC_WAITS");
@@ -1438,6 +1442,11 @@ static struct CUkern_st *find_kernel(const void *function, int *which) {
 static cudaError_t load_kernel(struct CUkern_st *kernel) {
     if (kernel->loaded) return cudaSuccess;
     wait_device(current_device);
+    if (config.jit_ms) {
+        pthread_mutex_unlock(&lock);
+        usleep(config.jit_ms * 1000);
+        pthread_mutex_lock(&lock);
+    }
     if (config.jit_code) return (cudaError_t)config.jit_code;
     kernel->loaded = true;
     return cudaSuccess;
@@ -1651,8 +1660,35 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     return unlock(b ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
+// Whether something that a stream has yet to end reads this memory of another process.
+static bool is_read_by(const work *w, const block *b) {
+    if (w->w.run == run_copy) {
+        const char *from = ((const copy *)w->w.arg)->src;
+        return from >= b->view && from < b->view + b->size;
+    }
+    if (w->w.run != run_kernel || ((const launch *)w->w.arg)->which >= N_REDUCE) return false;
+    const idist_reduce_args *a = &((const launch *)w->w.arg)->args.reduce;
+    for (int k = 0; k < a->n && k < 16; k++) {
+        const char *from = a->in[k];
+        if (from >= b->base && from < b->base + b->size) return true;
+    }
+    return false;
+}
+
+static bool is_in_use(const block *b) {
+    for (cudaStream_t s = streams; s; s = s->next)
+        for (const node *n = s->head; n; n = n->next)
+            if (is_read_by(n->work, b)) return true;
+    return false;
+}
+
 cudaError_t cudaIpcCloseMemHandle(void *pointer) {
     ENTER();
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    if (b && b->kind == BLOCK_IMPORTED && b->n_opened == 1 && is_in_use(b))
+        atomic_store(&broken, (int)cudaErrorIllegalAddress);
+    pthread_mutex_unlock(&lock);
     return release(pointer, BLOCK_IMPORTED, cudaErrorInvalidValue);
 }
 

@@ -73,12 +73,12 @@ static void set_environment(const char *environment, int which) {
 }
 
 static void clear_environment(void) {
-    static const char *const names[] = {"FAKE_CUDA_DEVICES",     "FAKE_CUDA_DELAY_US",     "FAKE_CUDA_FAIL",
-                                        "FAKE_NCCL_FAIL",        "FAKE_NCCL_VERSION",      "FAKE_NCCL_INIT_HANGS",
-                                        "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",     "NCCL_MULTI_RANK_GPU_ENABLE",
-                                        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",   "FAKE_NCCL_REMOTE",
-                                        "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",   "FAKE_CUDA_JIT",
-                                        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS"};
+    static const char *const names[] = {"FAKE_CUDA_DEVICES",     "FAKE_CUDA_DELAY_US",      "FAKE_CUDA_FAIL",
+                                        "FAKE_NCCL_FAIL",        "FAKE_NCCL_VERSION",       "FAKE_NCCL_INIT_HANGS",
+                                        "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",      "NCCL_MULTI_RANK_GPU_ENABLE",
+                                        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",    "FAKE_NCCL_REMOTE",
+                                        "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",    "FAKE_CUDA_JIT",
+                                        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS", "FAKE_CUDA_JIT_MS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
 

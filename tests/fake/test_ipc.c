@@ -4,6 +4,8 @@
 // implementation in it, on the stand-ins for libcudart and libnccl.
 enum { CHUNK_BYTES = 128 << 10 }; // so that small calls have many
 #define IDIST__IPC_CHUNK ((size_t)CHUNK_BYTES)
+enum { PATIENCE_MS = 2500 }; // of who closes a world
+#define IDIST__GPU_ABORT_MS PATIENCE_MS
 #define IDIST_IMPLEMENTATION
 #include "idist_nccl.h"
 
@@ -113,7 +115,8 @@ static void beside_dead_ranks(void) {
 
 typedef struct trouble {
     const char *name, *value; // of the environment, of rank 1 or of all
-    bool all, ends;
+    bool all;
+    bool stuck;          // rank 1's device never ends
     const char *said[4]; // in a warning
     int port;
 } trouble;
@@ -124,13 +127,26 @@ static void keep_log(idist_log_level level, const char *line, void *user) {
     if (level <= IDIST_LOG_WARN && used + strlen(line) + 2 < 4000) snprintf(text + used, 4000 - used, "%s\n", line);
 }
 
+// Memory that a copy without an end works on is given to nobody, and another group does without it.
+static void leaves_memory_alone(idist_group *world, int rank, float *x) {
+    idist_group *half = NULL;
+    rank_check(!idist__gpu_of(world->w)->arenas, "rank %d: the memory is there to be used", rank);
+    rank_ok(rank, idist_split(world, rank % 2, rank, &half)); // ranks that share a GPU
+    idist_opts o = opts_of(half);
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 12, "rank %d: got %g", rank, (double)first_of(x));
+    rank_ok(rank, idist_free_group(&half));
+}
+
 static int has_trouble(int number, void *arg) {
     static char log[4000];
     const trouble *t = (const trouble *)arg;
     enum { COUNT = 100000 };
+    bool stuck = t->stuck && number == 1;
     idist_group *world = NULL;
     idist_desc d = desc_with(NULL, NULL);
     if (t->all || number == 1) setenv(t->name, t->value, 1);
+    if (stuck) setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
     setenv("IDIST_LOG", "warn", 1); // to the logger
     d.rank = number;
     d.world_size = 4;
@@ -139,9 +155,10 @@ static int has_trouble(int number, void *arg) {
     d.init_timeout_ms = d.timeout_ms = 10000;
     d.logger.log_fn = keep_log;
     d.logger.user = log;
+    CUDA(cudaSetDevice(number % 2));
+    float *x = device_of((float)number, COUNT), last = -1;
     if (!rank_ok(number, idist_open(&d, &world))) return 0;
     idist_opts o = opts_of(world);
-    float *x = device_of((float)number, COUNT), last = -1;
     rank_ok(number, idist_all_reduce(x, x, COUNT, IDIST_F32, IDIST_SUM, &o));
     CUDA(cudaMemcpy(&last, x + COUNT - 1, sizeof last, cudaMemcpyDeviceToHost));
     rank_check(first_of(x) == 6 && last == 6, "rank %d: got %g and %g", number, (double)first_of(x), (double)last);
@@ -150,21 +167,19 @@ static int has_trouble(int number, void *arg) {
     for (int k = 0; k < 4 && t->said[k]; k++)
         rank_check(strstr(log, t->said[k]) != NULL, "rank %d: no \"%s\" in \"%s\"", number, t->said[k], log);
     if (!t->said[0]) rank_check(!log[0], "rank %d: warned: %s", number, log);
-    if (!t->ends) { // its device never does: nobody closes the world, and all have had their result
-        (void)!idist_barrier(&o);
-        return 0;
-    }
-    CUDA(cudaFree(x));
+    if (t->stuck) leaves_memory_alone(world, number, x);
+    if (!stuck) CUDA(cudaFree(x));
     rank_ok(number, idist_close(&world));
+    if (stuck) rank_check(strstr(log, "until the process ends") != NULL, "rank %d: no word of it: %s", number, log);
     return 0;
 }
 
 static void troubles(void) {
-    static const trouble all[] = {{"FAKE_CUDA_JIT", "0", true, true, {NULL}, 0},
-                                  {"FAKE_CUDA_JIT", "222", false, true, {"rank 1", "PTX", "staged", NULL}, 0},
-                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", true, true, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
-                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
-                                  {"FAKE_CUDA_STUCK_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
+    static const trouble all[] = {{"FAKE_CUDA_JIT", "0", true, false, {NULL}, 0},
+                                  {"FAKE_CUDA_JIT", "222", false, false, {"rank 1", "PTX", "staged", NULL}, 0},
+                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", true, false, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
+                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
+                                  {"FAKE_CUDA_STUCK_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         trouble t = all[i];
         t.port = free_port();
@@ -175,6 +190,251 @@ static void troubles(void) {
         ranks_report("%s=%s on %s: %s", t.name, t.value, t.all ? "all ranks" : "one rank",
                      t.said[0] ? "staged with a warning, and right" : "ipc");
     }
+}
+
+// The memory of the others is read when all ranks have come, which may be long after the first has.
+static int comes_late(int number, void *arg) {
+    int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // of which a device that works has a half
+    idist_group *world = NULL, *group = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    setenv("FAKE_CUDA_DELAY_US", "2000", 1);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = *(const int *)arg;
+    d.init_timeout_ms = limit_ms;
+    d.timeout_ms = 20000;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+
+    float *x = device_of(1, 8);
+    rank_ok(number, idist_split(world, 0, number, &group));
+    idist_opts o = opts_of(group);
+    if (number == 1) tap_sleep_ms(limit_ms * 3 / 4);
+    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %g", number, (double)first_of(x));
+    rank_check(idist__gpu_group_of(group)->path == IDIST__BY_IPC, "rank %d: by another way", number);
+
+    CUDA(cudaFree(x));
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void late_ranks(void) {
+    int port = free_port();
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("a rank that comes late to the making of a group");
+    ranks_reset();
+    procs_run(2, 20000, comes_late, &port);
+    ranks_report("a rank that comes late to the making of a group is no reason to do without ipc");
+}
+
+//------------------------------------------------------------------------------
+// the end of a world
+//------------------------------------------------------------------------------
+
+static idist_group *world_of_two(int number, int port) {
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = port;
+    d.init_timeout_ms = d.timeout_ms = 20000;
+    rank_ok(number, idist_open(&d, &world));
+    return world;
+}
+
+static void CUDART_CB never_ends(void *arg) {
+    (void)arg;
+    for (;;) pause();
+}
+
+static void CUDART_CB sleeps_a_second(void *arg) {
+    (void)arg;
+    tap_sleep_ms(1000);
+}
+
+// Rank 0 closes the world while its device has something else to do.
+static int closes_beside_work(int number, void *arg) {
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    idist_opts o = opts_of(world);
+    float *x = device_of(1, 8);
+    int64_t start;
+    if (!world) return 0;
+    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %g", number, (double)first_of(x));
+    if (number == 0) CUDA(cudaLaunchHostFunc(new_stream(), never_ends, NULL));
+    start = tap_now_ms();
+    rank_ok(number, idist_close(&world));
+    rank_check(tap_now_ms() - start < 10000 * test_slow_factor(), "rank %d: took %d ms", number,
+               (int)(tap_now_ms() - start));
+    return 0;
+}
+
+typedef struct late_call {
+    idist_group *group;
+    float *x;
+    size_t count;
+} late_call;
+
+static void *calls_late(void *arg) {
+    const late_call *c = (const late_call *)arg;
+    idist_opts o = opts_of(c->group);
+    rank_ok(0, idist_all_reduce(c->x, c->x, c->count, IDIST_F32, IDIST_SUM, &o));
+    return NULL;
+}
+
+static bool is_under_way(idist_group *group) {
+    bool under_way;
+    idist__world_lock(group->w);
+    under_way = group->device && idist__gpu_group_of(group)->queue;
+    pthread_mutex_unlock(&group->w->lock);
+    return under_way;
+}
+
+// Rank 0 closes the world while another thread of its reads the memory of rank 1.
+static int closes_beside_a_call(int number, void *arg) {
+    enum { CHUNKS = 40 };
+    late_call c = {NULL, NULL, CHUNKS * (size_t)CHUNK_BYTES / sizeof(float)};
+    setenv("FAKE_CUDA_DELAY_US", "2000", 1);
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    pthread_t thread;
+    if (!world) return 0;
+    c.x = device_of(1, c.count);
+    rank_ok(number, idist_split(world, 0, number, &c.group));
+    calls_late(&c); // makes what the ranks have together
+    if (number == 1) {
+        calls_late(&c);
+        tap_sleep_ms(300); // rank 0 waits for us in idist_close, and its thread has come back
+    } else {
+        rank_check(pthread_create(&thread, NULL, calls_late, &c) == 0, "no thread");
+        for (int64_t end = tap_now_ms() + 10000; !is_under_way(c.group) && tap_now_ms() < end;) tap_sleep_ms(1);
+    }
+    rank_ok(number, idist_close(&world));
+    if (number == 0) pthread_join(thread, NULL);
+    rank_check(first_of(c.x) == 4, "rank %d: got %g", number, (double)first_of(c.x));
+    return 0;
+}
+
+enum { A_LOAD, AN_ENDLESS_LOAD, A_SETUP, NCCLS_KERNEL, N_USES };
+
+typedef struct use {
+    int what, port;
+    idist_group *world, *group;
+    idist_status status;
+} use;
+
+static void *uses_the_device(void *arg) {
+    use *u = (use *)arg;
+    idist_opts o = opts_of(u->group);
+    void *memory = NULL;
+    if (u->what == NCCLS_KERNEL) {
+        u->status = idist__own_alloc("test", &o, &memory, 64);
+        return NULL;
+    }
+    float *x = device_of(3, 8);
+    if (u->what == A_SETUP) {
+        CUDA(cudaLaunchHostFunc(new_stream(), sleeps_a_second, NULL));
+        u->status = idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o);
+    } else {
+        u->status = idist__own_scale("test", &o, x, 8, IDIST_F32, 2);
+        if (u->status == IDIST_OK) rank_check(first_of(x) == 6, "got %g", (double)first_of(x));
+    }
+    return NULL;
+}
+
+// Rank 1 has not come to the call that rank 0's device works on.
+static void starts_nccl(idist_group *world, idist_group *ended_first, int rank) {
+    idist_opts o = opts_of(ended_first);
+    float *x = device_of(1, 8);
+    rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    o.group = world;
+    rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    o.stream = new_stream();
+    if (rank == 0) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+}
+
+static pthread_t start_use(use *u, int n_users) {
+    pthread_t thread;
+    idist__world *w = u->world->w;
+    int64_t end = tap_now_ms() + 10000;
+    TAP_REQUIRE(pthread_create(&thread, NULL, uses_the_device, u) == 0);
+    for (int n = 0; n < n_users && tap_now_ms() < end; tap_sleep_ms(1)) {
+        idist__world_lock(w);
+        n = idist__gpu_of(w)->nusers;
+        pthread_mutex_unlock(&w->lock);
+    }
+    return thread;
+}
+
+// Rank 0 leaves the world at once, while another thread of its has given up the lock in the middle
+// of a call. Where that takes long the process ends with it.
+static int closes_beside_use(int number, void *arg) {
+    use u = *(use *)arg, other;
+    bool endless = u.what == AN_ENDLESS_LOAD;
+    int64_t start, took;
+    pthread_t thread, waiter;
+    setenv("FAKE_CUDA_JIT_MS", u.what == A_SETUP ? "0" : endless ? "100000" : "200", 1);
+    setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
+    if (u.what == NCCLS_KERNEL) setenv("FAKE_CUDA_DEVICES", "2", 1);
+    else if (u.what != A_SETUP) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    if ((u.world = world_of_two(number, u.port)) == NULL) return 0;
+    rank_ok(number, idist_split(u.world, 0, number, &u.group));
+    if (u.what == NCCLS_KERNEL) starts_nccl(u.world, u.group, number);
+    if (number == 1) {
+        if (u.what == A_SETUP) uses_the_device(&u);
+        if (u.what == NCCLS_KERNEL) tap_sleep_ms(PATIENCE_MS + 500);
+        (void)!idist_barrier(&(idist_opts){.group = u.world});
+        (void)!idist_close(&u.world); // rank 0 has left
+        return 0;
+    }
+
+    other = u;
+    thread = start_use(&u, 1);
+    if (endless) waiter = start_use(&other, 2);
+    start = tap_now_ms();
+    idist__world_close(u.world->w, true);
+    took = tap_now_ms() - start;
+    rank_check(took < 10000 * test_slow_factor(), "took %d ms", (int)took);
+    if (endless) {
+        pthread_join(waiter, NULL); // it did not load, but wait for who does
+        rank_is(0, other.status, IDIST_ERR_DEVICE);
+        return 0;
+    }
+    if (u.what == NCCLS_KERNEL) rank_check(took < PATIENCE_MS, "took %d ms", (int)took); // NCCL was aborted
+    else rank_check(took > 200, "did not wait: %d ms", (int)took);
+    pthread_join(thread, NULL);
+    if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
+    else rank_is(0, u.status, IDIST_ERR_STATE);
+    return 0;
+}
+
+static void leaves(void) {
+    static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end", "a group is made",
+                                        "NCCL's kernel is waited for"};
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    for (int what = 0; what < N_USES; what++) {
+        use u = {what, free_port(), NULL, NULL, IDIST_OK};
+        tap_running("to leave while %s", names[what]);
+        ranks_reset();
+        procs_run(2, 30000, closes_beside_use, &u);
+        ranks_report("to leave the world while %s in another thread is safe, and takes its time", names[what]);
+    }
+}
+
+static void ends(void) {
+    int port = free_port();
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("a call under way");
+    ranks_reset();
+    procs_run(2, 30000, closes_beside_a_call, &port);
+    ranks_report("idist_close beside a call that reads the memory of others waits for it");
+
+    port = free_port();
+    tap_running("a device that never ends");
+    ranks_reset();
+    procs_run(2, 30000, closes_beside_work, &port);
+    ranks_report("idist_close beside work of the program's that never ends comes back");
 }
 
 //------------------------------------------------------------------------------
@@ -426,6 +686,9 @@ int main(void) {
     beside_dead_ranks();
     strangers();
     troubles();
+    late_ranks();
+    ends();
+    leaves();
     paces();
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
     setenv("FAKE_CUDA_DELAY_US", "300", 1);
