@@ -41,6 +41,7 @@ CONTENTS
 static void *idist__pinned_alloc(size_t nbytes, void *user) {
     void *p = NULL;
     idist__home home;
+
     (void)user;
     idist__home_enter(&home);
     if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) p = NULL;
@@ -68,9 +69,10 @@ idist_allocator idist_pinned_allocator(void) {
 // [ipc:ptx]  kernels that work on what lies on one GPU
 // uses -
 //
-// idist_reduce_f32, _f64, _f16 and _bf16: out[i] = in[0][i] (op) ... (op) in[n - 1][i], with the bits of idist__reduce_many.
-// idist_pack_halves, _pack_bytes and idist_unpack_bytes: what [train:compress] does, with its bits. They wait for nothing
-// and nobody. The parts below, joined, are the PTX, which the driver compiles for its GPU; the source is tests/gpu/pack.cu.
+// idist_reduce_f32, _f64, _f16 and _bf16: out[i] = in[0][i] (op) ... (op) in[n - 1][i], with the
+// bits of idist__reduce_many. idist_pack_halves, _pack_bytes and idist_unpack_bytes: what
+// [train:compress] does, with its bits. They wait for nothing and nobody. The parts below, joined,
+// are the PTX, which the driver compiles for its GPU; the source is tests/gpu/pack.cu.
 //------------------------------------------------------------------------------
 
 #define IDIST__PTX_OPERANDS 16
@@ -107,302 +109,377 @@ typedef struct idist__pack_args {
 } idist__pack_args;
 
 // Made by tests/gpu/make_ptx.sh with nvcc 13.0.88.
+// clang-format off
 static const char *const idist__ptx[] IDIST__UNUSED = {
-    ".version 6.4\n.target sm_60\n.address_size 64\n.visible .entry idist_reduce_f32(.param .align 8 .b8 ",
-    "a[168]).maxntid 512,1,1{.reg .pred p<45>;.reg .f32 f<60>;.reg .b32 r<105>;.reg .f64 g<10>;.reg .b64 d<47>;",
-    "mov.b64 d25,a;mov.u32 r46,%ctaid.x;mov.u32 r47,%ntid.x;mul.wide.u32 d26,r46,r47;mov.u32 r48,%tid.x;cvt.u64.u32 ",
-    "d27,r48;add.s64 d45,d26,d27;add.s64 d3,d25,128;ld.param.u64 d28,[a+136];ld.param.u64 d29,[a+128];or.b64 d43,d28,",
-    "d29;mov.u32 r86,0;ld.param.u32 r1,[a+160];L1:.pragma \"nounroll\";mul.wide.s32 d30,r86,8;add.s64 d31,d25,d30;",
-    "ld.param.u64 d32,[d31];or.b64 d43,d32,d43;add.s32 r86,r86,1;setp.lt.s32 p2,r86,r1;@p2 bra L1;and.b64 d7,d43,15;",
-    "ld.param.u32 r4,[d3+36];ld.param.u64 d8,[d3+16];shl.b64 d44,d45,2;setp.ge.u64 p3,d44,d8;@p3 bra L50;ld.param.f64 ",
-    "g1,[d3+24];ld.param.u64 d10,[d3];ld.param.u64 d11,[d3+8];ld.param.u32 r5,[d3+32];cvt.rn.f32.s32 f1,r5;or.b32 r55,",
-    "r4,1;cvta.to.global.u64 d40,d10;L4:.pragma \"nounroll\";sub.s64 d14,d8,d44;setp.gt.u64 p4,d14,3;setp.eq.s64 p5,",
-    "d7,0;and.pred p1,p5,p4;mov.u32 r87,1;setp.eq.s32 p6,r55,3;selp.f32 f43,0f7F800000,0f80000000,p6;setp.eq.s32 p7,",
-    "r4,1;selp.f32 f52,0f3F800000,f43,p7;mov.u32 r100,0;mov.u64 d46,d25;mov.f32 f53,f52;mov.f32 f54,f52;mov.f32 f55,",
-    "f52;mov.u32 r101,r100;mov.u32 r102,r100;mov.u32 r103,r100;mov.u32 r104,r100;L5:.pragma \"nounroll\";mov.u32 r6,",
-    "r87;setp.eq.s32 p8,r104,0;@!p8 bra L6;ld.param.u64 d33,[d46];cvta.to.global.u64 d34,d33;shl.b64 d35,d45,4;",
-    "add.s64 d18,d34,d35;@!p1 bra L8;ld.global.v4.u32{r99,r98,r97,r96},[d18];mov.u32 r104,0;setp.ge.s32 p13,r6,r5;",
-    "@p13 bra L18;ld.param.u64 d36,[d46+8];cvta.to.global.u64 d37,d36;add.s64 d39,d37,d35;ld.global.v4.u32{r100,r101,",
-    "r102,r103},[d39];mov.u32 r104,1;bra L18;L6:mov.u32 r104,0;mov.u32 r96,r103;mov.u32 r97,r102;mov.u32 r98,r101;",
-    "mov.u32 r99,r100;bra L18;L8:setp.eq.s64 p9,d14,0;mov.u32 r98,0;mov.u32 r99,r98;@!p9 ld.global.u32 r99,[d18];",
-    "setp.lt.u64 p10,d14,2;@!p10 ld.global.u32 r98,[d18+4];setp.lt.u64 p11,d14,3;mov.u32 r104,0;mov.u32 r97,r104;",
-    "@!p11 ld.global.u32 r97,[d18+8];setp.lt.u64 p12,d14,4;mov.u32 r96,r104;@!p12 ld.global.u32 r96,[d18+12];L18:",
-    "setp.eq.s32 p14,r4,3;selp.b32 r73,-2147483648,0,p14;xor.b32 r74,r99,r73;xor.b32 r75,r98,r73;xor.b32 r76,r97,r73;",
-    "xor.b32 r77,r96,r73;mov.b32 f18,r74;mov.b32 f17,r75;mov.b32 f16,r76;mov.b32 f15,r77;setp.ne.s32 p15,r4,16;@p15 ",
-    "bra L20;cvt.f64.f32 g2,f18;mul.rn.f64 g3,g2,g1;cvt.rn.f32.f64 f18,g3;cvt.f64.f32 g4,f17;mul.rn.f64 g5,g4,g1;",
-    "cvt.rn.f32.f64 f17,g5;cvt.f64.f32 g6,f16;mul.rn.f64 g7,g6,g1;cvt.rn.f32.f64 f16,g7;cvt.f64.f32 g8,f15;mul.rn.f64 ",
-    "g9,g8,g1;cvt.rn.f32.f64 f15,g9;L20:@!p7 bra L21;mul.rn.f32 f55,f55,f18;mul.rn.f32 f54,f54,f17;mul.rn.f32 f53,f53,",
-    "f16;mul.rn.f32 f52,f52,f15;bra L25;L21:@!p6 bra L22;setp.gt.f32 p18,f18,f55;setp.nan.f32 p19,f55,f55;or.pred p20,",
-    "p18,p19;selp.f32 f55,f55,f18,p20;setp.nan.f32 p21,f54,f54;setp.lt.f32 p22,f54,f17;or.pred p23,p22,p21;selp.f32 ",
-    "f54,f54,f17,p23;setp.nan.f32 p24,f53,f53;setp.lt.f32 p25,f53,f16;or.pred p26,p25,p24;selp.f32 f53,f53,f16,p26;",
-    "setp.nan.f32 p27,f52,f52;setp.lt.f32 p28,f52,f15;or.pred p29,p28,p27;selp.f32 f52,f52,f15,p29;bra L25;L22:",
-    "add.rn.f32 f55,f55,f18;add.rn.f32 f54,f54,f17;add.rn.f32 f53,f53,f16;add.rn.f32 f52,f52,f15;L25:add.s32 r87,r6,1;",
-    "add.s64 d46,d46,8;shl.b64 d20,d45,4;setp.lt.s32 p30,r6,r5;@p30 bra L5;setp.ne.s32 p31,r4,4;@p31 bra L28;",
-    "div.rn.f32 f55,f55,f1;div.rn.f32 f54,f54,f1;div.rn.f32 f53,f53,f1;div.rn.f32 f52,f52,f1;L28:mov.b32 r80,f55;",
-    "xor.b32 r41,r73,r80;mov.b32 r81,f54;xor.b32 r42,r73,r81;mov.b32 r82,f53;xor.b32 r43,r73,r82;mov.b32 r83,f52;",
-    "xor.b32 r44,r73,r83;add.s64 d21,d40,d20;@!p1 bra L29;st.global.v4.u32[d21],{r41,r42,r43,r44};bra L38;L29:",
-    "setp.eq.s64 p33,d14,0;@!p33 st.global.u32[d21],r41;setp.lt.u64 p34,d14,2;@!p34 st.global.u32[d21+4],r42;",
-    "setp.lt.u64 p35,d14,3;@!p35 st.global.u32[d21+8],r43;setp.lt.u64 p36,d14,4;@!p36 st.global.u32[d21+12],r44;L38:",
-    "setp.ne.s64 p37,d11,0;and.pred p38,p1,p37;cvta.to.global.u64 d41,d11;add.s64 d22,d41,d20;@!p38 bra L39;",
-    "st.global.v4.u32[d22],{r41,r42,r43,r44};bra L49;L39:setp.eq.s64 p39,d11,0;@p39 bra L49;setp.eq.s64 p40,d14,0;",
-    "@!p40 st.global.u32[d22],r41;setp.lt.u64 p41,d14,2;@!p41 st.global.u32[d22+4],r42;setp.lt.u64 p42,d14,3;@!p42 ",
-    "st.global.u32[d22+8],r43;setp.lt.u64 p43,d14,4;@!p43 st.global.u32[d22+12],r44;L49:mov.u32 r84,%nctaid.x;",
-    "mul.wide.u32 d42,r84,r47;add.s64 d45,d45,d42;shl.b64 d44,d45,2;setp.lt.u64 p44,d44,d8;@p44 bra L4;L50:ret;}",
-    ".visible .entry idist_reduce_f64(.param .align 8 .b8 a[168]).maxntid 512,1,1{.reg .pred p<37>;.reg .b32 r<106>;",
-    ".reg .f64 g<33>;.reg .b64 d<65>;mov.b64 d26,a;mov.u32 r51,%ctaid.x;mov.u32 r52,%ntid.x;mul.wide.u32 d27,r51,r52;",
-    "mov.u32 r53,%tid.x;cvt.u64.u32 d28,r53;add.s64 d63,d27,d28;add.s64 d3,d26,128;ld.param.u64 d29,[a+136];",
-    "ld.param.u64 d30,[a+128];or.b64 d61,d29,d30;mov.u32 r86,0;ld.param.u32 r1,[a+160];L1:.pragma \"nounroll\";",
-    "mul.wide.s32 d31,r86,8;add.s64 d32,d26,d31;ld.param.u64 d33,[d32];or.b64 d61,d33,d61;add.s32 r86,r86,1;",
-    "setp.lt.s32 p2,r86,r1;@p2 bra L1;ld.param.u32 r4,[d3+36];ld.param.u64 d7,[d3+16];shl.b64 d62,d63,1;setp.ge.u64 ",
-    "p3,d62,d7;@p3 bra L47;ld.param.f64 g1,[d3+24];ld.param.u64 d9,[d3];ld.param.u64 d10,[d3+8];ld.param.u32 r5,",
-    "[d3+32];cvt.rn.f64.s32 g2,r5;and.b64 d11,d61,15;or.b32 r60,r4,1;cvta.to.global.u64 d58,d9;L4:.pragma ",
-    "\"nounroll\";sub.s64 d34,d7,d62;shl.b64 d14,d34,1;mov.u32 r87,1;setp.gt.u64 p4,d14,3;setp.eq.s64 p5,d11,0;",
-    "and.pred p1,p5,p4;setp.eq.s32 p6,r60,3;selp.f64 g24,0d7FF0000000000000,0d8000000000000000,p6;setp.eq.s32 p7,r4,1;",
-    "selp.f64 g29,0d3FF0000000000000,g24,p7;mov.u32 r101,0;mov.u64 d64,d26;mov.f64 g30,g29;mov.u32 r102,r101;mov.u32 ",
-    "r103,r101;mov.u32 r104,r101;mov.u32 r105,r101;L5:.pragma \"nounroll\";mov.u32 r6,r87;setp.eq.s32 p8,r105,0;@!p8 ",
-    "bra L6;ld.param.u64 d18,[d64];@!p1 bra L8;cvta.to.global.u64 d47,d18;shl.b64 d48,d63,4;add.s64 d49,d47,d48;",
-    "ld.global.v4.u32{r99,r100,r97,r98},[d49];setp.ge.s32 p13,r6,r5;mov.u32 r105,0;@p13 bra L19;ld.param.u64 d50,",
-    "[d64+8];cvta.to.global.u64 d51,d50;add.s64 d53,d51,d48;ld.global.v4.u32{r101,r102,r103,r104},[d53];mov.u32 r105,",
-    "1;bra L19;L6:mov.u32 r105,0;mov.u32 r97,r103;mov.u32 r98,r104;mov.u32 r99,r101;mov.u32 r100,r102;bra L19;L8:",
-    "setp.eq.s64 p9,d14,0;mov.u32 r100,0;mov.u32 r99,r100;@p9 bra L10;cvta.to.global.u64 d35,d18;shl.b64 d36,d63,4;",
-    "add.s64 d37,d35,d36;ld.global.u32 r99,[d37];L10:@p9 bra L12;cvta.to.global.u64 d38,d18;shl.b64 d39,d63,4;add.s64 ",
-    "d40,d38,d39;ld.global.u32 r100,[d40+4];L12:setp.lt.u64 p11,d14,3;mov.u32 r98,0;mov.u32 r97,r98;@p11 bra L14;",
-    "cvta.to.global.u64 d41,d18;shl.b64 d42,d63,4;add.s64 d43,d41,d42;ld.global.u32 r97,[d43+8];L14:setp.lt.u64 p12,",
-    "d14,4;@p12 bra L16;cvta.to.global.u64 d44,d18;shl.b64 d45,d63,4;add.s64 d46,d44,d45;ld.global.u32 r98,[d46+12];",
-    "L16:mov.u32 r105,0;L19:setp.eq.s32 p14,r4,3;selp.b32 r77,-2147483648,0,p14;xor.b32 r78,r100,r77;mov.b64 d54,{r99,",
-    "r78};mov.b64 g11,d54;xor.b32 r79,r98,r77;mov.b64 d55,{r97,r79};mov.b64 g10,d55;setp.ne.s32 p15,r4,16;@p15 bra ",
-    "L21;mul.rn.f64 g11,g11,g1;mul.rn.f64 g10,g10,g1;L21:@!p7 bra L22;mul.rn.f64 g30,g30,g11;mul.rn.f64 g29,g29,g10;",
-    "bra L26;L22:@!p6 bra L23;setp.lt.f64 p18,g30,g11;setp.nan.f64 p19,g30,g30;or.pred p20,p18,p19;selp.f64 g30,g30,",
-    "g11,p20;setp.nan.f64 p21,g29,g29;setp.lt.f64 p22,g29,g10;or.pred p23,p22,p21;selp.f64 g29,g29,g10,p23;bra L26;",
-    "L23:add.rn.f64 g30,g30,g11;add.rn.f64 g29,g29,g10;L26:add.s32 r87,r6,1;add.s64 d64,d64,8;shl.b64 d20,d63,4;",
-    "setp.lt.s32 p24,r6,r5;@p24 bra L5;setp.ne.s32 p25,r4,4;@p25 bra L29;div.rn.f64 g30,g30,g2;div.rn.f64 g29,g29,g2;",
-    "L29:mov.b64 d56,g30;mov.b64{r48,r82},d56;xor.b32 r46,r82,r77;mov.b64 d57,g29;mov.b64{r49,r83},d57;xor.b32 r47,",
-    "r83,r77;add.s64 d21,d58,d20;@!p1 bra L30;st.global.v4.u32[d21],{r48,r46,r49,r47};bra L37;L30:setp.eq.s64 p27,d14,",
-    "0;@p27 bra L32;st.global.u32[d21],r48;st.global.u32[d21+4],r46;L32:setp.lt.u64 p28,d14,3;@!p28 ",
-    "st.global.u32[d21+8],r49;setp.lt.u64 p29,d14,4;@!p29 st.global.u32[d21+12],r47;L37:setp.ne.s64 p30,d10,0;",
-    "and.pred p31,p1,p30;cvta.to.global.u64 d59,d10;add.s64 d23,d59,d20;@!p31 bra L38;st.global.v4.u32[d23],{r48,r46,",
-    "r49,r47};bra L46;L38:setp.eq.s64 p32,d10,0;@p32 bra L46;setp.eq.s64 p33,d14,0;@p33 bra L41;st.global.u32[d23],",
-    "r48;st.global.u32[d23+4],r46;L41:setp.lt.u64 p34,d14,3;@!p34 st.global.u32[d23+8],r49;setp.lt.u64 p35,d14,4;",
-    "@!p35 st.global.u32[d23+12],r47;L46:mov.u32 r84,%nctaid.x;mul.wide.u32 d60,r84,r52;add.s64 d63,d63,d60;shl.b64 ",
-    "d62,d63,1;setp.lt.u64 p36,d62,d7;@p36 bra L4;L47:ret;}.visible .entry idist_reduce_f16(.param .align 8 .b8 ",
-    "a[168]).maxntid 512,1,1{.reg .pred p<69>;.reg .b16 h<17>;.reg .f32 f<132>;.reg .b32 r<137>;.reg .f64 g<18>;.reg ",
-    ".b64 d<47>;mov.b64 d25,a;mov.u32 r54,%ctaid.x;mov.u32 r55,%ntid.x;mul.wide.u32 d26,r54,r55;mov.u32 r56,%tid.x;",
-    "cvt.u64.u32 d27,r56;add.s64 d45,d26,d27;add.s64 d3,d25,128;ld.param.u64 d28,[a+136];ld.param.u64 d29,[a+128];",
-    "or.b64 d43,d28,d29;mov.u32 r114,0;ld.param.u32 r1,[a+160];L1:.pragma \"nounroll\";mul.wide.s32 d30,r114,8;",
-    "add.s64 d31,d25,d30;ld.param.u64 d32,[d31];or.b64 d43,d32,d43;add.s32 r114,r114,1;setp.lt.s32 p2,r114,r1;@p2 bra ",
-    "L1;and.b64 d7,d43,15;ld.param.u32 r4,[d3+36];ld.param.u64 d8,[d3+16];shl.b64 d44,d45,3;setp.ge.u64 p3,d44,d8;@p3 ",
-    "bra L74;ld.param.f64 g1,[d3+24];ld.param.u64 d10,[d3];ld.param.u64 d11,[d3+8];ld.param.u32 r5,[d3+32];",
-    "cvt.rn.f32.s32 f1,r5;or.b32 r63,r4,1;cvta.to.global.u64 d40,d10;L4:.pragma \"nounroll\";sub.s64 d14,d8,d44;",
-    "setp.gt.u64 p4,d14,7;setp.eq.s64 p5,d7,0;and.pred p1,p5,p4;mov.u32 r115,1;setp.eq.s32 p6,r63,3;selp.f32 f83,",
-    "0f7F800000,0f80000000,p6;setp.eq.s32 p7,r4,1;selp.f32 f116,0f3F800000,f83,p7;mov.u32 r132,0;mov.u64 d46,d25;",
-    "mov.f32 f117,f116;mov.f32 f118,f116;mov.f32 f119,f116;mov.f32 f120,f116;mov.f32 f121,f116;mov.f32 f122,f116;",
-    "mov.f32 f123,f116;mov.u32 r133,r132;mov.u32 r134,r132;mov.u32 r135,r132;mov.u32 r136,r132;L5:.pragma ",
-    "\"nounroll\";mov.u32 r6,r115;setp.eq.s32 p8,r136,0;@!p8 bra L6;ld.param.u64 d33,[d46];cvta.to.global.u64 d34,d33;",
-    "shl.b64 d35,d45,4;add.s64 d18,d34,d35;@!p1 bra L8;ld.global.v4.u32{r131,r130,r129,r128},[d18];mov.u32 r136,0;",
-    "setp.ge.s32 p17,r6,r5;@p17 bra L26;ld.param.u64 d36,[d46+8];cvta.to.global.u64 d37,d36;add.s64 d39,d37,d35;",
-    "ld.global.v4.u32{r132,r133,r134,r135},[d39];mov.u32 r136,1;bra L26;L6:mov.u32 r136,0;mov.u32 r128,r135;mov.u32 ",
-    "r129,r134;mov.u32 r130,r133;mov.u32 r131,r132;bra L26;L8:setp.eq.s64 p9,d14,0;mov.u32 r131,0;@!p9 ld.global.u16 ",
-    "r131,[d18];setp.lt.u64 p10,d14,2;@p10 bra L12;ld.global.u16 r66,[d18+2];shl.b32 r67,r66,16;or.b32 r131,r67,r131;",
-    "L12:setp.lt.u64 p11,d14,3;mov.u32 r130,0;@!p11 ld.global.u16 r130,[d18+4];setp.lt.u64 p12,d14,4;@p12 bra L16;",
-    "ld.global.u16 r69,[d18+6];shl.b32 r70,r69,16;or.b32 r130,r70,r130;L16:setp.lt.u64 p13,d14,5;mov.u32 r129,0;@!p13 ",
-    "ld.global.u16 r129,[d18+8];setp.lt.u64 p14,d14,6;@p14 bra L20;ld.global.u16 r72,[d18+10];shl.b32 r73,r72,16;",
-    "or.b32 r129,r73,r129;L20:setp.lt.u64 p15,d14,7;mov.u32 r136,0;mov.u32 r128,r136;@!p15 ld.global.u16 r128,",
-    "[d18+12];setp.lt.u64 p16,d14,8;@p16 bra L26;ld.global.u16 r77,[d18+14];shl.b32 r78,r77,16;or.b32 r128,r78,r128;",
-    "L26:setp.eq.s32 p18,r4,3;selp.b32 r89,-2147450880,0,p18;xor.b32 r90,r131,r89;xor.b32 r91,r130,r89;xor.b32 r92,",
-    "r129,r89;xor.b32 r93,r128,r89;cvt.u16.u32 h1,r90;cvt.f32.f16 f34,h1;shr.u32 r94,r90,16;cvt.u16.u32 h2,r94;",
-    "cvt.f32.f16 f33,h2;cvt.u16.u32 h3,r91;cvt.f32.f16 f32,h3;shr.u32 r95,r91,16;cvt.u16.u32 h4,r95;cvt.f32.f16 f31,",
-    "h4;cvt.u16.u32 h5,r92;cvt.f32.f16 f30,h5;shr.u32 r96,r92,16;cvt.u16.u32 h6,r96;cvt.f32.f16 f29,h6;cvt.u16.u32 h7,",
-    "r93;cvt.f32.f16 f28,h7;shr.u32 r97,r93,16;cvt.u16.u32 h8,r97;cvt.f32.f16 f27,h8;setp.ne.s32 p19,r4,16;@p19 bra ",
-    "L28;cvt.f64.f32 g2,f34;mul.rn.f64 g3,g2,g1;cvt.rn.f32.f64 f34,g3;cvt.f64.f32 g4,f33;mul.rn.f64 g5,g4,g1;",
-    "cvt.rn.f32.f64 f33,g5;cvt.f64.f32 g6,f32;mul.rn.f64 g7,g6,g1;cvt.rn.f32.f64 f32,g7;cvt.f64.f32 g8,f31;mul.rn.f64 ",
-    "g9,g8,g1;cvt.rn.f32.f64 f31,g9;cvt.f64.f32 g10,f30;mul.rn.f64 g11,g10,g1;cvt.rn.f32.f64 f30,g11;cvt.f64.f32 g12,",
-    "f29;mul.rn.f64 g13,g12,g1;cvt.rn.f32.f64 f29,g13;cvt.f64.f32 g14,f28;mul.rn.f64 g15,g14,g1;cvt.rn.f32.f64 f28,",
-    "g15;cvt.f64.f32 g16,f27;mul.rn.f64 g17,g16,g1;cvt.rn.f32.f64 f27,g17;L28:@!p7 bra L29;mul.rn.f32 f123,f123,f34;",
-    "mul.rn.f32 f122,f122,f33;mul.rn.f32 f121,f121,f32;mul.rn.f32 f120,f120,f31;mul.rn.f32 f119,f119,f30;mul.rn.f32 ",
-    "f118,f118,f29;mul.rn.f32 f117,f117,f28;mul.rn.f32 f116,f116,f27;bra L33;L29:@!p6 bra L30;setp.lt.f32 p22,f123,",
-    "f34;setp.nan.f32 p23,f123,f123;or.pred p24,p22,p23;selp.f32 f123,f123,f34,p24;setp.nan.f32 p25,f122,f122;",
-    "setp.lt.f32 p26,f122,f33;or.pred p27,p26,p25;selp.f32 f122,f122,f33,p27;setp.nan.f32 p28,f121,f121;setp.lt.f32 ",
-    "p29,f121,f32;or.pred p30,p29,p28;selp.f32 f121,f121,f32,p30;setp.nan.f32 p31,f120,f120;setp.lt.f32 p32,f120,f31;",
-    "or.pred p33,p32,p31;selp.f32 f120,f120,f31,p33;setp.nan.f32 p34,f119,f119;setp.lt.f32 p35,f119,f30;or.pred p36,",
-    "p35,p34;selp.f32 f119,f119,f30,p36;setp.nan.f32 p37,f118,f118;setp.lt.f32 p38,f118,f29;or.pred p39,p38,p37;",
-    "selp.f32 f118,f118,f29,p39;setp.nan.f32 p40,f117,f117;setp.lt.f32 p41,f117,f28;or.pred p42,p41,p40;selp.f32 f117,",
-    "f117,f28,p42;setp.nan.f32 p43,f116,f116;setp.lt.f32 p44,f116,f27;or.pred p45,p44,p43;selp.f32 f116,f116,f27,p45;",
-    "bra L33;L30:add.rn.f32 f123,f123,f34;add.rn.f32 f122,f122,f33;add.rn.f32 f121,f121,f32;add.rn.f32 f120,f120,f31;",
-    "add.rn.f32 f119,f119,f30;add.rn.f32 f118,f118,f29;add.rn.f32 f117,f117,f28;add.rn.f32 f116,f116,f27;L33:add.s32 ",
-    "r115,r6,1;add.s64 d46,d46,8;shl.b64 d20,d45,4;setp.lt.s32 p46,r6,r5;@p46 bra L5;setp.ne.s32 p47,r4,4;@p47 bra ",
-    "L36;div.rn.f32 f123,f123,f1;div.rn.f32 f122,f122,f1;div.rn.f32 f121,f121,f1;div.rn.f32 f120,f120,f1;div.rn.f32 ",
-    "f119,f119,f1;div.rn.f32 f118,f118,f1;div.rn.f32 f117,f117,f1;div.rn.f32 f116,f116,f1;L36:cvt.rn.f16.f32 h9,f123;",
-    "cvt.rn.f16.f32 h10,f122;mov.b32 r100,{h9,h10};cvt.rn.f16.f32 h11,f121;cvt.rn.f16.f32 h12,f120;mov.b32 r101,{h11,",
-    "h12};cvt.rn.f16.f32 h13,f119;cvt.rn.f16.f32 h14,f118;mov.b32 r102,{h13,h14};cvt.rn.f16.f32 h15,f117;",
-    "cvt.rn.f16.f32 h16,f116;mov.b32 r103,{h15,h16};xor.b32 r49,r100,r89;xor.b32 r50,r101,r89;xor.b32 r51,r102,r89;",
-    "xor.b32 r52,r103,r89;add.s64 d21,d40,d20;@!p1 bra L37;st.global.v4.u32[d21],{r49,r50,r51,r52};bra L54;L37:",
-    "setp.eq.s64 p49,d14,0;@!p49 st.global.u16[d21],r49;setp.lt.u64 p50,d14,2;@p50 bra L41;shr.u32 r104,r49,16;",
-    "st.global.u16[d21+2],r104;L41:setp.lt.u64 p51,d14,3;@!p51 st.global.u16[d21+4],r50;setp.lt.u64 p52,d14,4;@p52 ",
-    "bra L45;shr.u32 r105,r50,16;st.global.u16[d21+6],r105;L45:setp.lt.u64 p53,d14,5;@!p53 st.global.u16[d21+8],r51;",
-    "setp.lt.u64 p54,d14,6;@p54 bra L49;shr.u32 r106,r51,16;st.global.u16[d21+10],r106;L49:setp.lt.u64 p55,d14,7;",
-    "@!p55 st.global.u16[d21+12],r52;setp.lt.u64 p56,d14,8;@p56 bra L54;shr.u32 r107,r52,16;st.global.u16[d21+14],",
-    "r107;L54:setp.ne.s64 p57,d11,0;and.pred p58,p1,p57;cvta.to.global.u64 d41,d11;add.s64 d22,d41,d20;@!p58 bra L55;",
-    "st.global.v4.u32[d22],{r49,r50,r51,r52};bra L73;L55:setp.eq.s64 p59,d11,0;@p59 bra L73;setp.eq.s64 p60,d14,0;",
-    "@!p60 st.global.u16[d22],r49;setp.lt.u64 p61,d14,2;@p61 bra L60;shr.u32 r108,r49,16;st.global.u16[d22+2],r108;",
-    "L60:setp.lt.u64 p62,d14,3;@!p62 st.global.u16[d22+4],r50;setp.lt.u64 p63,d14,4;@p63 bra L64;shr.u32 r109,r50,16;",
-    "st.global.u16[d22+6],r109;L64:setp.lt.u64 p64,d14,5;@!p64 st.global.u16[d22+8],r51;setp.lt.u64 p65,d14,6;@p65 ",
-    "bra L68;shr.u32 r110,r51,16;st.global.u16[d22+10],r110;L68:setp.lt.u64 p66,d14,7;@!p66 st.global.u16[d22+12],r52;",
-    "setp.lt.u64 p67,d14,8;@p67 bra L73;shr.u32 r111,r52,16;st.global.u16[d22+14],r111;L73:mov.u32 r112,%nctaid.x;",
-    "mul.wide.u32 d42,r112,r55;add.s64 d45,d45,d42;shl.b64 d44,d45,3;setp.lt.u64 p68,d44,d8;@p68 bra L4;L74:ret;}",
-    ".visible .entry idist_reduce_bf16(.param .align 8 .b8 a[168]).maxntid 512,1,1{.reg .pred p<77>;.reg .f32 f<122>;",
-    ".reg .b32 r<229>;.reg .f64 g<18>;.reg .b64 d<47>;mov.b64 d25,a;mov.u32 r78,%ctaid.x;mov.u32 r79,%ntid.x;",
-    "mul.wide.u32 d26,r78,r79;mov.u32 r80,%tid.x;cvt.u64.u32 d27,r80;add.s64 d45,d26,d27;add.s64 d3,d25,128;",
-    "ld.param.u64 d28,[a+136];ld.param.u64 d29,[a+128];or.b64 d43,d28,d29;mov.u32 r198,0;ld.param.u32 r1,[a+160];L1:",
-    ".pragma \"nounroll\";mul.wide.s32 d30,r198,8;add.s64 d31,d25,d30;ld.param.u64 d32,[d31];or.b64 d43,d32,d43;",
-    "add.s32 r198,r198,1;setp.lt.s32 p2,r198,r1;@p2 bra L1;and.b64 d7,d43,15;ld.param.u32 r4,[d3+36];ld.param.u64 d8,",
-    "[d3+16];shl.b64 d44,d45,3;setp.ge.u64 p3,d44,d8;@p3 bra L74;ld.param.f64 g1,[d3+24];ld.param.u64 d10,[d3];",
-    "ld.param.u64 d11,[d3+8];ld.param.u32 r5,[d3+32];cvt.rn.f32.s32 f1,r5;or.b32 r87,r4,1;cvta.to.global.u64 d40,d10;",
-    "L4:.pragma \"nounroll\";sub.s64 d14,d8,d44;setp.gt.u64 p4,d14,7;setp.eq.s64 p5,d7,0;and.pred p1,p5,p4;mov.u32 ",
-    "r199,1;setp.eq.s32 p6,r87,3;selp.f32 f60,0f7F800000,0f80000000,p6;setp.eq.s32 p7,r4,1;selp.f32 f106,0f3F800000,",
-    "f60,p7;mov.u32 r216,0;mov.u64 d46,d25;mov.f32 f107,f106;mov.f32 f108,f106;mov.f32 f109,f106;mov.f32 f110,f106;",
-    "mov.f32 f111,f106;mov.f32 f112,f106;mov.f32 f113,f106;mov.u32 r217,r216;mov.u32 r218,r216;mov.u32 r219,r216;",
-    "mov.u32 r220,r216;L5:.pragma \"nounroll\";mov.u32 r6,r199;setp.eq.s32 p8,r220,0;@!p8 bra L6;ld.param.u64 d33,",
-    "[d46];cvta.to.global.u64 d34,d33;shl.b64 d35,d45,4;add.s64 d18,d34,d35;@!p1 bra L8;ld.global.v4.u32{r215,r214,",
-    "r213,r212},[d18];mov.u32 r220,0;setp.ge.s32 p17,r6,r5;@p17 bra L26;ld.param.u64 d36,[d46+8];cvta.to.global.u64 ",
-    "d37,d36;add.s64 d39,d37,d35;ld.global.v4.u32{r216,r217,r218,r219},[d39];mov.u32 r220,1;bra L26;L6:mov.u32 r220,0;",
-    "mov.u32 r212,r219;mov.u32 r213,r218;mov.u32 r214,r217;mov.u32 r215,r216;bra L26;L8:setp.eq.s64 p9,d14,0;mov.u32 ",
-    "r215,0;@!p9 ld.global.u16 r215,[d18];setp.lt.u64 p10,d14,2;@p10 bra L12;ld.global.u16 r90,[d18+2];shl.b32 r91,",
-    "r90,16;or.b32 r215,r91,r215;L12:setp.lt.u64 p11,d14,3;mov.u32 r214,0;@!p11 ld.global.u16 r214,[d18+4];",
-    "setp.lt.u64 p12,d14,4;@p12 bra L16;ld.global.u16 r93,[d18+6];shl.b32 r94,r93,16;or.b32 r214,r94,r214;L16:",
-    "setp.lt.u64 p13,d14,5;mov.u32 r213,0;@!p13 ld.global.u16 r213,[d18+8];setp.lt.u64 p14,d14,6;@p14 bra L20;",
-    "ld.global.u16 r96,[d18+10];shl.b32 r97,r96,16;or.b32 r213,r97,r213;L20:setp.lt.u64 p15,d14,7;mov.u32 r220,0;",
-    "mov.u32 r212,r220;@!p15 ld.global.u16 r212,[d18+12];setp.lt.u64 p16,d14,8;@p16 bra L26;ld.global.u16 r101,",
-    "[d18+14];shl.b32 r102,r101,16;or.b32 r212,r102,r212;L26:setp.eq.s32 p18,r4,3;selp.b32 r113,-2147450880,0,p18;",
-    "xor.b32 r114,r215,r113;xor.b32 r115,r214,r113;xor.b32 r116,r213,r113;xor.b32 r117,r212,r113;shl.b32 r228,r114,16;",
-    "and.b32 r70,r114,-65536;shl.b32 r69,r115,16;and.b32 r68,r115,-65536;shl.b32 r67,r116,16;and.b32 r66,r116,-65536;",
-    "shl.b32 r65,r117,16;and.b32 r64,r117,-65536;setp.ne.s32 p19,r4,16;@p19 bra L28;mov.b32 f61,r228;cvt.f64.f32 g2,",
-    "f61;mul.rn.f64 g3,g2,g1;cvt.rn.f32.f64 f62,g3;mov.b32 r228,f62;mov.b32 f63,r70;cvt.f64.f32 g4,f63;mul.rn.f64 g5,",
-    "g4,g1;cvt.rn.f32.f64 f64,g5;mov.b32 r70,f64;mov.b32 f65,r69;cvt.f64.f32 g6,f65;mul.rn.f64 g7,g6,g1;",
-    "cvt.rn.f32.f64 f66,g7;mov.b32 r69,f66;mov.b32 f67,r68;cvt.f64.f32 g8,f67;mul.rn.f64 g9,g8,g1;cvt.rn.f32.f64 f68,",
-    "g9;mov.b32 r68,f68;mov.b32 f69,r67;cvt.f64.f32 g10,f69;mul.rn.f64 g11,g10,g1;cvt.rn.f32.f64 f70,g11;mov.b32 r67,",
-    "f70;mov.b32 f71,r66;cvt.f64.f32 g12,f71;mul.rn.f64 g13,g12,g1;cvt.rn.f32.f64 f72,g13;mov.b32 r66,f72;mov.b32 f73,",
-    "r65;cvt.f64.f32 g14,f73;mul.rn.f64 g15,g14,g1;cvt.rn.f32.f64 f74,g15;mov.b32 r65,f74;mov.b32 f75,r64;cvt.f64.f32 ",
-    "g16,f75;mul.rn.f64 g17,g16,g1;cvt.rn.f32.f64 f76,g17;mov.b32 r64,f76;L28:mov.b32 f11,r228;@!p7 bra L29;",
-    "mul.rn.f32 f113,f113,f11;mov.b32 f91,r70;mul.rn.f32 f112,f112,f91;mov.b32 f92,r69;mul.rn.f32 f111,f111,f92;",
-    "mov.b32 f93,r68;mul.rn.f32 f110,f110,f93;mov.b32 f94,r67;mul.rn.f32 f109,f109,f94;mov.b32 f95,r66;mul.rn.f32 ",
-    "f108,f108,f95;mov.b32 f96,r65;mul.rn.f32 f107,f107,f96;mov.b32 f97,r64;mul.rn.f32 f106,f106,f97;bra L33;L29:@!p6 ",
-    "bra L30;setp.lt.f32 p22,f113,f11;setp.nan.f32 p23,f113,f113;or.pred p24,p22,p23;selp.f32 f113,f113,f11,p24;",
-    "mov.b32 f84,r70;setp.lt.f32 p25,f112,f84;setp.nan.f32 p26,f112,f112;or.pred p27,p25,p26;selp.f32 f112,f112,f84,",
-    "p27;mov.b32 f85,r69;setp.lt.f32 p28,f111,f85;setp.nan.f32 p29,f111,f111;or.pred p30,p28,p29;selp.f32 f111,f111,",
-    "f85,p30;mov.b32 f86,r68;setp.lt.f32 p31,f110,f86;setp.nan.f32 p32,f110,f110;or.pred p33,p31,p32;selp.f32 f110,",
-    "f110,f86,p33;mov.b32 f87,r67;setp.lt.f32 p34,f109,f87;setp.nan.f32 p35,f109,f109;or.pred p36,p34,p35;selp.f32 ",
-    "f109,f109,f87,p36;mov.b32 f88,r66;setp.lt.f32 p37,f108,f88;setp.nan.f32 p38,f108,f108;or.pred p39,p37,p38;",
-    "selp.f32 f108,f108,f88,p39;mov.b32 f89,r65;setp.lt.f32 p40,f107,f89;setp.nan.f32 p41,f107,f107;or.pred p42,p40,",
-    "p41;selp.f32 f107,f107,f89,p42;mov.b32 f90,r64;setp.lt.f32 p43,f106,f90;setp.nan.f32 p44,f106,f106;or.pred p45,",
-    "p43,p44;selp.f32 f106,f106,f90,p45;bra L33;L30:add.rn.f32 f113,f113,f11;mov.b32 f77,r70;add.rn.f32 f112,f112,f77;",
-    "mov.b32 f78,r69;add.rn.f32 f111,f111,f78;mov.b32 f79,r68;add.rn.f32 f110,f110,f79;mov.b32 f80,r67;add.rn.f32 ",
-    "f109,f109,f80;mov.b32 f81,r66;add.rn.f32 f108,f108,f81;mov.b32 f82,r65;add.rn.f32 f107,f107,f82;mov.b32 f83,r64;",
-    "add.rn.f32 f106,f106,f83;L33:add.s32 r199,r6,1;add.s64 d46,d46,8;shl.b64 d20,d45,4;setp.lt.s32 p46,r6,r5;@p46 ",
-    "bra L5;setp.ne.s32 p47,r4,4;@p47 bra L36;div.rn.f32 f113,f113,f1;div.rn.f32 f112,f112,f1;div.rn.f32 f111,f111,f1;",
-    "div.rn.f32 f110,f110,f1;div.rn.f32 f109,f109,f1;div.rn.f32 f108,f108,f1;div.rn.f32 f107,f107,f1;div.rn.f32 f106,",
-    "f106,f1;L36:mov.b32 r120,f113;shr.u32 r121,r120,16;and.b32 r122,r121,1;or.b32 r123,r120,4194304;add.s32 r124,",
-    "r120,r122;add.s32 r125,r124,32767;setp.nan.f32 p49,f113,f113;selp.b32 r126,r123,r125,p49;shr.u32 r127,r126,16;",
-    "mov.b32 r128,f112;shr.u32 r129,r128,16;and.b32 r130,r129,1;or.b32 r131,r128,4194304;add.s32 r132,r128,r130;",
-    "add.s32 r133,r132,32767;setp.nan.f32 p50,f112,f112;selp.b32 r134,r131,r133,p50;and.b32 r135,r134,-65536;or.b32 ",
-    "r136,r127,r135;mov.b32 r137,f111;shr.u32 r138,r137,16;and.b32 r139,r138,1;or.b32 r140,r137,4194304;add.s32 r141,",
-    "r137,r139;add.s32 r142,r141,32767;setp.nan.f32 p51,f111,f111;selp.b32 r143,r140,r142,p51;shr.u32 r144,r143,16;",
-    "mov.b32 r145,f110;shr.u32 r146,r145,16;and.b32 r147,r146,1;or.b32 r148,r145,4194304;add.s32 r149,r145,r147;",
-    "add.s32 r150,r149,32767;setp.nan.f32 p52,f110,f110;selp.b32 r151,r148,r150,p52;and.b32 r152,r151,-65536;or.b32 ",
-    "r153,r144,r152;mov.b32 r154,f109;shr.u32 r155,r154,16;and.b32 r156,r155,1;or.b32 r157,r154,4194304;add.s32 r158,",
-    "r154,r156;add.s32 r159,r158,32767;setp.nan.f32 p53,f109,f109;selp.b32 r160,r157,r159,p53;shr.u32 r161,r160,16;",
-    "mov.b32 r162,f108;shr.u32 r163,r162,16;and.b32 r164,r163,1;or.b32 r165,r162,4194304;add.s32 r166,r162,r164;",
-    "add.s32 r167,r166,32767;setp.nan.f32 p54,f108,f108;selp.b32 r168,r165,r167,p54;and.b32 r169,r168,-65536;or.b32 ",
-    "r170,r161,r169;mov.b32 r171,f107;shr.u32 r172,r171,16;and.b32 r173,r172,1;or.b32 r174,r171,4194304;add.s32 r175,",
-    "r171,r173;add.s32 r176,r175,32767;setp.nan.f32 p55,f107,f107;selp.b32 r177,r174,r176,p55;shr.u32 r178,r177,16;",
-    "mov.b32 r179,f106;shr.u32 r180,r179,16;and.b32 r181,r180,1;or.b32 r182,r179,4194304;add.s32 r183,r179,r181;",
-    "add.s32 r184,r183,32767;setp.nan.f32 p56,f106,f106;selp.b32 r185,r182,r184,p56;and.b32 r186,r185,-65536;or.b32 ",
-    "r187,r178,r186;xor.b32 r73,r136,r113;xor.b32 r74,r153,r113;xor.b32 r75,r170,r113;xor.b32 r76,r187,r113;add.s64 ",
-    "d21,d40,d20;@!p1 bra L37;st.global.v4.u32[d21],{r73,r74,r75,r76};bra L54;L37:setp.eq.s64 p57,d14,0;@!p57 ",
-    "st.global.u16[d21],r73;setp.lt.u64 p58,d14,2;@p58 bra L41;shr.u32 r188,r73,16;st.global.u16[d21+2],r188;L41:",
-    "setp.lt.u64 p59,d14,3;@!p59 st.global.u16[d21+4],r74;setp.lt.u64 p60,d14,4;@p60 bra L45;shr.u32 r189,r74,16;",
-    "st.global.u16[d21+6],r189;L45:setp.lt.u64 p61,d14,5;@!p61 st.global.u16[d21+8],r75;setp.lt.u64 p62,d14,6;@p62 ",
-    "bra L49;shr.u32 r190,r75,16;st.global.u16[d21+10],r190;L49:setp.lt.u64 p63,d14,7;@!p63 st.global.u16[d21+12],r76;",
-    "setp.lt.u64 p64,d14,8;@p64 bra L54;shr.u32 r191,r76,16;st.global.u16[d21+14],r191;L54:setp.ne.s64 p65,d11,0;",
-    "and.pred p66,p1,p65;cvta.to.global.u64 d41,d11;add.s64 d22,d41,d20;@!p66 bra L55;st.global.v4.u32[d22],{r73,r74,",
-    "r75,r76};bra L73;L55:setp.eq.s64 p67,d11,0;@p67 bra L73;setp.eq.s64 p68,d14,0;@!p68 st.global.u16[d22],r73;",
-    "setp.lt.u64 p69,d14,2;@p69 bra L60;shr.u32 r192,r73,16;st.global.u16[d22+2],r192;L60:setp.lt.u64 p70,d14,3;@!p70 ",
-    "st.global.u16[d22+4],r74;setp.lt.u64 p71,d14,4;@p71 bra L64;shr.u32 r193,r74,16;st.global.u16[d22+6],r193;L64:",
-    "setp.lt.u64 p72,d14,5;@!p72 st.global.u16[d22+8],r75;setp.lt.u64 p73,d14,6;@p73 bra L68;shr.u32 r194,r75,16;",
-    "st.global.u16[d22+10],r194;L68:setp.lt.u64 p74,d14,7;@!p74 st.global.u16[d22+12],r76;setp.lt.u64 p75,d14,8;@p75 ",
-    "bra L73;shr.u32 r195,r76,16;st.global.u16[d22+14],r195;L73:mov.u32 r196,%nctaid.x;mul.wide.u32 d42,r196,r79;",
-    "add.s64 d45,d45,d42;shl.b64 d44,d45,3;setp.lt.u64 p76,d44,d8;@p76 bra L4;L74:ret;}.visible .entry ",
-    "idist_pack_halves(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<10>;.reg .b16 h<11>;.reg .f32 f<5>;",
-    ".reg .b32 r<33>;.reg .b64 d<56>;ld.param.u32 r3,[a+48];ld.param.u64 d23,[a+24];ld.param.u64 d22,[a+16];",
-    "ld.param.u64 d20,[a];cvta.to.global.u64 d1,d20;cvta.to.global.u64 d2,d22;mov.u32 r4,%ctaid.x;mov.u32 r5,%ntid.x;",
-    "mul.wide.u32 d25,r4,r5;mov.u32 r6,%tid.x;cvt.u64.u32 d26,r6;add.s64 d55,d25,d26;setp.ge.u64 p1,d55,d23;@p1 bra ",
-    "L12;setp.gt.s32 p2,r3,1;@!p2 bra L2;setp.eq.s32 p7,r3,2;@!p7 bra L8;mov.u32 r32,%nctaid.x;mul.wide.u32 d17,r32,",
-    "r5;L11:shl.b64 d48,d55,1;add.s64 d49,d1,d48;ld.global.u16 h10,[d49];cvt.f32.f16 f4,h10;shl.b64 d50,d55,2;add.s64 ",
-    "d51,d2,d50;st.global.f32[d51],f4;add.s64 d55,d55,d17;setp.lt.u64 p9,d55,d23;@p9 bra L11;bra L12;L2:setp.eq.s32 ",
-    "p3,r3,0;@p3 bra L5;add.s64 d52,d25,d26;mov.u32 r10,%nctaid.x;mul.wide.u32 d5,r10,r5;L4:shl.b64 d30,d52,2;add.s64 ",
-    "d31,d1,d30;ld.global.f32 f2,[d31];mov.b32 r11,f2;shr.u32 r12,r11,16;and.b32 r13,r12,1;setp.nan.f32 p4,f2,f2;",
-    "or.b32 r14,r11,4194304;add.s32 r15,r11,r13;add.s32 r16,r15,32767;selp.b32 r17,r14,r16,p4;shr.u32 r18,r17,16;",
-    "shl.b64 d32,d52,1;add.s64 d33,d2,d32;st.global.u16[d33],r18;add.s64 d52,d52,d5;setp.lt.u64 p5,d52,d23;@p5 bra L4;",
-    "bra L12;L8:add.s64 d54,d25,d26;mov.u32 r26,%nctaid.x;mul.wide.u32 d13,r26,r5;L9:shl.b64 d42,d54,1;add.s64 d43,d1,",
-    "d42;ld.global.u16 r27,[d43];shl.b32 r28,r27,16;shl.b64 d44,d54,2;add.s64 d45,d2,d44;st.global.u32[d45],r28;",
-    "add.s64 d54,d54,d13;setp.lt.u64 p8,d54,d23;@p8 bra L9;bra L12;L5:add.s64 d53,d25,d26;mov.u32 r22,%nctaid.x;",
-    "mul.wide.u32 d9,r22,r5;L6:shl.b64 d36,d53,2;add.s64 d37,d1,d36;ld.global.f32 f3,[d37];cvt.rn.f16.f32 h9,f3;",
-    "shl.b64 d38,d53,1;add.s64 d39,d2,d38;st.global.u16[d39],h9;add.s64 d53,d53,d9;setp.lt.u64 p6,d53,d23;@p6 bra L6;",
-    "L12:ret;}.visible .entry idist_pack_bytes(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<32>;.reg .b16 ",
-    "h<10>;.reg .f32 f<72>;.reg .b32 r<74>;.reg .b64 d<83>;ld.param.u32 r20,[a+48];ld.param.u32 r19,[a+44];",
-    "ld.param.f32 f24,[a+40];ld.param.u64 d29,[a+32];ld.param.u64 d28,[a+24];ld.param.u64 d27,[a+16];ld.param.u64 d26,",
-    "[a+8];ld.param.u64 d25,[a];cvta.to.global.u64 d1,d25;cvta.to.global.u64 d2,d26;cvta.to.global.u64 d3,d27;mov.u32 ",
-    "r21,%ctaid.x;mov.u32 r22,%ntid.x;mul.wide.u32 d30,r21,r22;mov.u32 r23,%tid.x;cvt.u64.u32 d31,r23;add.s64 d32,d30,",
-    "d31;shr.u64 d80,d32,5;shl.b64 d79,d80,10;setp.ge.u64 p1,d79,d29;@p1 bra L26;L1:mul.lo.s64 d10,d80,1028;",
-    "setp.eq.s32 p2,r20,0;@p2 bra L9;setp.gt.s32 p3,r19,0;@!p3 bra L3;cvt.u64.u32 d39,r21;cvt.u64.u32 d40,r22;",
-    "mul.lo.s64 d41,d39,d40;add.s64 d43,d41,d31;cvt.u32.u64 r31,d43;and.b32 r69,r31,31;shr.u64 d44,d29,10;mul.lo.s64 ",
-    "d14,d44,1028;add.s64 d15,d1,d10;mov.f32 f68,0f00000000;L6:.pragma \"nounroll\";cvt.u64.u32 d45,r69;add.s64 d46,",
-    "d79,d45;shl.b64 d47,d46,2;add.s64 d16,d2,d47;ld.global.f32 f65,[d16];add.s32 r33,r69,4;cvt.u64.u32 d17,r33;",
-    "mov.u32 r70,0;mov.u64 d82,d15;L7:.pragma \"nounroll\";add.s64 d48,d82,d17;ld.global.s8 h9,[d48];cvt.rn.f32.s16 ",
-    "f31,h9;ld.global.f32 f32,[d82];mul.rn.f32 f33,f32,f24;mul.rn.f32 f34,f31,f33;add.rn.f32 f65,f65,f34;add.s64 d82,",
-    "d82,d14;add.s32 r70,r70,1;setp.lt.s32 p8,r70,r19;@p8 bra L7;st.global.f32[d16],f65;neg.f32 f35,f65;setp.lt.f32 ",
-    "p9,f65,0f00000000;selp.f32 f36,f35,f65,p9;setp.gtu.f32 p10,f36,0f7F7FFFFF;selp.f32 f37,0f7F800000,f36,p10;",
-    "setp.gt.f32 p11,f37,f68;selp.f32 f68,f37,f68,p11;add.s32 r69,r69,32;setp.lt.u32 p12,r69,1024;@p12 bra L6;bra L13;",
-    "L9:cvt.u64.u32 d49,r21;cvt.u64.u32 d50,r22;mul.lo.s64 d51,d49,d50;add.s64 d53,d51,d31;cvt.u32.u64 r37,d53;",
-    "and.b32 r71,r37,31;mov.f32 f68,0f00000000;L10:.pragma \"nounroll\";cvt.u64.u32 d54,r71;add.s64 d20,d79,d54;",
-    "shl.b64 d55,d20,2;add.s64 d21,d2,d55;ld.global.f32 f67,[d21];setp.ge.u64 p13,d20,d28;@p13 bra L12;add.s64 d57,d1,",
-    "d55;ld.global.f32 f39,[d57];add.rn.f32 f67,f67,f39;L12:st.global.f32[d21],f67;neg.f32 f40,f67;setp.lt.f32 p14,",
-    "f67,0f00000000;selp.f32 f41,f40,f67,p14;setp.gtu.f32 p15,f41,0f7F7FFFFF;selp.f32 f42,0f7F800000,f41,p15;",
-    "setp.gt.f32 p16,f42,f68;selp.f32 f68,f42,f68,p16;add.s32 r71,r71,32;setp.lt.u32 p17,r71,1024;@p17 bra L10;bra ",
-    "L13;L3:cvt.u32.u64 r27,d32;and.b64 d36,d32,31;add.s64 d37,d36,d79;shl.b64 d38,d37,2;add.s64 d81,d2,d38;and.b32 ",
-    "r68,r27,31;mov.f32 f68,0f00000000;L4:.pragma \"nounroll\";ld.global.f32 f26,[d81];setp.lt.f32 p4,f26,0f00000000;",
-    "neg.f32 f27,f26;selp.f32 f28,f27,f26,p4;setp.gtu.f32 p5,f28,0f7F7FFFFF;selp.f32 f29,0f7F800000,f28,p5;",
-    "setp.gt.f32 p6,f29,f68;selp.f32 f68,f29,f68,p6;add.s64 d81,d81,128;add.s32 r68,r68,32;setp.lt.u32 p7,r68,1024;",
-    "@p7 bra L4;L13:mov.b32 r38,f68;mov.u32 r39,31;mov.u32 r40,16;mov.u32 r41,-1;shfl.sync.bfly.b32 r42|p18,r38,r40,",
-    "r39,r41;mov.b32 f44,r42;max.f32 f45,f68,f44;mov.b32 r43,f45;mov.u32 r44,8;shfl.sync.bfly.b32 r45|p19,r43,r44,r39,",
-    "r41;mov.b32 f46,r45;max.f32 f47,f45,f46;mov.b32 r46,f47;mov.u32 r47,4;shfl.sync.bfly.b32 r48|p20,r46,r47,r39,r41;",
-    "mov.b32 f48,r48;max.f32 f49,f47,f48;mov.b32 r49,f49;mov.u32 r50,2;shfl.sync.bfly.b32 r51|p21,r49,r50,r39,r41;",
-    "mov.b32 f50,r51;max.f32 f51,f49,f50;mov.b32 r52,f51;mov.u32 r53,1;shfl.sync.bfly.b32 r54|p22,r52,r53,r39,r41;",
-    "mov.b32 f52,r54;max.f32 f15,f51,f52;setp.gtu.f32 p23,f15,0f7F7FFFFF;mov.f32 f69,0f7FC00000;@p23 bra L15;mov.f32 ",
-    "f53,0f42FE0000;div.rn.f32 f69,f15,f53;L15:setp.leu.f32 p24,f69,0f00000000;mov.f32 f70,0f00000000;@p24 bra L17;",
-    "mov.f32 f55,0f3F800000;div.rn.f32 f70,f55,f69;L17:cvt.u64.u32 d58,r21;cvt.u64.u32 d59,r22;mul.lo.s64 d60,d58,d59;",
-    "add.s64 d62,d60,d31;cvt.u32.u64 r58,d62;and.b32 r72,r58,31;setp.ne.s32 p25,r72,0;@p25 bra L19;add.s64 d64,d3,d10;",
-    "st.global.f32[d64],f69;L19:setp.gtu.f32 p26,f70,0f7F7FC99E;selp.f32 f20,0f00000000,f70,p26;L20:.pragma ",
-    "\"nounroll\";cvt.u64.u32 d70,r72;add.s64 d71,d79,d70;shl.b64 d72,d71,2;add.s64 d22,d2,d72;ld.global.f32 f21,",
-    "[d22];mov.u32 r73,0;@p23 bra L22;mul.rn.f32 f56,f21,f20;setp.lt.f32 p28,f56,0f00000000;selp.f32 f57,0fBF000000,",
-    "0f3F000000,p28;add.rn.f32 f58,f56,f57;cvt.rzi.s32.f32 r73,f58;L22:add.s32 r65,r72,4;cvt.u64.u32 d73,r65;add.s64 ",
-    "d75,d3,d10;add.s64 d76,d75,d73;st.global.u8[d76],r73;mov.f32 f71,0f00000000;@p23 bra L24;cvt.rn.f32.s32 f60,r73;",
-    "mul.rn.f32 f61,f60,f69;neg.f32 f62,f61;add.rn.f32 f71,f21,f62;L24:st.global.f32[d22],f71;add.s32 r72,r72,32;",
-    "setp.lt.u32 p30,r72,1024;@p30 bra L20;mov.u32 r67,%nctaid.x;mul.wide.u32 d77,r67,r22;shr.u64 d78,d77,5;add.s64 ",
-    "d80,d80,d78;shl.b64 d79,d80,10;setp.lt.u64 p31,d79,d29;@p31 bra L1;L26:ret;}.visible .entry ",
-    "idist_unpack_bytes(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<3>;.reg .b16 h<10>;.reg .f32 f<5>;",
-    ".reg .b32 r<7>;.reg .b64 d<25>;ld.param.u64 d12,[a+24];ld.param.u64 d11,[a+16];ld.param.u64 d9,[a];mov.u32 r3,",
-    "%ctaid.x;mov.u32 r4,%ntid.x;cvt.u64.u32 d1,r4;mul.wide.u32 d14,r3,r4;mov.u32 r5,%tid.x;cvt.u64.u32 d15,r5;",
-    "add.s64 d24,d14,d15;setp.ge.u64 p1,d24,d12;@p1 bra L3;cvta.to.global.u64 d4,d11;mov.u32 r6,%nctaid.x;cvt.u64.u32 ",
-    "d16,r6;mul.lo.s64 d5,d16,d1;cvta.to.global.u64 d6,d9;L2:shr.u64 d17,d24,10;mul.lo.s64 d18,d17,1028;add.s64 d19,",
-    "d6,d18;and.b64 d20,d24,1023;add.s64 d21,d19,d20;ld.global.s8 h9,[d21+4];cvt.rn.f32.s16 f2,h9;ld.global.f32 f3,",
-    "[d19];mul.rn.f32 f4,f2,f3;shl.b64 d22,d24,2;add.s64 d23,d4,d22;st.global.f32[d23],f4;add.s64 d24,d24,d5;",
-    "setp.lt.u64 p2,d24,d12;@p2 bra L2;L3:ret;}"};
+    ".version 6.4\n.target sm_60\n.address_size 64\n.visible .entry idist_reduce_f32(.param ",
+    ".align 8 .b8 a[168]).maxntid 512,1,1{.reg .pred p<45>;.reg .f32 f<60>;.reg .b32 r<105>;",
+    ".reg .f64 g<10>;.reg .b64 d<47>;mov.b64 d25,a;mov.u32 r46,%ctaid.x;mov.u32 r47,%ntid.x;",
+    "mul.wide.u32 d26,r46,r47;mov.u32 r48,%tid.x;cvt.u64.u32 d27,r48;add.s64 d45,d26,d27;",
+    "add.s64 d3,d25,128;ld.param.u64 d28,[a+136];ld.param.u64 d29,[a+128];or.b64 d43,d28,d29;",
+    "mov.u32 r86,0;ld.param.u32 r1,[a+160];L1:.pragma \"nounroll\";mul.wide.s32 d30,r86,8;",
+    "add.s64 d31,d25,d30;ld.param.u64 d32,[d31];or.b64 d43,d32,d43;add.s32 r86,r86,1;",
+    "setp.lt.s32 p2,r86,r1;@p2 bra L1;and.b64 d7,d43,15;ld.param.u32 r4,[d3+36];ld.param.u64 d8,",
+    "[d3+16];shl.b64 d44,d45,2;setp.ge.u64 p3,d44,d8;@p3 bra L50;ld.param.f64 g1,[d3+24];",
+    "ld.param.u64 d10,[d3];ld.param.u64 d11,[d3+8];ld.param.u32 r5,[d3+32];cvt.rn.f32.s32 f1,r5;",
+    "or.b32 r55,r4,1;cvta.to.global.u64 d40,d10;L4:.pragma \"nounroll\";sub.s64 d14,d8,d44;",
+    "setp.gt.u64 p4,d14,3;setp.eq.s64 p5,d7,0;and.pred p1,p5,p4;mov.u32 r87,1;setp.eq.s32 p6,",
+    "r55,3;selp.f32 f43,0f7F800000,0f80000000,p6;setp.eq.s32 p7,r4,1;selp.f32 f52,0f3F800000,",
+    "f43,p7;mov.u32 r100,0;mov.u64 d46,d25;mov.f32 f53,f52;mov.f32 f54,f52;mov.f32 f55,f52;",
+    "mov.u32 r101,r100;mov.u32 r102,r100;mov.u32 r103,r100;mov.u32 r104,r100;L5:.pragma ",
+    "\"nounroll\";mov.u32 r6,r87;setp.eq.s32 p8,r104,0;@!p8 bra L6;ld.param.u64 d33,[d46];",
+    "cvta.to.global.u64 d34,d33;shl.b64 d35,d45,4;add.s64 d18,d34,d35;@!p1 bra L8;",
+    "ld.global.v4.u32{r99,r98,r97,r96},[d18];mov.u32 r104,0;setp.ge.s32 p13,r6,r5;@p13 bra L18;",
+    "ld.param.u64 d36,[d46+8];cvta.to.global.u64 d37,d36;add.s64 d39,d37,d35;ld.global.v4.u32{",
+    "r100,r101,r102,r103},[d39];mov.u32 r104,1;bra L18;L6:mov.u32 r104,0;mov.u32 r96,r103;",
+    "mov.u32 r97,r102;mov.u32 r98,r101;mov.u32 r99,r100;bra L18;L8:setp.eq.s64 p9,d14,0;mov.u32 ",
+    "r98,0;mov.u32 r99,r98;@!p9 ld.global.u32 r99,[d18];setp.lt.u64 p10,d14,2;@!p10 ",
+    "ld.global.u32 r98,[d18+4];setp.lt.u64 p11,d14,3;mov.u32 r104,0;mov.u32 r97,r104;@!p11 ",
+    "ld.global.u32 r97,[d18+8];setp.lt.u64 p12,d14,4;mov.u32 r96,r104;@!p12 ld.global.u32 r96,",
+    "[d18+12];L18:setp.eq.s32 p14,r4,3;selp.b32 r73,-2147483648,0,p14;xor.b32 r74,r99,r73;",
+    "xor.b32 r75,r98,r73;xor.b32 r76,r97,r73;xor.b32 r77,r96,r73;mov.b32 f18,r74;mov.b32 f17,",
+    "r75;mov.b32 f16,r76;mov.b32 f15,r77;setp.ne.s32 p15,r4,16;@p15 bra L20;cvt.f64.f32 g2,f18;",
+    "mul.rn.f64 g3,g2,g1;cvt.rn.f32.f64 f18,g3;cvt.f64.f32 g4,f17;mul.rn.f64 g5,g4,g1;",
+    "cvt.rn.f32.f64 f17,g5;cvt.f64.f32 g6,f16;mul.rn.f64 g7,g6,g1;cvt.rn.f32.f64 f16,g7;",
+    "cvt.f64.f32 g8,f15;mul.rn.f64 g9,g8,g1;cvt.rn.f32.f64 f15,g9;L20:@!p7 bra L21;mul.rn.f32 ",
+    "f55,f55,f18;mul.rn.f32 f54,f54,f17;mul.rn.f32 f53,f53,f16;mul.rn.f32 f52,f52,f15;bra L25;",
+    "L21:@!p6 bra L22;setp.gt.f32 p18,f18,f55;setp.nan.f32 p19,f55,f55;or.pred p20,p18,p19;",
+    "selp.f32 f55,f55,f18,p20;setp.nan.f32 p21,f54,f54;setp.lt.f32 p22,f54,f17;or.pred p23,p22,",
+    "p21;selp.f32 f54,f54,f17,p23;setp.nan.f32 p24,f53,f53;setp.lt.f32 p25,f53,f16;or.pred p26,",
+    "p25,p24;selp.f32 f53,f53,f16,p26;setp.nan.f32 p27,f52,f52;setp.lt.f32 p28,f52,f15;or.pred ",
+    "p29,p28,p27;selp.f32 f52,f52,f15,p29;bra L25;L22:add.rn.f32 f55,f55,f18;add.rn.f32 f54,f54,",
+    "f17;add.rn.f32 f53,f53,f16;add.rn.f32 f52,f52,f15;L25:add.s32 r87,r6,1;add.s64 d46,d46,8;",
+    "shl.b64 d20,d45,4;setp.lt.s32 p30,r6,r5;@p30 bra L5;setp.ne.s32 p31,r4,4;@p31 bra L28;",
+    "div.rn.f32 f55,f55,f1;div.rn.f32 f54,f54,f1;div.rn.f32 f53,f53,f1;div.rn.f32 f52,f52,f1;",
+    "L28:mov.b32 r80,f55;xor.b32 r41,r73,r80;mov.b32 r81,f54;xor.b32 r42,r73,r81;mov.b32 r82,",
+    "f53;xor.b32 r43,r73,r82;mov.b32 r83,f52;xor.b32 r44,r73,r83;add.s64 d21,d40,d20;@!p1 bra ",
+    "L29;st.global.v4.u32[d21],{r41,r42,r43,r44};bra L38;L29:setp.eq.s64 p33,d14,0;@!p33 ",
+    "st.global.u32[d21],r41;setp.lt.u64 p34,d14,2;@!p34 st.global.u32[d21+4],r42;setp.lt.u64 ",
+    "p35,d14,3;@!p35 st.global.u32[d21+8],r43;setp.lt.u64 p36,d14,4;@!p36 st.global.u32[d21+12],",
+    "r44;L38:setp.ne.s64 p37,d11,0;and.pred p38,p1,p37;cvta.to.global.u64 d41,d11;add.s64 d22,",
+    "d41,d20;@!p38 bra L39;st.global.v4.u32[d22],{r41,r42,r43,r44};bra L49;L39:setp.eq.s64 p39,",
+    "d11,0;@p39 bra L49;setp.eq.s64 p40,d14,0;@!p40 st.global.u32[d22],r41;setp.lt.u64 p41,d14,",
+    "2;@!p41 st.global.u32[d22+4],r42;setp.lt.u64 p42,d14,3;@!p42 st.global.u32[d22+8],r43;",
+    "setp.lt.u64 p43,d14,4;@!p43 st.global.u32[d22+12],r44;L49:mov.u32 r84,%nctaid.x;",
+    "mul.wide.u32 d42,r84,r47;add.s64 d45,d45,d42;shl.b64 d44,d45,2;setp.lt.u64 p44,d44,d8;@p44 ",
+    "bra L4;L50:ret;}.visible .entry idist_reduce_f64(.param .align 8 .b8 a[168]).maxntid 512,1,",
+    "1{.reg .pred p<37>;.reg .b32 r<106>;.reg .f64 g<33>;.reg .b64 d<65>;mov.b64 d26,a;mov.u32 ",
+    "r51,%ctaid.x;mov.u32 r52,%ntid.x;mul.wide.u32 d27,r51,r52;mov.u32 r53,%tid.x;cvt.u64.u32 ",
+    "d28,r53;add.s64 d63,d27,d28;add.s64 d3,d26,128;ld.param.u64 d29,[a+136];ld.param.u64 d30,",
+    "[a+128];or.b64 d61,d29,d30;mov.u32 r86,0;ld.param.u32 r1,[a+160];L1:.pragma \"nounroll\";",
+    "mul.wide.s32 d31,r86,8;add.s64 d32,d26,d31;ld.param.u64 d33,[d32];or.b64 d61,d33,d61;",
+    "add.s32 r86,r86,1;setp.lt.s32 p2,r86,r1;@p2 bra L1;ld.param.u32 r4,[d3+36];ld.param.u64 d7,",
+    "[d3+16];shl.b64 d62,d63,1;setp.ge.u64 p3,d62,d7;@p3 bra L47;ld.param.f64 g1,[d3+24];",
+    "ld.param.u64 d9,[d3];ld.param.u64 d10,[d3+8];ld.param.u32 r5,[d3+32];cvt.rn.f64.s32 g2,r5;",
+    "and.b64 d11,d61,15;or.b32 r60,r4,1;cvta.to.global.u64 d58,d9;L4:.pragma \"nounroll\";",
+    "sub.s64 d34,d7,d62;shl.b64 d14,d34,1;mov.u32 r87,1;setp.gt.u64 p4,d14,3;setp.eq.s64 p5,d11,",
+    "0;and.pred p1,p5,p4;setp.eq.s32 p6,r60,3;selp.f64 g24,0d7FF0000000000000,",
+    "0d8000000000000000,p6;setp.eq.s32 p7,r4,1;selp.f64 g29,0d3FF0000000000000,g24,p7;mov.u32 ",
+    "r101,0;mov.u64 d64,d26;mov.f64 g30,g29;mov.u32 r102,r101;mov.u32 r103,r101;mov.u32 r104,",
+    "r101;mov.u32 r105,r101;L5:.pragma \"nounroll\";mov.u32 r6,r87;setp.eq.s32 p8,r105,0;@!p8 ",
+    "bra L6;ld.param.u64 d18,[d64];@!p1 bra L8;cvta.to.global.u64 d47,d18;shl.b64 d48,d63,4;",
+    "add.s64 d49,d47,d48;ld.global.v4.u32{r99,r100,r97,r98},[d49];setp.ge.s32 p13,r6,r5;mov.u32 ",
+    "r105,0;@p13 bra L19;ld.param.u64 d50,[d64+8];cvta.to.global.u64 d51,d50;add.s64 d53,d51,",
+    "d48;ld.global.v4.u32{r101,r102,r103,r104},[d53];mov.u32 r105,1;bra L19;L6:mov.u32 r105,0;",
+    "mov.u32 r97,r103;mov.u32 r98,r104;mov.u32 r99,r101;mov.u32 r100,r102;bra L19;L8:",
+    "setp.eq.s64 p9,d14,0;mov.u32 r100,0;mov.u32 r99,r100;@p9 bra L10;cvta.to.global.u64 d35,",
+    "d18;shl.b64 d36,d63,4;add.s64 d37,d35,d36;ld.global.u32 r99,[d37];L10:@p9 bra L12;",
+    "cvta.to.global.u64 d38,d18;shl.b64 d39,d63,4;add.s64 d40,d38,d39;ld.global.u32 r100,",
+    "[d40+4];L12:setp.lt.u64 p11,d14,3;mov.u32 r98,0;mov.u32 r97,r98;@p11 bra L14;",
+    "cvta.to.global.u64 d41,d18;shl.b64 d42,d63,4;add.s64 d43,d41,d42;ld.global.u32 r97,[d43+8];",
+    "L14:setp.lt.u64 p12,d14,4;@p12 bra L16;cvta.to.global.u64 d44,d18;shl.b64 d45,d63,4;",
+    "add.s64 d46,d44,d45;ld.global.u32 r98,[d46+12];L16:mov.u32 r105,0;L19:setp.eq.s32 p14,r4,3;",
+    "selp.b32 r77,-2147483648,0,p14;xor.b32 r78,r100,r77;mov.b64 d54,{r99,r78};mov.b64 g11,d54;",
+    "xor.b32 r79,r98,r77;mov.b64 d55,{r97,r79};mov.b64 g10,d55;setp.ne.s32 p15,r4,16;@p15 bra ",
+    "L21;mul.rn.f64 g11,g11,g1;mul.rn.f64 g10,g10,g1;L21:@!p7 bra L22;mul.rn.f64 g30,g30,g11;",
+    "mul.rn.f64 g29,g29,g10;bra L26;L22:@!p6 bra L23;setp.lt.f64 p18,g30,g11;setp.nan.f64 p19,",
+    "g30,g30;or.pred p20,p18,p19;selp.f64 g30,g30,g11,p20;setp.nan.f64 p21,g29,g29;setp.lt.f64 ",
+    "p22,g29,g10;or.pred p23,p22,p21;selp.f64 g29,g29,g10,p23;bra L26;L23:add.rn.f64 g30,g30,",
+    "g11;add.rn.f64 g29,g29,g10;L26:add.s32 r87,r6,1;add.s64 d64,d64,8;shl.b64 d20,d63,4;",
+    "setp.lt.s32 p24,r6,r5;@p24 bra L5;setp.ne.s32 p25,r4,4;@p25 bra L29;div.rn.f64 g30,g30,g2;",
+    "div.rn.f64 g29,g29,g2;L29:mov.b64 d56,g30;mov.b64{r48,r82},d56;xor.b32 r46,r82,r77;mov.b64 ",
+    "d57,g29;mov.b64{r49,r83},d57;xor.b32 r47,r83,r77;add.s64 d21,d58,d20;@!p1 bra L30;",
+    "st.global.v4.u32[d21],{r48,r46,r49,r47};bra L37;L30:setp.eq.s64 p27,d14,0;@p27 bra L32;",
+    "st.global.u32[d21],r48;st.global.u32[d21+4],r46;L32:setp.lt.u64 p28,d14,3;@!p28 ",
+    "st.global.u32[d21+8],r49;setp.lt.u64 p29,d14,4;@!p29 st.global.u32[d21+12],r47;L37:",
+    "setp.ne.s64 p30,d10,0;and.pred p31,p1,p30;cvta.to.global.u64 d59,d10;add.s64 d23,d59,d20;",
+    "@!p31 bra L38;st.global.v4.u32[d23],{r48,r46,r49,r47};bra L46;L38:setp.eq.s64 p32,d10,0;",
+    "@p32 bra L46;setp.eq.s64 p33,d14,0;@p33 bra L41;st.global.u32[d23],r48;",
+    "st.global.u32[d23+4],r46;L41:setp.lt.u64 p34,d14,3;@!p34 st.global.u32[d23+8],r49;",
+    "setp.lt.u64 p35,d14,4;@!p35 st.global.u32[d23+12],r47;L46:mov.u32 r84,%nctaid.x;",
+    "mul.wide.u32 d60,r84,r52;add.s64 d63,d63,d60;shl.b64 d62,d63,1;setp.lt.u64 p36,d62,d7;@p36 ",
+    "bra L4;L47:ret;}.visible .entry idist_reduce_f16(.param .align 8 .b8 a[168]).maxntid 512,1,",
+    "1{.reg .pred p<69>;.reg .b16 h<17>;.reg .f32 f<132>;.reg .b32 r<137>;.reg .f64 g<18>;.reg ",
+    ".b64 d<47>;mov.b64 d25,a;mov.u32 r54,%ctaid.x;mov.u32 r55,%ntid.x;mul.wide.u32 d26,r54,r55;",
+    "mov.u32 r56,%tid.x;cvt.u64.u32 d27,r56;add.s64 d45,d26,d27;add.s64 d3,d25,128;ld.param.u64 ",
+    "d28,[a+136];ld.param.u64 d29,[a+128];or.b64 d43,d28,d29;mov.u32 r114,0;ld.param.u32 r1,",
+    "[a+160];L1:.pragma \"nounroll\";mul.wide.s32 d30,r114,8;add.s64 d31,d25,d30;ld.param.u64 ",
+    "d32,[d31];or.b64 d43,d32,d43;add.s32 r114,r114,1;setp.lt.s32 p2,r114,r1;@p2 bra L1;and.b64 ",
+    "d7,d43,15;ld.param.u32 r4,[d3+36];ld.param.u64 d8,[d3+16];shl.b64 d44,d45,3;setp.ge.u64 p3,",
+    "d44,d8;@p3 bra L74;ld.param.f64 g1,[d3+24];ld.param.u64 d10,[d3];ld.param.u64 d11,[d3+8];",
+    "ld.param.u32 r5,[d3+32];cvt.rn.f32.s32 f1,r5;or.b32 r63,r4,1;cvta.to.global.u64 d40,d10;L4:",
+    ".pragma \"nounroll\";sub.s64 d14,d8,d44;setp.gt.u64 p4,d14,7;setp.eq.s64 p5,d7,0;and.pred ",
+    "p1,p5,p4;mov.u32 r115,1;setp.eq.s32 p6,r63,3;selp.f32 f83,0f7F800000,0f80000000,p6;",
+    "setp.eq.s32 p7,r4,1;selp.f32 f116,0f3F800000,f83,p7;mov.u32 r132,0;mov.u64 d46,d25;mov.f32 ",
+    "f117,f116;mov.f32 f118,f116;mov.f32 f119,f116;mov.f32 f120,f116;mov.f32 f121,f116;mov.f32 ",
+    "f122,f116;mov.f32 f123,f116;mov.u32 r133,r132;mov.u32 r134,r132;mov.u32 r135,r132;mov.u32 ",
+    "r136,r132;L5:.pragma \"nounroll\";mov.u32 r6,r115;setp.eq.s32 p8,r136,0;@!p8 bra L6;",
+    "ld.param.u64 d33,[d46];cvta.to.global.u64 d34,d33;shl.b64 d35,d45,4;add.s64 d18,d34,d35;",
+    "@!p1 bra L8;ld.global.v4.u32{r131,r130,r129,r128},[d18];mov.u32 r136,0;setp.ge.s32 p17,r6,",
+    "r5;@p17 bra L26;ld.param.u64 d36,[d46+8];cvta.to.global.u64 d37,d36;add.s64 d39,d37,d35;",
+    "ld.global.v4.u32{r132,r133,r134,r135},[d39];mov.u32 r136,1;bra L26;L6:mov.u32 r136,0;",
+    "mov.u32 r128,r135;mov.u32 r129,r134;mov.u32 r130,r133;mov.u32 r131,r132;bra L26;L8:",
+    "setp.eq.s64 p9,d14,0;mov.u32 r131,0;@!p9 ld.global.u16 r131,[d18];setp.lt.u64 p10,d14,2;",
+    "@p10 bra L12;ld.global.u16 r66,[d18+2];shl.b32 r67,r66,16;or.b32 r131,r67,r131;L12:",
+    "setp.lt.u64 p11,d14,3;mov.u32 r130,0;@!p11 ld.global.u16 r130,[d18+4];setp.lt.u64 p12,d14,",
+    "4;@p12 bra L16;ld.global.u16 r69,[d18+6];shl.b32 r70,r69,16;or.b32 r130,r70,r130;L16:",
+    "setp.lt.u64 p13,d14,5;mov.u32 r129,0;@!p13 ld.global.u16 r129,[d18+8];setp.lt.u64 p14,d14,",
+    "6;@p14 bra L20;ld.global.u16 r72,[d18+10];shl.b32 r73,r72,16;or.b32 r129,r73,r129;L20:",
+    "setp.lt.u64 p15,d14,7;mov.u32 r136,0;mov.u32 r128,r136;@!p15 ld.global.u16 r128,[d18+12];",
+    "setp.lt.u64 p16,d14,8;@p16 bra L26;ld.global.u16 r77,[d18+14];shl.b32 r78,r77,16;or.b32 ",
+    "r128,r78,r128;L26:setp.eq.s32 p18,r4,3;selp.b32 r89,-2147450880,0,p18;xor.b32 r90,r131,r89;",
+    "xor.b32 r91,r130,r89;xor.b32 r92,r129,r89;xor.b32 r93,r128,r89;cvt.u16.u32 h1,r90;",
+    "cvt.f32.f16 f34,h1;shr.u32 r94,r90,16;cvt.u16.u32 h2,r94;cvt.f32.f16 f33,h2;cvt.u16.u32 h3,",
+    "r91;cvt.f32.f16 f32,h3;shr.u32 r95,r91,16;cvt.u16.u32 h4,r95;cvt.f32.f16 f31,h4;",
+    "cvt.u16.u32 h5,r92;cvt.f32.f16 f30,h5;shr.u32 r96,r92,16;cvt.u16.u32 h6,r96;cvt.f32.f16 ",
+    "f29,h6;cvt.u16.u32 h7,r93;cvt.f32.f16 f28,h7;shr.u32 r97,r93,16;cvt.u16.u32 h8,r97;",
+    "cvt.f32.f16 f27,h8;setp.ne.s32 p19,r4,16;@p19 bra L28;cvt.f64.f32 g2,f34;mul.rn.f64 g3,g2,",
+    "g1;cvt.rn.f32.f64 f34,g3;cvt.f64.f32 g4,f33;mul.rn.f64 g5,g4,g1;cvt.rn.f32.f64 f33,g5;",
+    "cvt.f64.f32 g6,f32;mul.rn.f64 g7,g6,g1;cvt.rn.f32.f64 f32,g7;cvt.f64.f32 g8,f31;mul.rn.f64 ",
+    "g9,g8,g1;cvt.rn.f32.f64 f31,g9;cvt.f64.f32 g10,f30;mul.rn.f64 g11,g10,g1;cvt.rn.f32.f64 ",
+    "f30,g11;cvt.f64.f32 g12,f29;mul.rn.f64 g13,g12,g1;cvt.rn.f32.f64 f29,g13;cvt.f64.f32 g14,",
+    "f28;mul.rn.f64 g15,g14,g1;cvt.rn.f32.f64 f28,g15;cvt.f64.f32 g16,f27;mul.rn.f64 g17,g16,g1;",
+    "cvt.rn.f32.f64 f27,g17;L28:@!p7 bra L29;mul.rn.f32 f123,f123,f34;mul.rn.f32 f122,f122,f33;",
+    "mul.rn.f32 f121,f121,f32;mul.rn.f32 f120,f120,f31;mul.rn.f32 f119,f119,f30;mul.rn.f32 f118,",
+    "f118,f29;mul.rn.f32 f117,f117,f28;mul.rn.f32 f116,f116,f27;bra L33;L29:@!p6 bra L30;",
+    "setp.lt.f32 p22,f123,f34;setp.nan.f32 p23,f123,f123;or.pred p24,p22,p23;selp.f32 f123,f123,",
+    "f34,p24;setp.nan.f32 p25,f122,f122;setp.lt.f32 p26,f122,f33;or.pred p27,p26,p25;selp.f32 ",
+    "f122,f122,f33,p27;setp.nan.f32 p28,f121,f121;setp.lt.f32 p29,f121,f32;or.pred p30,p29,p28;",
+    "selp.f32 f121,f121,f32,p30;setp.nan.f32 p31,f120,f120;setp.lt.f32 p32,f120,f31;or.pred p33,",
+    "p32,p31;selp.f32 f120,f120,f31,p33;setp.nan.f32 p34,f119,f119;setp.lt.f32 p35,f119,f30;",
+    "or.pred p36,p35,p34;selp.f32 f119,f119,f30,p36;setp.nan.f32 p37,f118,f118;setp.lt.f32 p38,",
+    "f118,f29;or.pred p39,p38,p37;selp.f32 f118,f118,f29,p39;setp.nan.f32 p40,f117,f117;",
+    "setp.lt.f32 p41,f117,f28;or.pred p42,p41,p40;selp.f32 f117,f117,f28,p42;setp.nan.f32 p43,",
+    "f116,f116;setp.lt.f32 p44,f116,f27;or.pred p45,p44,p43;selp.f32 f116,f116,f27,p45;bra L33;",
+    "L30:add.rn.f32 f123,f123,f34;add.rn.f32 f122,f122,f33;add.rn.f32 f121,f121,f32;add.rn.f32 ",
+    "f120,f120,f31;add.rn.f32 f119,f119,f30;add.rn.f32 f118,f118,f29;add.rn.f32 f117,f117,f28;",
+    "add.rn.f32 f116,f116,f27;L33:add.s32 r115,r6,1;add.s64 d46,d46,8;shl.b64 d20,d45,4;",
+    "setp.lt.s32 p46,r6,r5;@p46 bra L5;setp.ne.s32 p47,r4,4;@p47 bra L36;div.rn.f32 f123,f123,",
+    "f1;div.rn.f32 f122,f122,f1;div.rn.f32 f121,f121,f1;div.rn.f32 f120,f120,f1;div.rn.f32 f119,",
+    "f119,f1;div.rn.f32 f118,f118,f1;div.rn.f32 f117,f117,f1;div.rn.f32 f116,f116,f1;L36:",
+    "cvt.rn.f16.f32 h9,f123;cvt.rn.f16.f32 h10,f122;mov.b32 r100,{h9,h10};cvt.rn.f16.f32 h11,",
+    "f121;cvt.rn.f16.f32 h12,f120;mov.b32 r101,{h11,h12};cvt.rn.f16.f32 h13,f119;cvt.rn.f16.f32 ",
+    "h14,f118;mov.b32 r102,{h13,h14};cvt.rn.f16.f32 h15,f117;cvt.rn.f16.f32 h16,f116;mov.b32 ",
+    "r103,{h15,h16};xor.b32 r49,r100,r89;xor.b32 r50,r101,r89;xor.b32 r51,r102,r89;xor.b32 r52,",
+    "r103,r89;add.s64 d21,d40,d20;@!p1 bra L37;st.global.v4.u32[d21],{r49,r50,r51,r52};bra L54;",
+    "L37:setp.eq.s64 p49,d14,0;@!p49 st.global.u16[d21],r49;setp.lt.u64 p50,d14,2;@p50 bra L41;",
+    "shr.u32 r104,r49,16;st.global.u16[d21+2],r104;L41:setp.lt.u64 p51,d14,3;@!p51 ",
+    "st.global.u16[d21+4],r50;setp.lt.u64 p52,d14,4;@p52 bra L45;shr.u32 r105,r50,16;",
+    "st.global.u16[d21+6],r105;L45:setp.lt.u64 p53,d14,5;@!p53 st.global.u16[d21+8],r51;",
+    "setp.lt.u64 p54,d14,6;@p54 bra L49;shr.u32 r106,r51,16;st.global.u16[d21+10],r106;L49:",
+    "setp.lt.u64 p55,d14,7;@!p55 st.global.u16[d21+12],r52;setp.lt.u64 p56,d14,8;@p56 bra L54;",
+    "shr.u32 r107,r52,16;st.global.u16[d21+14],r107;L54:setp.ne.s64 p57,d11,0;and.pred p58,p1,",
+    "p57;cvta.to.global.u64 d41,d11;add.s64 d22,d41,d20;@!p58 bra L55;st.global.v4.u32[d22],{",
+    "r49,r50,r51,r52};bra L73;L55:setp.eq.s64 p59,d11,0;@p59 bra L73;setp.eq.s64 p60,d14,0;",
+    "@!p60 st.global.u16[d22],r49;setp.lt.u64 p61,d14,2;@p61 bra L60;shr.u32 r108,r49,16;",
+    "st.global.u16[d22+2],r108;L60:setp.lt.u64 p62,d14,3;@!p62 st.global.u16[d22+4],r50;",
+    "setp.lt.u64 p63,d14,4;@p63 bra L64;shr.u32 r109,r50,16;st.global.u16[d22+6],r109;L64:",
+    "setp.lt.u64 p64,d14,5;@!p64 st.global.u16[d22+8],r51;setp.lt.u64 p65,d14,6;@p65 bra L68;",
+    "shr.u32 r110,r51,16;st.global.u16[d22+10],r110;L68:setp.lt.u64 p66,d14,7;@!p66 ",
+    "st.global.u16[d22+12],r52;setp.lt.u64 p67,d14,8;@p67 bra L73;shr.u32 r111,r52,16;",
+    "st.global.u16[d22+14],r111;L73:mov.u32 r112,%nctaid.x;mul.wide.u32 d42,r112,r55;add.s64 ",
+    "d45,d45,d42;shl.b64 d44,d45,3;setp.lt.u64 p68,d44,d8;@p68 bra L4;L74:ret;}.visible .entry ",
+    "idist_reduce_bf16(.param .align 8 .b8 a[168]).maxntid 512,1,1{.reg .pred p<77>;.reg .f32 ",
+    "f<122>;.reg .b32 r<229>;.reg .f64 g<18>;.reg .b64 d<47>;mov.b64 d25,a;mov.u32 r78,%ctaid.x;",
+    "mov.u32 r79,%ntid.x;mul.wide.u32 d26,r78,r79;mov.u32 r80,%tid.x;cvt.u64.u32 d27,r80;",
+    "add.s64 d45,d26,d27;add.s64 d3,d25,128;ld.param.u64 d28,[a+136];ld.param.u64 d29,[a+128];",
+    "or.b64 d43,d28,d29;mov.u32 r198,0;ld.param.u32 r1,[a+160];L1:.pragma \"nounroll\";",
+    "mul.wide.s32 d30,r198,8;add.s64 d31,d25,d30;ld.param.u64 d32,[d31];or.b64 d43,d32,d43;",
+    "add.s32 r198,r198,1;setp.lt.s32 p2,r198,r1;@p2 bra L1;and.b64 d7,d43,15;ld.param.u32 r4,",
+    "[d3+36];ld.param.u64 d8,[d3+16];shl.b64 d44,d45,3;setp.ge.u64 p3,d44,d8;@p3 bra L74;",
+    "ld.param.f64 g1,[d3+24];ld.param.u64 d10,[d3];ld.param.u64 d11,[d3+8];ld.param.u32 r5,",
+    "[d3+32];cvt.rn.f32.s32 f1,r5;or.b32 r87,r4,1;cvta.to.global.u64 d40,d10;L4:.pragma ",
+    "\"nounroll\";sub.s64 d14,d8,d44;setp.gt.u64 p4,d14,7;setp.eq.s64 p5,d7,0;and.pred p1,p5,p4;",
+    "mov.u32 r199,1;setp.eq.s32 p6,r87,3;selp.f32 f60,0f7F800000,0f80000000,p6;setp.eq.s32 p7,",
+    "r4,1;selp.f32 f106,0f3F800000,f60,p7;mov.u32 r216,0;mov.u64 d46,d25;mov.f32 f107,f106;",
+    "mov.f32 f108,f106;mov.f32 f109,f106;mov.f32 f110,f106;mov.f32 f111,f106;mov.f32 f112,f106;",
+    "mov.f32 f113,f106;mov.u32 r217,r216;mov.u32 r218,r216;mov.u32 r219,r216;mov.u32 r220,r216;",
+    "L5:.pragma \"nounroll\";mov.u32 r6,r199;setp.eq.s32 p8,r220,0;@!p8 bra L6;ld.param.u64 d33,",
+    "[d46];cvta.to.global.u64 d34,d33;shl.b64 d35,d45,4;add.s64 d18,d34,d35;@!p1 bra L8;",
+    "ld.global.v4.u32{r215,r214,r213,r212},[d18];mov.u32 r220,0;setp.ge.s32 p17,r6,r5;@p17 bra ",
+    "L26;ld.param.u64 d36,[d46+8];cvta.to.global.u64 d37,d36;add.s64 d39,d37,d35;",
+    "ld.global.v4.u32{r216,r217,r218,r219},[d39];mov.u32 r220,1;bra L26;L6:mov.u32 r220,0;",
+    "mov.u32 r212,r219;mov.u32 r213,r218;mov.u32 r214,r217;mov.u32 r215,r216;bra L26;L8:",
+    "setp.eq.s64 p9,d14,0;mov.u32 r215,0;@!p9 ld.global.u16 r215,[d18];setp.lt.u64 p10,d14,2;",
+    "@p10 bra L12;ld.global.u16 r90,[d18+2];shl.b32 r91,r90,16;or.b32 r215,r91,r215;L12:",
+    "setp.lt.u64 p11,d14,3;mov.u32 r214,0;@!p11 ld.global.u16 r214,[d18+4];setp.lt.u64 p12,d14,",
+    "4;@p12 bra L16;ld.global.u16 r93,[d18+6];shl.b32 r94,r93,16;or.b32 r214,r94,r214;L16:",
+    "setp.lt.u64 p13,d14,5;mov.u32 r213,0;@!p13 ld.global.u16 r213,[d18+8];setp.lt.u64 p14,d14,",
+    "6;@p14 bra L20;ld.global.u16 r96,[d18+10];shl.b32 r97,r96,16;or.b32 r213,r97,r213;L20:",
+    "setp.lt.u64 p15,d14,7;mov.u32 r220,0;mov.u32 r212,r220;@!p15 ld.global.u16 r212,[d18+12];",
+    "setp.lt.u64 p16,d14,8;@p16 bra L26;ld.global.u16 r101,[d18+14];shl.b32 r102,r101,16;or.b32 ",
+    "r212,r102,r212;L26:setp.eq.s32 p18,r4,3;selp.b32 r113,-2147450880,0,p18;xor.b32 r114,r215,",
+    "r113;xor.b32 r115,r214,r113;xor.b32 r116,r213,r113;xor.b32 r117,r212,r113;shl.b32 r228,",
+    "r114,16;and.b32 r70,r114,-65536;shl.b32 r69,r115,16;and.b32 r68,r115,-65536;shl.b32 r67,",
+    "r116,16;and.b32 r66,r116,-65536;shl.b32 r65,r117,16;and.b32 r64,r117,-65536;setp.ne.s32 ",
+    "p19,r4,16;@p19 bra L28;mov.b32 f61,r228;cvt.f64.f32 g2,f61;mul.rn.f64 g3,g2,g1;",
+    "cvt.rn.f32.f64 f62,g3;mov.b32 r228,f62;mov.b32 f63,r70;cvt.f64.f32 g4,f63;mul.rn.f64 g5,g4,",
+    "g1;cvt.rn.f32.f64 f64,g5;mov.b32 r70,f64;mov.b32 f65,r69;cvt.f64.f32 g6,f65;mul.rn.f64 g7,",
+    "g6,g1;cvt.rn.f32.f64 f66,g7;mov.b32 r69,f66;mov.b32 f67,r68;cvt.f64.f32 g8,f67;mul.rn.f64 ",
+    "g9,g8,g1;cvt.rn.f32.f64 f68,g9;mov.b32 r68,f68;mov.b32 f69,r67;cvt.f64.f32 g10,f69;",
+    "mul.rn.f64 g11,g10,g1;cvt.rn.f32.f64 f70,g11;mov.b32 r67,f70;mov.b32 f71,r66;cvt.f64.f32 ",
+    "g12,f71;mul.rn.f64 g13,g12,g1;cvt.rn.f32.f64 f72,g13;mov.b32 r66,f72;mov.b32 f73,r65;",
+    "cvt.f64.f32 g14,f73;mul.rn.f64 g15,g14,g1;cvt.rn.f32.f64 f74,g15;mov.b32 r65,f74;mov.b32 ",
+    "f75,r64;cvt.f64.f32 g16,f75;mul.rn.f64 g17,g16,g1;cvt.rn.f32.f64 f76,g17;mov.b32 r64,f76;",
+    "L28:mov.b32 f11,r228;@!p7 bra L29;mul.rn.f32 f113,f113,f11;mov.b32 f91,r70;mul.rn.f32 f112,",
+    "f112,f91;mov.b32 f92,r69;mul.rn.f32 f111,f111,f92;mov.b32 f93,r68;mul.rn.f32 f110,f110,f93;",
+    "mov.b32 f94,r67;mul.rn.f32 f109,f109,f94;mov.b32 f95,r66;mul.rn.f32 f108,f108,f95;mov.b32 ",
+    "f96,r65;mul.rn.f32 f107,f107,f96;mov.b32 f97,r64;mul.rn.f32 f106,f106,f97;bra L33;L29:@!p6 ",
+    "bra L30;setp.lt.f32 p22,f113,f11;setp.nan.f32 p23,f113,f113;or.pred p24,p22,p23;selp.f32 ",
+    "f113,f113,f11,p24;mov.b32 f84,r70;setp.lt.f32 p25,f112,f84;setp.nan.f32 p26,f112,f112;",
+    "or.pred p27,p25,p26;selp.f32 f112,f112,f84,p27;mov.b32 f85,r69;setp.lt.f32 p28,f111,f85;",
+    "setp.nan.f32 p29,f111,f111;or.pred p30,p28,p29;selp.f32 f111,f111,f85,p30;mov.b32 f86,r68;",
+    "setp.lt.f32 p31,f110,f86;setp.nan.f32 p32,f110,f110;or.pred p33,p31,p32;selp.f32 f110,f110,",
+    "f86,p33;mov.b32 f87,r67;setp.lt.f32 p34,f109,f87;setp.nan.f32 p35,f109,f109;or.pred p36,",
+    "p34,p35;selp.f32 f109,f109,f87,p36;mov.b32 f88,r66;setp.lt.f32 p37,f108,f88;setp.nan.f32 ",
+    "p38,f108,f108;or.pred p39,p37,p38;selp.f32 f108,f108,f88,p39;mov.b32 f89,r65;setp.lt.f32 ",
+    "p40,f107,f89;setp.nan.f32 p41,f107,f107;or.pred p42,p40,p41;selp.f32 f107,f107,f89,p42;",
+    "mov.b32 f90,r64;setp.lt.f32 p43,f106,f90;setp.nan.f32 p44,f106,f106;or.pred p45,p43,p44;",
+    "selp.f32 f106,f106,f90,p45;bra L33;L30:add.rn.f32 f113,f113,f11;mov.b32 f77,r70;add.rn.f32 ",
+    "f112,f112,f77;mov.b32 f78,r69;add.rn.f32 f111,f111,f78;mov.b32 f79,r68;add.rn.f32 f110,",
+    "f110,f79;mov.b32 f80,r67;add.rn.f32 f109,f109,f80;mov.b32 f81,r66;add.rn.f32 f108,f108,f81;",
+    "mov.b32 f82,r65;add.rn.f32 f107,f107,f82;mov.b32 f83,r64;add.rn.f32 f106,f106,f83;L33:",
+    "add.s32 r199,r6,1;add.s64 d46,d46,8;shl.b64 d20,d45,4;setp.lt.s32 p46,r6,r5;@p46 bra L5;",
+    "setp.ne.s32 p47,r4,4;@p47 bra L36;div.rn.f32 f113,f113,f1;div.rn.f32 f112,f112,f1;",
+    "div.rn.f32 f111,f111,f1;div.rn.f32 f110,f110,f1;div.rn.f32 f109,f109,f1;div.rn.f32 f108,",
+    "f108,f1;div.rn.f32 f107,f107,f1;div.rn.f32 f106,f106,f1;L36:mov.b32 r120,f113;shr.u32 r121,",
+    "r120,16;and.b32 r122,r121,1;or.b32 r123,r120,4194304;add.s32 r124,r120,r122;add.s32 r125,",
+    "r124,32767;setp.nan.f32 p49,f113,f113;selp.b32 r126,r123,r125,p49;shr.u32 r127,r126,16;",
+    "mov.b32 r128,f112;shr.u32 r129,r128,16;and.b32 r130,r129,1;or.b32 r131,r128,4194304;",
+    "add.s32 r132,r128,r130;add.s32 r133,r132,32767;setp.nan.f32 p50,f112,f112;selp.b32 r134,",
+    "r131,r133,p50;and.b32 r135,r134,-65536;or.b32 r136,r127,r135;mov.b32 r137,f111;shr.u32 ",
+    "r138,r137,16;and.b32 r139,r138,1;or.b32 r140,r137,4194304;add.s32 r141,r137,r139;add.s32 ",
+    "r142,r141,32767;setp.nan.f32 p51,f111,f111;selp.b32 r143,r140,r142,p51;shr.u32 r144,r143,",
+    "16;mov.b32 r145,f110;shr.u32 r146,r145,16;and.b32 r147,r146,1;or.b32 r148,r145,4194304;",
+    "add.s32 r149,r145,r147;add.s32 r150,r149,32767;setp.nan.f32 p52,f110,f110;selp.b32 r151,",
+    "r148,r150,p52;and.b32 r152,r151,-65536;or.b32 r153,r144,r152;mov.b32 r154,f109;shr.u32 ",
+    "r155,r154,16;and.b32 r156,r155,1;or.b32 r157,r154,4194304;add.s32 r158,r154,r156;add.s32 ",
+    "r159,r158,32767;setp.nan.f32 p53,f109,f109;selp.b32 r160,r157,r159,p53;shr.u32 r161,r160,",
+    "16;mov.b32 r162,f108;shr.u32 r163,r162,16;and.b32 r164,r163,1;or.b32 r165,r162,4194304;",
+    "add.s32 r166,r162,r164;add.s32 r167,r166,32767;setp.nan.f32 p54,f108,f108;selp.b32 r168,",
+    "r165,r167,p54;and.b32 r169,r168,-65536;or.b32 r170,r161,r169;mov.b32 r171,f107;shr.u32 ",
+    "r172,r171,16;and.b32 r173,r172,1;or.b32 r174,r171,4194304;add.s32 r175,r171,r173;add.s32 ",
+    "r176,r175,32767;setp.nan.f32 p55,f107,f107;selp.b32 r177,r174,r176,p55;shr.u32 r178,r177,",
+    "16;mov.b32 r179,f106;shr.u32 r180,r179,16;and.b32 r181,r180,1;or.b32 r182,r179,4194304;",
+    "add.s32 r183,r179,r181;add.s32 r184,r183,32767;setp.nan.f32 p56,f106,f106;selp.b32 r185,",
+    "r182,r184,p56;and.b32 r186,r185,-65536;or.b32 r187,r178,r186;xor.b32 r73,r136,r113;xor.b32 ",
+    "r74,r153,r113;xor.b32 r75,r170,r113;xor.b32 r76,r187,r113;add.s64 d21,d40,d20;@!p1 bra L37;",
+    "st.global.v4.u32[d21],{r73,r74,r75,r76};bra L54;L37:setp.eq.s64 p57,d14,0;@!p57 ",
+    "st.global.u16[d21],r73;setp.lt.u64 p58,d14,2;@p58 bra L41;shr.u32 r188,r73,16;",
+    "st.global.u16[d21+2],r188;L41:setp.lt.u64 p59,d14,3;@!p59 st.global.u16[d21+4],r74;",
+    "setp.lt.u64 p60,d14,4;@p60 bra L45;shr.u32 r189,r74,16;st.global.u16[d21+6],r189;L45:",
+    "setp.lt.u64 p61,d14,5;@!p61 st.global.u16[d21+8],r75;setp.lt.u64 p62,d14,6;@p62 bra L49;",
+    "shr.u32 r190,r75,16;st.global.u16[d21+10],r190;L49:setp.lt.u64 p63,d14,7;@!p63 ",
+    "st.global.u16[d21+12],r76;setp.lt.u64 p64,d14,8;@p64 bra L54;shr.u32 r191,r76,16;",
+    "st.global.u16[d21+14],r191;L54:setp.ne.s64 p65,d11,0;and.pred p66,p1,p65;",
+    "cvta.to.global.u64 d41,d11;add.s64 d22,d41,d20;@!p66 bra L55;st.global.v4.u32[d22],{r73,",
+    "r74,r75,r76};bra L73;L55:setp.eq.s64 p67,d11,0;@p67 bra L73;setp.eq.s64 p68,d14,0;@!p68 ",
+    "st.global.u16[d22],r73;setp.lt.u64 p69,d14,2;@p69 bra L60;shr.u32 r192,r73,16;",
+    "st.global.u16[d22+2],r192;L60:setp.lt.u64 p70,d14,3;@!p70 st.global.u16[d22+4],r74;",
+    "setp.lt.u64 p71,d14,4;@p71 bra L64;shr.u32 r193,r74,16;st.global.u16[d22+6],r193;L64:",
+    "setp.lt.u64 p72,d14,5;@!p72 st.global.u16[d22+8],r75;setp.lt.u64 p73,d14,6;@p73 bra L68;",
+    "shr.u32 r194,r75,16;st.global.u16[d22+10],r194;L68:setp.lt.u64 p74,d14,7;@!p74 ",
+    "st.global.u16[d22+12],r76;setp.lt.u64 p75,d14,8;@p75 bra L73;shr.u32 r195,r76,16;",
+    "st.global.u16[d22+14],r195;L73:mov.u32 r196,%nctaid.x;mul.wide.u32 d42,r196,r79;add.s64 ",
+    "d45,d45,d42;shl.b64 d44,d45,3;setp.lt.u64 p76,d44,d8;@p76 bra L4;L74:ret;}.visible .entry ",
+    "idist_pack_halves(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<10>;.reg .b16 ",
+    "h<11>;.reg .f32 f<5>;.reg .b32 r<33>;.reg .b64 d<56>;ld.param.u32 r3,[a+48];ld.param.u64 ",
+    "d23,[a+24];ld.param.u64 d22,[a+16];ld.param.u64 d20,[a];cvta.to.global.u64 d1,d20;",
+    "cvta.to.global.u64 d2,d22;mov.u32 r4,%ctaid.x;mov.u32 r5,%ntid.x;mul.wide.u32 d25,r4,r5;",
+    "mov.u32 r6,%tid.x;cvt.u64.u32 d26,r6;add.s64 d55,d25,d26;setp.ge.u64 p1,d55,d23;@p1 bra ",
+    "L12;setp.gt.s32 p2,r3,1;@!p2 bra L2;setp.eq.s32 p7,r3,2;@!p7 bra L8;mov.u32 r32,%nctaid.x;",
+    "mul.wide.u32 d17,r32,r5;L11:shl.b64 d48,d55,1;add.s64 d49,d1,d48;ld.global.u16 h10,[d49];",
+    "cvt.f32.f16 f4,h10;shl.b64 d50,d55,2;add.s64 d51,d2,d50;st.global.f32[d51],f4;add.s64 d55,",
+    "d55,d17;setp.lt.u64 p9,d55,d23;@p9 bra L11;bra L12;L2:setp.eq.s32 p3,r3,0;@p3 bra L5;",
+    "add.s64 d52,d25,d26;mov.u32 r10,%nctaid.x;mul.wide.u32 d5,r10,r5;L4:shl.b64 d30,d52,2;",
+    "add.s64 d31,d1,d30;ld.global.f32 f2,[d31];mov.b32 r11,f2;shr.u32 r12,r11,16;and.b32 r13,",
+    "r12,1;setp.nan.f32 p4,f2,f2;or.b32 r14,r11,4194304;add.s32 r15,r11,r13;add.s32 r16,r15,",
+    "32767;selp.b32 r17,r14,r16,p4;shr.u32 r18,r17,16;shl.b64 d32,d52,1;add.s64 d33,d2,d32;",
+    "st.global.u16[d33],r18;add.s64 d52,d52,d5;setp.lt.u64 p5,d52,d23;@p5 bra L4;bra L12;L8:",
+    "add.s64 d54,d25,d26;mov.u32 r26,%nctaid.x;mul.wide.u32 d13,r26,r5;L9:shl.b64 d42,d54,1;",
+    "add.s64 d43,d1,d42;ld.global.u16 r27,[d43];shl.b32 r28,r27,16;shl.b64 d44,d54,2;add.s64 ",
+    "d45,d2,d44;st.global.u32[d45],r28;add.s64 d54,d54,d13;setp.lt.u64 p8,d54,d23;@p8 bra L9;",
+    "bra L12;L5:add.s64 d53,d25,d26;mov.u32 r22,%nctaid.x;mul.wide.u32 d9,r22,r5;L6:shl.b64 d36,",
+    "d53,2;add.s64 d37,d1,d36;ld.global.f32 f3,[d37];cvt.rn.f16.f32 h9,f3;shl.b64 d38,d53,1;",
+    "add.s64 d39,d2,d38;st.global.u16[d39],h9;add.s64 d53,d53,d9;setp.lt.u64 p6,d53,d23;@p6 bra ",
+    "L6;L12:ret;}.visible .entry idist_pack_bytes(.param .align 8 .b8 a[56]).maxntid 512,1,1{",
+    ".reg .pred p<32>;.reg .b16 h<10>;.reg .f32 f<72>;.reg .b32 r<74>;.reg .b64 d<83>;",
+    "ld.param.u32 r20,[a+48];ld.param.u32 r19,[a+44];ld.param.f32 f24,[a+40];ld.param.u64 d29,",
+    "[a+32];ld.param.u64 d28,[a+24];ld.param.u64 d27,[a+16];ld.param.u64 d26,[a+8];ld.param.u64 ",
+    "d25,[a];cvta.to.global.u64 d1,d25;cvta.to.global.u64 d2,d26;cvta.to.global.u64 d3,d27;",
+    "mov.u32 r21,%ctaid.x;mov.u32 r22,%ntid.x;mul.wide.u32 d30,r21,r22;mov.u32 r23,%tid.x;",
+    "cvt.u64.u32 d31,r23;add.s64 d32,d30,d31;shr.u64 d80,d32,5;shl.b64 d79,d80,10;setp.ge.u64 ",
+    "p1,d79,d29;@p1 bra L26;L1:mul.lo.s64 d10,d80,1028;setp.eq.s32 p2,r20,0;@p2 bra L9;",
+    "setp.gt.s32 p3,r19,0;@!p3 bra L3;cvt.u64.u32 d39,r21;cvt.u64.u32 d40,r22;mul.lo.s64 d41,",
+    "d39,d40;add.s64 d43,d41,d31;cvt.u32.u64 r31,d43;and.b32 r69,r31,31;shr.u64 d44,d29,10;",
+    "mul.lo.s64 d14,d44,1028;add.s64 d15,d1,d10;mov.f32 f68,0f00000000;L6:.pragma \"nounroll\";",
+    "cvt.u64.u32 d45,r69;add.s64 d46,d79,d45;shl.b64 d47,d46,2;add.s64 d16,d2,d47;ld.global.f32 ",
+    "f65,[d16];add.s32 r33,r69,4;cvt.u64.u32 d17,r33;mov.u32 r70,0;mov.u64 d82,d15;L7:.pragma ",
+    "\"nounroll\";add.s64 d48,d82,d17;ld.global.s8 h9,[d48];cvt.rn.f32.s16 f31,h9;ld.global.f32 ",
+    "f32,[d82];mul.rn.f32 f33,f32,f24;mul.rn.f32 f34,f31,f33;add.rn.f32 f65,f65,f34;add.s64 d82,",
+    "d82,d14;add.s32 r70,r70,1;setp.lt.s32 p8,r70,r19;@p8 bra L7;st.global.f32[d16],f65;neg.f32 ",
+    "f35,f65;setp.lt.f32 p9,f65,0f00000000;selp.f32 f36,f35,f65,p9;setp.gtu.f32 p10,f36,",
+    "0f7F7FFFFF;selp.f32 f37,0f7F800000,f36,p10;setp.gt.f32 p11,f37,f68;selp.f32 f68,f37,f68,",
+    "p11;add.s32 r69,r69,32;setp.lt.u32 p12,r69,1024;@p12 bra L6;bra L13;L9:cvt.u64.u32 d49,r21;",
+    "cvt.u64.u32 d50,r22;mul.lo.s64 d51,d49,d50;add.s64 d53,d51,d31;cvt.u32.u64 r37,d53;and.b32 ",
+    "r71,r37,31;mov.f32 f68,0f00000000;L10:.pragma \"nounroll\";cvt.u64.u32 d54,r71;add.s64 d20,",
+    "d79,d54;shl.b64 d55,d20,2;add.s64 d21,d2,d55;ld.global.f32 f67,[d21];setp.ge.u64 p13,d20,",
+    "d28;@p13 bra L12;add.s64 d57,d1,d55;ld.global.f32 f39,[d57];add.rn.f32 f67,f67,f39;L12:",
+    "st.global.f32[d21],f67;neg.f32 f40,f67;setp.lt.f32 p14,f67,0f00000000;selp.f32 f41,f40,f67,",
+    "p14;setp.gtu.f32 p15,f41,0f7F7FFFFF;selp.f32 f42,0f7F800000,f41,p15;setp.gt.f32 p16,f42,",
+    "f68;selp.f32 f68,f42,f68,p16;add.s32 r71,r71,32;setp.lt.u32 p17,r71,1024;@p17 bra L10;bra ",
+    "L13;L3:cvt.u32.u64 r27,d32;and.b64 d36,d32,31;add.s64 d37,d36,d79;shl.b64 d38,d37,2;",
+    "add.s64 d81,d2,d38;and.b32 r68,r27,31;mov.f32 f68,0f00000000;L4:.pragma \"nounroll\";",
+    "ld.global.f32 f26,[d81];setp.lt.f32 p4,f26,0f00000000;neg.f32 f27,f26;selp.f32 f28,f27,f26,",
+    "p4;setp.gtu.f32 p5,f28,0f7F7FFFFF;selp.f32 f29,0f7F800000,f28,p5;setp.gt.f32 p6,f29,f68;",
+    "selp.f32 f68,f29,f68,p6;add.s64 d81,d81,128;add.s32 r68,r68,32;setp.lt.u32 p7,r68,1024;@p7 ",
+    "bra L4;L13:mov.b32 r38,f68;mov.u32 r39,31;mov.u32 r40,16;mov.u32 r41,-1;shfl.sync.bfly.b32 ",
+    "r42|p18,r38,r40,r39,r41;mov.b32 f44,r42;max.f32 f45,f68,f44;mov.b32 r43,f45;mov.u32 r44,8;",
+    "shfl.sync.bfly.b32 r45|p19,r43,r44,r39,r41;mov.b32 f46,r45;max.f32 f47,f45,f46;mov.b32 r46,",
+    "f47;mov.u32 r47,4;shfl.sync.bfly.b32 r48|p20,r46,r47,r39,r41;mov.b32 f48,r48;max.f32 f49,",
+    "f47,f48;mov.b32 r49,f49;mov.u32 r50,2;shfl.sync.bfly.b32 r51|p21,r49,r50,r39,r41;mov.b32 ",
+    "f50,r51;max.f32 f51,f49,f50;mov.b32 r52,f51;mov.u32 r53,1;shfl.sync.bfly.b32 r54|p22,r52,",
+    "r53,r39,r41;mov.b32 f52,r54;max.f32 f15,f51,f52;setp.gtu.f32 p23,f15,0f7F7FFFFF;mov.f32 ",
+    "f69,0f7FC00000;@p23 bra L15;mov.f32 f53,0f42FE0000;div.rn.f32 f69,f15,f53;L15:setp.leu.f32 ",
+    "p24,f69,0f00000000;mov.f32 f70,0f00000000;@p24 bra L17;mov.f32 f55,0f3F800000;div.rn.f32 ",
+    "f70,f55,f69;L17:cvt.u64.u32 d58,r21;cvt.u64.u32 d59,r22;mul.lo.s64 d60,d58,d59;add.s64 d62,",
+    "d60,d31;cvt.u32.u64 r58,d62;and.b32 r72,r58,31;setp.ne.s32 p25,r72,0;@p25 bra L19;add.s64 ",
+    "d64,d3,d10;st.global.f32[d64],f69;L19:setp.gtu.f32 p26,f70,0f7F7FC99E;selp.f32 f20,",
+    "0f00000000,f70,p26;L20:.pragma \"nounroll\";cvt.u64.u32 d70,r72;add.s64 d71,d79,d70;",
+    "shl.b64 d72,d71,2;add.s64 d22,d2,d72;ld.global.f32 f21,[d22];mov.u32 r73,0;@p23 bra L22;",
+    "mul.rn.f32 f56,f21,f20;setp.lt.f32 p28,f56,0f00000000;selp.f32 f57,0fBF000000,0f3F000000,",
+    "p28;add.rn.f32 f58,f56,f57;cvt.rzi.s32.f32 r73,f58;L22:add.s32 r65,r72,4;cvt.u64.u32 d73,",
+    "r65;add.s64 d75,d3,d10;add.s64 d76,d75,d73;st.global.u8[d76],r73;mov.f32 f71,0f00000000;",
+    "@p23 bra L24;cvt.rn.f32.s32 f60,r73;mul.rn.f32 f61,f60,f69;neg.f32 f62,f61;add.rn.f32 f71,",
+    "f21,f62;L24:st.global.f32[d22],f71;add.s32 r72,r72,32;setp.lt.u32 p30,r72,1024;@p30 bra ",
+    "L20;mov.u32 r67,%nctaid.x;mul.wide.u32 d77,r67,r22;shr.u64 d78,d77,5;add.s64 d80,d80,d78;",
+    "shl.b64 d79,d80,10;setp.lt.u64 p31,d79,d29;@p31 bra L1;L26:ret;}.visible .entry ",
+    "idist_unpack_bytes(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<3>;.reg .b16 ",
+    "h<10>;.reg .f32 f<5>;.reg .b32 r<7>;.reg .b64 d<25>;ld.param.u64 d12,[a+24];ld.param.u64 ",
+    "d11,[a+16];ld.param.u64 d9,[a];mov.u32 r3,%ctaid.x;mov.u32 r4,%ntid.x;cvt.u64.u32 d1,r4;",
+    "mul.wide.u32 d14,r3,r4;mov.u32 r5,%tid.x;cvt.u64.u32 d15,r5;add.s64 d24,d14,d15;",
+    "setp.ge.u64 p1,d24,d12;@p1 bra L3;cvta.to.global.u64 d4,d11;mov.u32 r6,%nctaid.x;",
+    "cvt.u64.u32 d16,r6;mul.lo.s64 d5,d16,d1;cvta.to.global.u64 d6,d9;L2:shr.u64 d17,d24,10;",
+    "mul.lo.s64 d18,d17,1028;add.s64 d19,d6,d18;and.b64 d20,d24,1023;add.s64 d21,d19,d20;",
+    "ld.global.s8 h9,[d21+4];cvt.rn.f32.s16 f2,h9;ld.global.f32 f3,[d19];mul.rn.f32 f4,f2,f3;",
+    "shl.b64 d22,d24,2;add.s64 d23,d4,d22;st.global.f32[d23],f4;add.s64 d24,d24,d5;setp.lt.u64 ",
+    "p2,d24,d12;@p2 bra L2;L3:ret;}"};
+// clang-format on
 // End of what tests/gpu/make_ptx.sh made.
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses os err mem base:log base:type hash world nccl:types cuda nccl:agree comm
-// uses stage ptx
+// uses os err mem base:log base:type hash world load nccl:types cuda nccl:agree
+// uses comm stage ptx
 //
 // Each rank has an arena that the others map. A chunk of a call is given, and then taken:
 //
@@ -443,10 +520,13 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 static bool idist__ipc_takes(const idist_group *g, const idist__call *c) {
     if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
-    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER) return false;
+    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
+        return false;
     if (!idist__kind_reduces(c->kind)) return true;
     if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
-    if (idist__gpu_op_is_premul(g, c)) return c->dtype >= IDIST_F32; // a contribution of 16 bits would be rounded twice
+    if (idist__gpu_op_is_premul(g, c))
+        return c->dtype >= IDIST_F32; // a contribution of 16 bits would be rounded twice
+
     return c->op <= IDIST_AVG;
 }
 
@@ -462,8 +542,10 @@ static void idist__ipc_unload(idist__gpu *gpu) {
 // for: then now, where a text that the driver cannot read is no error of a call yet, and a launch
 // waits for nothing.
 static cudaError_t idist__ipc_load(idist__gpu *gpu) {
-    static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16", "idist_reduce_f32",  "idist_reduce_f64",
-                                        "idist_pack_halves", "idist_pack_bytes",  "idist_unpack_bytes"};
+    static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16",
+                                        "idist_reduce_f32",  "idist_reduce_f64",
+                                        "idist_pack_halves", "idist_pack_bytes",
+                                        "idist_unpack_bytes"};
     struct cudaFuncAttributes attributes;
     size_t i, nbytes = 1, at = 0;
     cudaError_t error;
@@ -481,15 +563,18 @@ static cudaError_t idist__ipc_load(idist__gpu *gpu) {
         if (error != cudaSuccess) break;
         error = cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i]);
     }
+
     if (error != cudaSuccess) idist__ipc_unload(gpu); // all of it, or nothing
+
     return error;
 }
 
 // A thread for each of so many things to do, or fewer that take turns.
-static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const void *args, size_t count,
-                                     cudaStream_t stream) {
+static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const void *args,
+                                     size_t count, cudaStream_t stream) {
     void *params[1];
     dim3 grid, block;
+
     params[0] = (void *)(uintptr_t)args;
     block.x = IDIST__PTX_THREADS;
     grid.x = (unsigned)(count / IDIST__PTX_THREADS < 1024 ? count / IDIST__PTX_THREADS + 1 : 1024);
@@ -498,7 +583,8 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 }
 
 // args has out and count, and also. Each operand that is NULL there is at `at` in a rank's arena.
-static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at, idist__ptx_args *args) {
+static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at,
+                                     idist__ptx_args *args) {
     const idist_group *g = t->group;
     const idist__call *c = &idist__gpu_op_of(t)->call;
     const idist__gpu *gpu = idist__gpu_of(g->w);
@@ -507,6 +593,7 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     cudaError_t error = cudaSuccess;
     void *out = args->out, *away = NULL;
     int i;
+
     if (!args->count) return cudaSuccess;
 
     for (i = 0; i < g->size; i++)
@@ -517,22 +604,28 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     // The kernel wants it aligned.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
-    if (error == cudaSuccess) error = idist__ipc_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
-    if (error == cudaSuccess && away) error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
+    if (error == cudaSuccess)
+        error = idist__ipc_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
+    if (error == cudaSuccess && away)
+        error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
     if (away) cudaFreeAsync(away, stream);
+
     return error;
 }
 
-static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t count, idist_dtype dtype, double factor,
-                                    cudaStream_t stream) {
+static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t count,
+                                    idist_dtype dtype, double factor, cudaStream_t stream) {
     idist__ptx_args args;
+
     memset(&args, 0, sizeof args);
     args.in[0] = args.out = data;
     args.count = count;
     args.n = 1;
     args.op = IDIST__PTX_SCALED;
     args.factor = factor;
-    return count ? idist__ipc_launch(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream) : cudaSuccess;
+
+    return count ? idist__ipc_launch(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream)
+                 : cudaSuccess;
 }
 #else
 static bool idist__ipc_is_loaded(const idist__gpu *gpu) {
@@ -544,25 +637,39 @@ static cudaError_t idist__ipc_load(idist__gpu *gpu) {
     return cudaErrorNotSupported;
 }
 static void idist__ipc_unload(idist__gpu *gpu) { (void)gpu; }
-static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at, idist__ptx_args *args) {
-    (void)t, (void)arena, (void)at, (void)args;
+static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at,
+                                     idist__ptx_args *args) {
+    (void)t;
+    (void)arena;
+    (void)at;
+    (void)args;
     return cudaErrorNotSupported;
 }
-static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t count, idist_dtype dtype, double factor,
-                                    cudaStream_t stream) {
-    (void)gpu, (void)data, (void)count, (void)dtype, (void)factor, (void)stream;
+static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t count,
+                                    idist_dtype dtype, double factor, cudaStream_t stream) {
+    (void)gpu;
+    (void)data;
+    (void)count;
+    (void)dtype;
+    (void)factor;
+    (void)stream;
     return cudaErrorNotSupported;
 }
-static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const void *args, size_t count,
-                                     cudaStream_t stream) {
-    (void)gpu, (void)kernel, (void)args, (void)count, (void)stream;
+static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const void *args,
+                                     size_t count, cudaStream_t stream) {
+    (void)gpu;
+    (void)kernel;
+    (void)args;
+    (void)count;
+    (void)stream;
     return cudaErrorNotSupported;
 }
 #endif
 
 // Waits until it is ready, or a deadline, and has the backend look after the others. The lock is
 // held, and given up meanwhile. False: the deadline has passed.
-static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w), int64_t deadline_ns) {
+static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w),
+                            int64_t deadline_ns) {
     while (!ready(w)) {
         if (idist__os_now_ns() > deadline_ns) return false;
         pthread_mutex_unlock(&w->lock);
@@ -570,6 +677,7 @@ static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w
         idist__world_lock(w);
         if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
     }
+
     return true;
 }
 
@@ -584,20 +692,26 @@ static bool idist__ipc_is_left(idist__world *w) {
     int turns = 0;
 
     if (!gpu->leave_ns) gpu->leave_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+
     while (pthread_mutex_trylock(&w->lock) != 0) {
         if (idist__os_now_ns() > gpu->leave_ns) {
             gpu->stuck = true;
             return false;
         }
+
         idist__nccl_nap(&turns);
     }
+
     left = idist__ipc_wait(w, idist__ipc_is_unused, gpu->leave_ns);
     if (!left) gpu->stuck = true;
     pthread_mutex_unlock(&w->lock);
+
     return left;
 }
 
-static bool idist__ipc_has_loaded(const idist__world *w) { return !idist__gpu_of(w)->loading || w->thread_stops; }
+static bool idist__ipc_has_loaded(const idist__world *w) {
+    return !idist__gpu_of(w)->loading || w->thread_stops;
+}
 
 // The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
 // device, and a kernel of NCCL's may wait there for a rank that is lost: somebody has to have the
@@ -607,7 +721,8 @@ static cudaError_t idist__ipc_ready(idist__world *w) {
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms))) return cudaErrorNotReady;
+    if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms)))
+        return cudaErrorNotReady;
     if (gpu->loading) return cudaErrorNotReady;
     if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
 
@@ -616,6 +731,7 @@ static cudaError_t idist__ipc_ready(idist__world *w) {
     error = idist__ipc_load(gpu);
     idist__world_lock(w);
     gpu->loading = false;
+
     return error;
 }
 
@@ -631,7 +747,8 @@ typedef struct idist__ipc_card {
 // Equal for ranks of one process only: processes in containers may have one number.
 static uint64_t idist__ipc_process(void) {
     struct stat st;
-    return idist__mix((uint64_t)getpid(), stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
+    return idist__mix((uint64_t)getpid(),
+                      stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
 }
 
 // An arena of our own: one that no group has any more, or a new one. The lock is given up where the
@@ -651,6 +768,7 @@ static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
         idist__world_lock(g->w);
         if (error == cudaSuccess) a->serial = ++gpu->narenas;
     }
+
     if (error != cudaSuccess) {
         idist__mem_free(&g->w->cfg.mem, a);
         return error;
@@ -660,15 +778,20 @@ static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
     card->at = a->at;
     card->device = gpu->device;
     card->serial = a->serial;
+
     return g->size > 1 ? cudaIpcGetMemHandle(&card->handle, a->at) : cudaSuccess;
 }
 
 // That of another rank, mapped once.
-static cudaError_t idist__ipc_import(idist__world *w, int rank, const idist__ipc_card *card, char **at) {
+static cudaError_t idist__ipc_import(idist__world *w, int rank, const idist__ipc_card *card,
+                                     char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_arena *a;
     cudaError_t error;
-    for (a = gpu->imports; a && (a->rank != rank || a->serial != card->serial); a = a->next) continue;
+
+    for (a = gpu->imports; a && (a->rank != rank || a->serial != card->serial); a = a->next)
+        continue;
+
     if (a) {
         *at = a->at;
         return cudaSuccess;
@@ -679,15 +802,18 @@ static cudaError_t idist__ipc_import(idist__world *w, int rank, const idist__ipc
     pthread_mutex_unlock(&w->lock);
     error = cudaIpcOpenMemHandle((void **)&a->at, card->handle, cudaIpcMemLazyEnablePeerAccess);
     idist__world_lock(w);
+
     if (error != cudaSuccess) {
         idist__mem_free(&w->cfg.mem, a);
         return error;
     }
+
     a->rank = rank;
     a->serial = card->serial;
     a->next = gpu->imports;
     gpu->imports = a;
     *at = a->at;
+
     return cudaSuccess;
 }
 
@@ -699,6 +825,7 @@ static cudaError_t idist__ipc_open(idist_group *g, const idist__ipc_card *cards)
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
         gg->arena[i] = cards[i].at;
         if (cards[i].failed) return cudaSuccess;
+
         if (cards[i].process != cards[g->rank].process) {
             error = idist__ipc_import(g->w, g->ranks[i], &cards[i], &gg->arena[i]);
         } else if (cards[i].device != cards[g->rank].device) {
@@ -706,14 +833,17 @@ static cudaError_t idist__ipc_open(idist_group *g, const idist__ipc_card *cards)
             error = cudaDeviceEnablePeerAccess(cards[i].device, 0);
             idist__world_lock(g->w);
         }
+
         if (error == cudaErrorPeerAccessAlreadyEnabled) error = cudaSuccess;
     }
+
     return error;
 }
 
 static void idist__ipc_free(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
+
     if (!gg->own) return;
     gg->own->next = gpu->arenas;
     gpu->arenas = gg->own;
@@ -748,6 +878,7 @@ static void *idist__ipc_return_work(void *arg) {
     idist__ipc_unload(&job->gpu);
 
     if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) free(job);
+
     return NULL;
 }
 
@@ -761,18 +892,23 @@ static bool idist__ipc_give_back(const idist__gpu *what) {
 
     if (!job) return false;
     job->gpu = *what;
+
     if (idist__os_thread(&thread, idist__ipc_return_work, job) != 0) {
         free(job);
         return false;
     }
-    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+
+    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline)
+        idist__nccl_nap(&turns);
 
     if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) {
         pthread_detach(thread); // it frees the job
         return false;
     }
+
     pthread_join(thread, NULL);
     free(job);
+
     return true;
 }
 
@@ -792,10 +928,12 @@ static bool idist__ipc_is_idle(const idist__world *w) {
 
     for (t = w->tasks; t; t = t->next)
         if (t->on_device && idist__gpu_op_of(t)->path == IDIST__BY_IPC) return false;
+
     for (g = &w->group; g; g = g->next) {
         const idist__gpu_group *gg = idist__gpu_group_of(g);
         if (gg && gg->making && gg->path == IDIST__BY_IPC) return false;
     }
+
     return true;
 }
 
@@ -807,9 +945,11 @@ static void idist__ipc_close(idist__world *w) {
     bool closed;
 
     if (!idist__ipc_wait(w, idist__ipc_is_idle, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
-        idist__log_print(&w->log, IDIST_LOG_WARN, "finalize: another thread's call reads the memory of other ranks");
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "finalize: another thread's call reads the memory of other ranks");
         return;
     }
+
     gpu->closed = true;
     if (!gpu->imports || gpu->stuck) return;
     memset(&what, 0, sizeof what);
@@ -833,10 +973,13 @@ static void idist__ipc_end(idist__world *w) {
         idist__ipc_forget(w, gpu->imports);
         idist__ipc_forget(w, gpu->arenas);
     }
+
     gpu->stuck = gpu->stuck || busy;
     if (!gpu->stuck) return;
-    idist__log_print(&w->log, IDIST_LOG_WARN,
-                     "GPU %d does not end what it has to do: memory on it stays in use until the process ends", gpu->device);
+    idist__log_print(
+        &w->log, IDIST_LOG_WARN,
+        "GPU %d does not end what it has to do: memory on it stays in use until the process ends",
+        gpu->device);
 }
 
 // What each rank leaves in its arena, for the others to see whether they read it: whole numbers,
@@ -875,6 +1018,7 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
         *error = cudaSuccess;
         idist__os_relax();
     }
+
     return false;
 }
 
@@ -890,24 +1034,27 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_at(g->rank, i);
     error = cudaMemcpyAsync(at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
     idist__ipc_probe_wait(probe, &error);
+
     return error;
 }
 
 // Brings to the host what the device has at `from` and checks it: what a rank left, or the sum of
 // all (rank -1).
-static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, const char *from, int rank,
-                                cudaError_t *error) {
+static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, const char *from,
+                                int rank, cudaError_t *error) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
     int k, first = rank < 0 ? 0 : rank, last = rank < 0 ? g->size - 1 : rank;
     float want;
 
-    if (*error == cudaSuccess) *error = cudaMemcpyAsync(probe->seen, from, nbytes, cudaMemcpyDefault, probe->stream);
+    if (*error == cudaSuccess)
+        *error = cudaMemcpyAsync(probe->seen, from, nbytes, cudaMemcpyDefault, probe->stream);
     if (!idist__ipc_probe_wait(probe, error)) return false;
 
     for (i = 0; i < IDIST__IPC_PROBE; i++) {
         for (want = 0, k = first; k <= last; k++) want += idist__ipc_probe_at(k, i);
         if (probe->seen[i] != want) return false;
     }
+
     return true;
 }
 
@@ -926,12 +1073,14 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
 
     idist__ipc_probe_time(g->w, probe);
     memset(&args, 0, sizeof args);
+
     for (i = 0; i < g->size && right; i++) {
         args.in[i] = gg->arena[i];
         other = gpu->cards[g->ranks[i]].bus;
         error = cudaMemcpyAsync(copied, gg->arena[i], nbytes, cudaMemcpyDefault, probe->stream);
         right = idist__ipc_probe_is(g, probe, copied, i, &error);
     }
+
     if (right) {
         args.out = sum;
         args.count = IDIST__IPC_PROBE;
@@ -942,35 +1091,44 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
         for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
             other = gpu->cards[g->ranks[i]].bus; // of those that may be the cause
     }
+
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
 
-    if (strcmp(mine, other)) cause = ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS";
+    if (strcmp(mine, other))
+        cause = ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS";
     snprintf(probe->text, sizeof probe->text, "GPU %.16s %s what is on GPU %.16s%s", mine,
              error == cudaSuccess ? "does not read" : "waits in vain for", other, cause);
+
     return cudaErrorUnknown;
 }
 
 // False: the stream is not through. It may never be, so it is left alone, with what it works on.
 static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
     cudaError_t error = cudaSuccess;
-    bool through = !probe->stream || idist__ipc_probe_wait(probe, &error) || error != cudaErrorNotReady;
+    bool through =
+        !probe->stream || idist__ipc_probe_wait(probe, &error) || error != cudaErrorNotReady;
 
     if (probe->stream && through) {
         cudaStreamDestroy(probe->stream);
         cudaFreeHost(probe->seen);
     }
+
     cudaGetLastError();
+
     return through;
 }
 
 // What becomes of a group in which a rank cannot.
 static idist_status idist__ipc_without(idist_group *g, const char *why) {
     if (idist__gpu_of(g->w)->cards[0].wanted == IDIST__BY_IPC)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without",
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without",
                            why);
-    idist__log_print(&g->w->log, IDIST_LOG_WARN, "CUDA IPC cannot be used (%s): device memory is staged", why);
+    idist__log_print(&g->w->log, IDIST_LOG_WARN,
+                     "CUDA IPC cannot be used (%s): device memory is staged", why);
     idist__ipc_free(g);
     idist__gpu_group_of(g)->path = IDIST__BY_STAGING;
+
     return IDIST_OK;
 }
 
@@ -990,7 +1148,8 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_ready(w);
     if (setup->error == cudaSuccess) setup->error = idist__ipc_own(g, &setup->mine);
     pthread_mutex_unlock(&w->lock);
-    if (setup->error == cudaSuccess && g->size > 1) setup->error = idist__ipc_probe_write(g, &setup->probe);
+    if (setup->error == cudaSuccess && g->size > 1)
+        setup->error = idist__ipc_probe_write(g, &setup->probe);
     idist__world_lock(w);
     setup->mine.failed = setup->error != cudaSuccess;
 }
@@ -1008,13 +1167,15 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     bool whole = status == IDIST_OK && g->size > 1;
     int i;
 
-    if (status == IDIST_OK && setup->error == cudaSuccess) setup->error = idist__ipc_open(g, setup->cards);
+    if (status == IDIST_OK && setup->error == cudaSuccess)
+        setup->error = idist__ipc_open(g, setup->cards);
     for (i = 0; i < g->size && whole; i++) whole = !setup->cards[i].failed;
     if (!whole || setup->error != cudaSuccess) return status;
 
     pthread_mutex_unlock(&w->lock);
     setup->error = idist__ipc_probe_read(g, &setup->probe);
     idist__world_lock(w);
+
     return status;
 }
 
@@ -1028,6 +1189,7 @@ static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setu
     status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
     for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->cards[i].failed;
     if (any) idist__ipc_strand(g);
+
     return status;
 }
 
@@ -1041,6 +1203,7 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     if (setup->probe.text[0]) idist__copy_text(why, sizeof why, setup->probe.text);
     status = idist__gpu_all_could(g, failed, why, sizeof why, &all);
     if (status == IDIST_OK && !all) status = idist__ipc_strand_all(g, setup);
+
     return status == IDIST_OK && !all ? idist__ipc_without(g, why) : status;
 }
 
@@ -1053,7 +1216,8 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     idist_status status = IDIST_ERR_NO_MEMORY;
 
     memset(&setup, 0, sizeof setup);
-    setup.cards = (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
+    setup.cards =
+        (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
     if (setup.cards) status = IDIST_OK;
     gpu->nusers++;
     idist__ipc_setup_own(g, &setup);
@@ -1063,6 +1227,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     pthread_mutex_unlock(&w->lock);
     setup.stuck = !idist__ipc_probe_free(&setup.probe);
     idist__world_lock(w);
+
     if (setup.stuck) {
         gpu->stuck = true;
         idist__ipc_strand(g);
@@ -1072,6 +1237,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
     idist__mem_free(&w->cfg.mem, setup.cards);
     gpu->nusers--;
+
     return status;
 }
 
@@ -1096,16 +1262,18 @@ static cudaError_t idist__ipc_premultiply(const idist__task *t, void *data, size
     const idist_group *g = t->group;
     const idist__call *c = &idist__gpu_op_of(t)->call;
     if (!idist__kind_reduces(c->kind) || !idist__gpu_op_is_premul(g, c)) return cudaSuccess;
-    return idist__ipc_scale(idist__gpu_of(g->w), data, count, c->dtype, idist__call_user_op(g, c)->factor,
-                            idist__gpu_group_of(g)->stream[0]);
+    return idist__ipc_scale(idist__gpu_of(g->w), data, count, c->dtype,
+                            idist__call_user_op(g, c)->factor, idist__gpu_group_of(g)->stream[0]);
 }
 
 // From the send buffer of a large all_reduce to the same place in the arena.
-static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const char *send, size_t begin, size_t end) {
+static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const char *send,
+                                        size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
     char *to = arena + begin * size;
     cudaError_t error;
+
     if (!count) return cudaSuccess;
     error = idist__gpu_copy(to, 0, send + begin * size, 0, count, 1, size, stream);
     return error == cudaSuccess ? idist__ipc_premultiply(t, to, count) : error;
@@ -1127,14 +1295,17 @@ static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at,
         if (error != cudaSuccess) return error;
         return idist__ipc_give_part(t, arena, from, idist__ipc_slice(t, k, g->rank + 1), k);
     }
+
     if (c->kind == IDIST__BROADCAST) shape.send = c->root == g->rank;
     error = idist__gpu_copy(arena, k, from, c->count, k, shape.send, op->size, stream);
+
     return error == cudaSuccess ? idist__ipc_premultiply(t, arena, k * shape.send) : error;
 }
 
 // A large all_reduce: this rank's slice, to its arena and its receive buffer. Where a buffer of the
 // program's is not aligned as the kernel wants it to be fast, a copy more is faster.
-static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *arena, size_t at, size_t k) {
+static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *arena, size_t at,
+                                         size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
@@ -1157,6 +1328,7 @@ static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *aren
 
     if (error == cudaSuccess) error = idist__ipc_reduce(t, arena, offset, &args);
     if (error != cudaSuccess || aligned) return error;
+
     return idist__gpu_copy(to, 0, out, 0, count, 1, op->size, idist__gpu_group_of(g)->stream[0]);
 }
 
@@ -1177,25 +1349,33 @@ static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, siz
     memset(&args, 0, sizeof args);
     args.out = to;
     args.count = k;
+
     switch (c->kind) {
     case IDIST__ALL_REDUCE: return idist__ipc_reduce(t, arena, 0, &args);
     case IDIST__REDUCE: return root ? idist__ipc_reduce(t, arena, 0, &args) : cudaSuccess;
     case IDIST__REDUCE_SCATTER: return idist__ipc_reduce(t, arena, row, &args);
-    case IDIST__BROADCAST: return root ? cudaSuccess : idist__gpu_copy(to, k, arena[c->root], k, k, 1, op->size, stream);
-    case IDIST__SCATTER: return idist__gpu_copy(to, k, arena[c->root] + row, k, k, 1, op->size, stream);
+    case IDIST__BROADCAST:
+        return root ? cudaSuccess
+                    : idist__gpu_copy(to, k, arena[c->root], k, k, 1, op->size, stream);
+    case IDIST__SCATTER:
+        return idist__gpu_copy(to, k, arena[c->root] + row, k, k, 1, op->size, stream);
     case IDIST__GATHER:
         if (!root) return cudaSuccess;
         break;
     default: break;
     }
+
     if (c->kind != IDIST__ALL_TO_ALL) row = 0;
     for (i = 0; i < g->size && error == cudaSuccess; i++) // gather, all_gather, all_to_all
-        error = idist__gpu_copy(to + (size_t)i * c->count * op->size, k, arena[i] + row, k, k, 1, op->size, stream);
+        error = idist__gpu_copy(to + (size_t)i * c->count * op->size, k, arena[i] + row, k, k, 1,
+                                op->size, stream);
+
     return error;
 }
 
 // The end of a large all_reduce: the slices that the others have reduced.
-static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, size_t at, size_t k) {
+static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, size_t at,
+                                      size_t k) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     char *to = (char *)op->call.recv + at * op->size;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
@@ -1209,6 +1389,7 @@ static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, 
         if (i == t->group->rank) continue;
         error = idist__gpu_copy(to + offset, 0, from, 0, count, 1, op->size, stream);
     }
+
     return error;
 }
 
@@ -1223,6 +1404,7 @@ static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
     size_t at = nth * op->chunk, k, slot;
     char *arena[IDIST__IPC_RANKS];
     int i;
+
     if (op->nout < behind || nth >= op->nchunks) return cudaSuccess;
     if (idist__gpu_of(t->group->w)->closed) return cudaErrorNotPermitted;
 
@@ -1230,6 +1412,7 @@ static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
     slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
     for (i = 0; i < t->group->size; i++) arena[i] = gg->arena[i] + slot;
     if (what == 0) return idist__ipc_give(t, arena[t->group->rank], at, k);
+
     return what == 1 ? idist__ipc_take(t, arena, at, k) : idist__ipc_collect(t, arena, at, k);
 }
 
@@ -1240,18 +1423,24 @@ static bool idist__ipc_step(idist__task *t) {
     size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1;
     size_t nphases = op->nchunks + lag * depth, most, what;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
+
     if (op->running) return false;
     idist__gpu_waits(t, true);
+
     if (op->state == IDIST__GPU_WAIT) {
         if (!idist__gpu_arrived(t, op->event)) return false;
         op->state = IDIST__GPU_MOVE;
     }
 
     most = op->nhost + depth < nphases ? op->nhost + depth : nphases;
+
     for (; op->nout < most && op->error == cudaSuccess; op->nout++) {
-        for (what = 0; what <= lag && op->error == cudaSuccess; what++) op->error = idist__ipc_enqueue(t, what);
-        if (op->error == cudaSuccess) op->error = cudaEventRecord(op->slots[op->nout % 2].out, stream);
+        for (what = 0; what <= lag && op->error == cudaSuccess; what++)
+            op->error = idist__ipc_enqueue(t, what);
+        if (op->error == cudaSuccess)
+            op->error = cudaEventRecord(op->slots[op->nout % 2].out, stream);
     }
+
     if (op->nhost == nphases) {
         idist__gpu_over(t);
         return true;
@@ -1260,6 +1449,7 @@ static bool idist__ipc_step(idist__task *t) {
     if (!idist__gpu_arrived(t, op->slots[op->nhost % 2].out)) return false;
     op->nhost++;
     idist__gpu_meet(t);
+
     return true;
 }
 
@@ -1281,7 +1471,8 @@ typedef struct idist__own {
 // On the device of the group's world from here on, until idist__own_end. kernels: they are there.
 // The lock is not held meanwhile: to allocate, and to enqueue where much is enqueued already, may
 // wait for the device. The end of the world waits for us.
-static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o, bool kernels) {
+static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o,
+                                     bool kernels) {
     idist_group *g;
     idist_status status;
 
@@ -1290,15 +1481,19 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
     own->w = g->w;
     own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)o->stream;
-    if (!own->gpu || !own->gpu->under) status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
-    else if (g->w->thread_stops) status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+    if (!own->gpu || !own->gpu->under)
+        status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
+    else if (g->w->thread_stops)
+        status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 
     if (status == IDIST_OK) {
         own->gpu->nusers++;
         own->guard = idist__gpu_enter(own->gpu);
         if (kernels) own->error = idist__ipc_ready(g->w);
     }
+
     pthread_mutex_unlock(&own->w->lock);
+
     return status;
 }
 
@@ -1311,10 +1506,11 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
 }
 
 // from NULL: zeros.
-IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *o, void *to, const void *from,
-                                                  size_t nbytes) {
+IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *o, void *to,
+                                                  const void *from, size_t nbytes) {
     idist__own own;
     idist_status s = idist__own_begin(&own, name, o, false);
+
     if (s != IDIST_OK) return s;
     own.error = from ? cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, own.stream)
                      : cudaMemsetAsync(to, 0, nbytes, own.stream);
@@ -1322,9 +1518,11 @@ IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_
 }
 
 // Zeroed. To be freed with idist__own_free.
-IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *o, void **p, size_t nbytes) {
+IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *o, void **p,
+                                                   size_t nbytes) {
     idist__own own;
     idist_status s = idist__own_begin(&own, name, o, false);
+
     *p = NULL;
     if (s != IDIST_OK) return s;
     own.error = cudaMalloc(p, nbytes ? nbytes : 1);
@@ -1334,6 +1532,7 @@ IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist
 
 IDIST__UNUSED static void idist__own_free(void *p) {
     idist__home home;
+
     if (!p) return;
     idist__home_enter(&home);
     cudaFree(p);
@@ -1342,30 +1541,38 @@ IDIST__UNUSED static void idist__own_free(void *p) {
 }
 
 // Whether the rank has a device, and the kernels.
-IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *o, bool kernels) {
+IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *o,
+                                                   bool kernels) {
     idist__own own;
     idist_status s = idist__own_begin(&own, name, o, kernels);
     return s == IDIST_OK ? idist__own_end(&own, name) : s;
 }
 
 // For F16, BF16, F32 and F64, aligned to an element.
-IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *o, void *data, size_t count,
-                                                   idist_dtype dtype, double factor) {
+IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *o,
+                                                   void *data, size_t count, idist_dtype dtype,
+                                                   double factor) {
     idist__own own;
     idist_status s = idist__own_begin(&own, name, o, true);
+
     if (s != IDIST_OK) return s;
-    if (own.error == cudaSuccess) own.error = idist__ipc_scale(own.gpu, data, count, dtype, factor, own.stream);
+    if (own.error == cudaSuccess)
+        own.error = idist__ipc_scale(own.gpu, data, count, dtype, factor, own.stream);
     return idist__own_end(&own, name);
 }
 
 // One of the kernels that pack.
 IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o, int kernel,
                                                   const idist__pack_args *args) {
-    size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded / 32 : args->count; // a warp for each chunk
+    size_t nthreads =
+        kernel == IDIST__PACK_BYTES ? args->padded / 32 : args->count; // a warp for each chunk
     idist__own own;
     idist_status s = idist__own_begin(&own, name, o, true);
+
     if (s != IDIST_OK) return s;
-    if (own.error == cudaSuccess && nthreads) own.error = idist__ipc_launch(own.gpu, kernel, args, nthreads, own.stream);
+    if (own.error == cudaSuccess && nthreads)
+        own.error = idist__ipc_launch(own.gpu, kernel, args, nthreads, own.stream);
+
     return idist__own_end(&own, name);
 }
 

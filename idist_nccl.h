@@ -128,11 +128,13 @@ extern "C" {
 // Device memory, beside the backend that the world has for host memory.
 IDIST_API const idist_backend_api *idist_nccl_backend(void);
 
-// The communicator of a group (NULL: the world), an ncclComm_t, for calls of your own; NULL, and idist_last_error, where the
-// group does not use NCCL. It stays idist's. The first time collective, as is a group's first call on device memory.
+// The communicator of a group (NULL: the world), an ncclComm_t, for calls of your own; NULL, and
+// idist_last_error, where the group does not use NCCL. It stays idist's. The first time collective,
+// as is a group's first call on device memory.
 IDIST_API void *idist_nccl_comm(idist_group *group);
 
-// Pinned host memory, for the batches of a loader (idist_train.h) say: copies to and from a device go on by themselves.
+// Pinned host memory, for the batches of a loader (idist_train.h) say: copies to and from a device
+// go on by themselves.
 IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #undef IDIST__ENTRY_NCCL
@@ -165,10 +167,21 @@ typedef struct idist__nccl_id { // ncclUniqueId
 } idist__nccl_id;
 
 // NCCL's enums are ints, and ncclComm_t is a pointer.
-enum { IDIST__NCCL_OK = 0, IDIST__NCCL_CUDA_ERROR = 1, IDIST__NCCL_INTERNAL_ERROR = 3, IDIST__NCCL_IN_PROGRESS = 7 };
+enum {
+    IDIST__NCCL_OK = 0,
+    IDIST__NCCL_CUDA_ERROR = 1,
+    IDIST__NCCL_INTERNAL_ERROR = 3,
+    IDIST__NCCL_IN_PROGRESS = 7
+};
 enum { IDIST__NCCL_REMOTE_ERROR = 6, IDIST__NCCL_TIMEOUT = 8 }; // another rank is the cause
 enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2, IDIST__NCCL_F32 = 7 };
-enum { IDIST__NCCL_SUM = 0, IDIST__NCCL_PROD = 1, IDIST__NCCL_MAX = 2, IDIST__NCCL_MIN = 3, IDIST__NCCL_AVG = 4 };
+enum {
+    IDIST__NCCL_SUM = 0,
+    IDIST__NCCL_PROD = 1,
+    IDIST__NCCL_MAX = 2,
+    IDIST__NCCL_MIN = 3,
+    IDIST__NCCL_AVG = 4
+};
 
 // clang-format off
 #define IDIST__NCCL_FUNCTIONS(X)                                                                                     \
@@ -217,10 +230,13 @@ static void *idist__nccl_in_python(const char *prefix, const char *below) {
     size_t i;
 
     if (!prefix) return NULL;
-    snprintf(pattern, sizeof pattern, "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
+    snprintf(pattern, sizeof pattern,
+             "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
     if (glob(pattern, 0, NULL, &found) != 0) return NULL;
-    for (i = 0; i < found.gl_pathc && !library; i++) library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
+    for (i = 0; i < found.gl_pathc && !library; i++)
+        library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
     globfree(&found);
+
     return library;
 }
 
@@ -236,13 +252,16 @@ static void *idist__nccl_open(void) {
     return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for the reason
 }
 
-// Fills the table, or says why not: from what the program is linked with, else from the library, which stays loaded because
-// it has threads.
+// Fills the table, or says why not: from what the program is linked with, else from the library,
+// which stays loaded because it has threads.
 static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
-    void *library = file ? NULL : dlopen(NULL, RTLD_NOW), *at; // the program and what it is linked with
+    void *library = file ? NULL : dlopen(NULL, RTLD_NOW),
+         *at; // the program and what it is linked with
+
     if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
     if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
+
     if (!library) {
         const char *text = dlerror();
         snprintf(why, cap, "NCCL could not be loaded: %s", text ? text : "no reason given");
@@ -253,8 +272,10 @@ static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
     memcpy(&nccl->name, &at, sizeof at); // C knows no other way from an object to a function
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
-    if (missing) snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
-    else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK) snprintf(why, cap, "ncclGetVersion failed");
+    if (missing)
+        snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
+    else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
+        snprintf(why, cap, "ncclGetVersion failed");
 
     at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
     memcpy(&nccl->CommRevoke, &at, sizeof at);
@@ -267,9 +288,14 @@ typedef struct idist__nccl_config {
     int blocking;
 } idist__nccl_config;
 
-typedef enum idist__nccl_what { IDIST__NCCL_INIT, IDIST__NCCL_ABORT, IDIST__NCCL_END } idist__nccl_what;
+typedef enum idist__nccl_what {
+    IDIST__NCCL_INIT,
+    IDIST__NCCL_ABORT,
+    IDIST__NCCL_END
+} idist__nccl_what;
 
-// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end outlives the world.
+// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end outlives
+// the world.
 typedef struct idist__nccl_gate {
     int inside; // atomic
 } idist__nccl_gate;
@@ -318,6 +344,7 @@ static void idist__nccl_nap(int *turns) {
         sched_yield();
         return;
     }
+
     if (*turns > 100) nap.tv_nsec = 1000000;
     nanosleep(&nap, NULL);
 }
@@ -340,17 +367,21 @@ static int idist__nccl_settled(const idist__nccl_job *job, int result) {
 
     while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_stops(job)) {
         idist__nccl_nap(&turns);
-        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) return IDIST__NCCL_INTERNAL_ERROR;
+        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
+            return IDIST__NCCL_INTERNAL_ERROR;
     }
+
     return result;
 }
 
-// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT): that call then waits, on the host, until all
-// ranks make it. A program whose ranks run ahead of each other would hang there, so every algorithm is used here, where all
-// ranks are. Which one NCCL takes depends on the kind of call and its size, and on whether a switch can do the reduction:
-// floats that are added up, it can, products it cannot. Broadcast and reduce have the ring, as have products of some size.
-// Larger calls than IDIST_NCCL_CONNECT_BYTES may get an algorithm that no size below them gets, on large clusters. Pairs of
-// ranks are left to their first message: all of them would take hundreds of MB that a program without messages never needs.
+// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT): that call then waits,
+// on the host, until all ranks make it. A program whose ranks run ahead of each other would hang
+// there, so every algorithm is used here, where all ranks are. Which one NCCL takes depends on the
+// kind of call and its size, and on whether a switch can do the reduction: floats that are added
+// up, it can, products it cannot. Broadcast and reduce have the ring, as have products of some
+// size. Larger calls than IDIST_NCCL_CONNECT_BYTES may get an algorithm that no size below them
+// gets, on large clusters. Pairs of ranks are left to their first message: all of them would take
+// hundreds of MB that a program without messages never needs.
 static int idist__nccl_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     char *at = job->room;
@@ -362,15 +393,19 @@ static int idist__nccl_connect(idist__nccl_job *job) {
         char *mine = at + (size_t)job->rank * each * 4;
 
         for (step = 0; step < 5 && result == IDIST__NCCL_OK; step++) {
-            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32, op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
+            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32,
+                op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
 
             if (idist__nccl_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
-            else if (step < 2) result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
-            else if (step < 4) result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
+            else if (step < 2)
+                result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
+            else if (step < 4)
+                result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
             else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
             result = idist__nccl_settled(job, result);
         }
     }
+
     return result;
 }
 
@@ -379,13 +414,17 @@ static int idist__nccl_connected(idist__nccl_job *job) {
     int turns = 0, result = IDIST__NCCL_OK;
     cudaError_t error;
 
-    while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady && result == IDIST__NCCL_OK) {
+    while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady &&
+           result == IDIST__NCCL_OK) {
         cudaGetLastError();
         if (idist__nccl_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
         idist__nccl_nap(&turns);
-        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+        if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
+            result = IDIST__NCCL_INTERNAL_ERROR;
     }
+
     if (result == IDIST__NCCL_OK && error != cudaSuccess) result = IDIST__NCCL_CUDA_ERROR;
+
     return result;
 }
 
@@ -393,7 +432,8 @@ static int idist__nccl_connected(idist__nccl_job *job) {
 static bool idist__nccl_moves_on(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
-    return __atomic_compare_exchange_n(&job->phase, &from, (int)to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return __atomic_compare_exchange_n(&job->phase, &from, (int)to, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
 }
 
 // Where nobody waits for it any more, it ends what it has begun, unless another job does
@@ -401,18 +441,23 @@ static bool idist__nccl_moves_on(idist__nccl_job *job, idist__nccl_phase to) {
 static void idist__nccl_begin(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
 
-    if (!job->comm) job->result = nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
+    if (!job->comm)
+        job->result =
+            nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
     if (job->comm) job->result = idist__nccl_settled(job, job->result);
 
     if (!idist__nccl_moves_on(job, IDIST__NCCL_CONNECTS)) {
         if (job->comm) nccl->CommAbort(job->comm);
         return;
     }
+
     if (job->result == IDIST__NCCL_OK && job->size > 1) {
         job->result = idist__nccl_connect(job);
         if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
     }
-    if (!idist__nccl_moves_on(job, IDIST__NCCL_OVER) && !nccl->CommRevoke) nccl->CommAbort(job->comm);
+
+    if (!idist__nccl_moves_on(job, IDIST__NCCL_OVER) && !nccl->CommRevoke)
+        nccl->CommAbort(job->comm);
 }
 
 // What an INIT has on the device. Neither call waits for what runs there.
@@ -423,7 +468,9 @@ static void idist__nccl_clear_room(idist__nccl_job *job) {
     job->stream = NULL;
 }
 
-static bool idist__nccl_job_done(const idist__nccl_job *job) { return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0; }
+static bool idist__nccl_job_done(const idist__nccl_job *job) {
+    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0;
+}
 
 // Waits for it until the deadline, and frees it. False: it has not come to an end, and is left to
 // itself; *result is IN_PROGRESS.
@@ -434,21 +481,27 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
         struct timespec nap = {0, 100000};
         nanosleep(&nap, NULL);
     }
+
     thread = job->thread;
     *result = IDIST__NCCL_IN_PROGRESS;
-    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) { // from here on it frees itself
+
+    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) !=
+        1) { // from here on it frees itself
         pthread_detach(thread);
         return false;
     }
+
     pthread_join(thread, NULL);
     *result = job->result;
     free(job);
+
     return true;
 }
 
-// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets everybody out first;
-// before that communicators do not block, and the abort begins when nobody is inside (idist__nccl_abort). Where somebody
-// does not come out in time the communicator stays, and the result is IN_PROGRESS.
+// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets
+// everybody out first; before that communicators do not block, and the abort begins when nobody is
+// inside (idist__nccl_abort). Where somebody does not come out in time the communicator stays, and
+// the result is IN_PROGRESS.
 static void idist__nccl_end_comm(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
@@ -463,6 +516,7 @@ static void idist__nccl_end_comm(idist__nccl_job *job) {
         if (idist__nccl_stops(job)) return;
         idist__nccl_nap(&turns);
     }
+
     job->result = job->keeps && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
 }
 
@@ -478,6 +532,7 @@ static void *idist__nccl_work(void *arg) {
 
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
+
     if (job->what == IDIST__NCCL_INIT) {
         idist__nccl_begin(job);
         idist__nccl_clear_room(job);
@@ -488,12 +543,16 @@ static void *idist__nccl_work(void *arg) {
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) idist__nccl_job_free(job);
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT)
+        idist__nccl_job_free(job);
+
     return NULL;
 }
 
-static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_what what, int device, void *comm) {
+static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_what what,
+                                            int device, void *comm) {
     idist__nccl_job *job = (idist__nccl_job *)calloc(1, sizeof *job);
+
     if (!job) return NULL;
     job->nccl = *nccl;
     job->what = what;
@@ -519,12 +578,13 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 #define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long it sleeps at first, ...
 #define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and later
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
-#define IDIST__GPU_SLOTS 3                         // one on its way out, one with the backend, one on its way in
-#define IDIST__GPU_AHEAD 1000                      // calls that a rank may have enqueued and the others not begun
-#define IDIST__GPU_LET_MS 200                      // how long who has given up waits for the device to be free
-#define IDIST__GPU_FAULT_MS 1000                   // how long the host may take to find the rank that NCCL complains of
-#ifndef IDIST__GPU_ABORT_MS                        // tests wait for less
-#define IDIST__GPU_ABORT_MS 5000                   // how long ncclCommAbort, or another end, may take
+#define IDIST__GPU_SLOTS 3    // one on its way out, one with the backend, one on its way in
+#define IDIST__GPU_AHEAD 1000 // calls that a rank may have enqueued and the others not begun
+#define IDIST__GPU_LET_MS 200 // how long who has given up waits for the device to be free
+#define IDIST__GPU_FAULT_MS \
+    1000                    // how long the host may take to find the rank that NCCL complains of
+#ifndef IDIST__GPU_ABORT_MS // tests wait for less
+#define IDIST__GPU_ABORT_MS 5000 // how long ncclCommAbort, or another end, may take
 #endif
 #ifndef IDIST__IPC_CHUNK                    // tests make do with less
 #define IDIST__IPC_CHUNK ((size_t)16 << 20) // bytes that others read at a time
@@ -535,8 +595,14 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
 
-// How device memory gets to the other ranks. The numbers are those of cfg.device_backend. HOST: it is host memory.
-typedef enum idist__gpu_path { IDIST__BY_HOST_MEMORY, IDIST__BY_NCCL, IDIST__BY_IPC, IDIST__BY_STAGING } idist__gpu_path;
+// How device memory gets to the other ranks. The numbers are those of cfg.device_backend. HOST: it
+// is host memory.
+typedef enum idist__gpu_path {
+    IDIST__BY_HOST_MEMORY,
+    IDIST__BY_NCCL,
+    IDIST__BY_IPC,
+    IDIST__BY_STAGING
+} idist__gpu_path;
 
 // Pinned memory, kept for the next call: to make it takes as long as many copies.
 typedef struct idist__pinned {
@@ -564,7 +630,8 @@ typedef struct idist__gpu_card {
     int32_t adopts;     // cfg.nccl_comm is there
     int32_t forced;     // several ranks on a GPU: the user says that NCCL takes it
     int32_t unwell;     // an error of CUDA's that is not the plain absence of a driver or a GPU
-    uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host ids that the user gave
+    uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host
+                        // ids that the user gave
     char bus[32], why[160], why_no_nccl[160];
 } idist__gpu_card;
 
@@ -574,18 +641,19 @@ typedef struct idist__gpu {         // of a world
     idist__nccl nccl;
     bool nccl_f8; // it reduces floats of 8 bits
     int device;
-    const pthread_t *thread;                                        // the world's own
-    int (*context_state)(int device, unsigned *flags, int *active); // cuDevicePrimaryCtxGetState; NULL: not found
-    idist__gpu_card *cards;                                         // of all ranks
+    const pthread_t *thread; // the world's own
+    int (*context_state)(int device, unsigned *flags,
+                         int *active); // cuDevicePrimaryCtxGetState; NULL: not found
+    idist__gpu_card *cards;            // of all ranks
     idist__pinned *spare;
-    struct idist__pinning *pinning;     // memory that will be spare
-    int nwaiting;                       // calls that wait for the device
-    int64_t nap_ns;                     // of who waits for it
-    int64_t spin_until_ns;              // until then they take no nap
-    bool stirred;                       // a call left the queue of its group: the next one may go on
-    int64_t looked_ns;                  // when NCCL was asked for errors
-    idist__nccl_job *ending;            // communicators
-    int *word;                          // barriers on streams work on it; NULL: no NCCL, or no memory
+    struct idist__pinning *pinning; // memory that will be spare
+    int nwaiting;                   // calls that wait for the device
+    int64_t nap_ns;                 // of who waits for it
+    int64_t spin_until_ns;          // until then they take no nap
+    bool stirred;                   // a call left the queue of its group: the next one may go on
+    int64_t looked_ns;              // when NCCL was asked for errors
+    idist__nccl_job *ending;        // communicators
+    int *word;                      // barriers on streams work on it; NULL: no NCCL, or no memory
     idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
     uint32_t narenas;
     bool closed;      // idist_finalize has begun: the memory of other ranks is read no more
@@ -648,10 +716,11 @@ typedef struct idist__gpu_op {
     size_t nchunks, nout, nhost; // all of them; sent to the host; given to the backend
     cudaError_t error;           // of a copy, to be told when nobody is in the middle of something
     idist_recv_info info;
-    uint64_t slip[2];   // before a send on a stream: how many bytes
-    void *comm;         // NULL: it was aborted
-    void *away;         // what an all_to_all in place sends, out of the way
-    uint64_t *counts;   // where only pairs of ranks know them: ours, theirs, and what we expect of them
+    uint64_t slip[2]; // before a send on a stream: how many bytes
+    void *comm;       // NULL: it was aborted
+    void *away;       // what an all_to_all in place sends, out of the way
+    uint64_t
+        *counts; // where only pairs of ranks know them: ours, theirs, and what we expect of them
     const void *holder; // the thread whose idist_group_begin holds it back
     idist__task *held;  // the next of those
     idist__task *after; // the next in the group's queue
@@ -661,7 +730,9 @@ typedef struct idist__gpu_op {
 } idist__gpu_op;
 
 static idist__gpu *idist__gpu_of(const idist__world *w) { return (idist__gpu *)w->device; }
-static idist__gpu_group *idist__gpu_group_of(const idist_group *g) { return (idist__gpu_group *)g->device; }
+static idist__gpu_group *idist__gpu_group_of(const idist_group *g) {
+    return (idist__gpu_group *)g->device;
+}
 static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gpu_op *)t->device; }
 
 //------------------------------------------------------------------------------
@@ -673,10 +744,12 @@ static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
     cudaGetLastError(); // it is told here; the next to ask shall not hear it again
     if (error == cudaErrorMemoryAllocation)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
-    return idist__fail(IDIST_ERR_DEVICE, "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
-                       error == cudaErrorInvalidResourceHandle
-                           ? "; is the stream one of idist_device()? Each thread chooses by cudaSetDevice"
-                           : "");
+
+    return idist__fail(
+        IDIST_ERR_DEVICE, "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
+        error == cudaErrorInvalidResourceHandle
+            ? "; is the stream one of idist_device()? Each thread chooses by cudaSetDevice"
+            : "");
 }
 
 // The group fails because of this rank; idist_last_error has the reason.
@@ -697,8 +770,9 @@ static void idist__gpu_find_context_state(idist__gpu *gpu) {
     memcpy(&gpu->context_state, &at, sizeof at);
 }
 
-// Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU that is another rank's. From
-// CUDA 12 on it does, where there is none. In a thread that never chose a device cudaGetDevice says 0.
+// Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU
+// that is another rank's. From CUDA 12 on it does, where there is none. In a thread that never
+// chose a device cudaGetDevice says 0.
 static bool idist__gpu_is_fresh(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
@@ -723,7 +797,8 @@ static void idist__gpu_return(const idist__gpu *gpu, int device) {
     cudaSetDevice(device);
 }
 
-// Our own device and no capture of another thread in the way, for as long as this thread is in here.
+// Our own device and no capture of another thread in the way, for as long as this thread is in
+// here.
 typedef struct idist__gpu_guard {
     int device;
     enum cudaStreamCaptureMode mode;
@@ -766,8 +841,8 @@ static void idist__home_leave(const idist__home *home) {
     if (home->gpu.device >= 0) idist__gpu_leave(&home->gpu, home->guard);
 }
 
-// To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a rank which is lost. Who
-// would abort it needs the world's lock, so a thread of its own does it.
+// To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a
+// rank which is lost. Who would abort it needs the world's lock, so a thread of its own does it.
 typedef struct idist__pinning {
     idist__pinned *memory;
     int device;
@@ -793,12 +868,14 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
 
     if (!p) return NULL;
-    for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;) p->nbytes *= 2; // none is ever given back
+    for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;)
+        p->nbytes *= 2; // none is ever given back
     p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
     if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
     if (p->at) return p;
 
     idist__mem_free(&w->cfg.mem, p);
+
     return NULL;
 }
 
@@ -813,6 +890,7 @@ static bool idist__pinned_reap(idist__gpu *gpu) {
     gpu->spare = job->memory;
     gpu->pinning = NULL;
     free(job);
+
     return true;
 }
 
@@ -825,11 +903,13 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, b
     *later = !idist__pinned_reap(gpu);
     for (at = &gpu->spare; *at; at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
+
     if (best) {
         p = *best;
         *best = p->next;
         return p;
     }
+
     if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
 
     job = gpu->stuck ? NULL : (idist__pinning *)calloc(1, sizeof *job);
@@ -837,12 +917,15 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, b
         job->memory = p;
         job->device = gpu->device;
     }
+
     if (!job || idist__os_thread(&job->thread, idist__pinned_work, job) != 0) {
         free(job);
         return p;
     }
+
     gpu->pinning = job;
     *later = true;
+
     return NULL;
 }
 
@@ -856,6 +939,7 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
 static void idist__gpu_waits(idist__task *t, bool waits) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
+
     if (op->waiting == waits) return;
     op->waiting = waits;
     gpu->nwaiting += waits ? 1 : -1;
@@ -865,40 +949,51 @@ static void idist__gpu_waits(idist__task *t, bool waits) {
         gpu->under->wake(t->group->w); // who sleeps there looks at it too
 }
 
-// Whether an event has come that a call waits for. When it cannot be told, the call has failed and is gone.
+// Whether an event has come that a call waits for. When it cannot be told, the call has failed and
+// is gone.
 static bool idist__gpu_arrived(idist__task *t, cudaEvent_t event) {
     idist__gpu_op *op = idist__gpu_op_of(t);
+
     if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
+
     if (op->error == cudaSuccess) {
         idist__gpu_of(t->group->w)->nap_ns = IDIST__GPU_LOOK_NS;
         return true;
     }
+
     if (op->error != cudaErrorNotReady) {
         idist__gpu_fail_group(t->group, idist__gpu_fail("the device", op->error));
         return false;
     }
+
     op->error = cudaSuccess;
     cudaGetLastError();
+
     return false;
 }
 
-// Gives the backend a part of a call. The first one carries what the ranks compare; the part may be through at once.
+// Gives the backend a part of a call. The first one carries what the ranks compare; the part may be
+// through at once.
 static void idist__gpu_part(idist__task *t, const idist__call *part) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
+
     t->call = *part;
     t->call.label = op->call.label;
     t->away = t->announced = false;
     t->group->w->due_ns = 0; // it is to be announced again
     op->running = true;
     idist__gpu_waits(t, false);
+
     if (!idist__kind_is_p2p(part->kind)) {
         t->seq = ++t->group->seq;
+
         if (!t->whole.kind) {
             t->whole = op->print;
             t->whole.seq = t->seq;
         }
     }
+
     memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
     gpu->under->start(t);
 }
@@ -910,7 +1005,8 @@ static void idist__gpu_meet(idist__task *t) {
     idist__gpu_part(t, &part);
 }
 
-// The part of each rank within the buffers at send and recv: elements, and how many such parts there are.
+// The part of each rank within the buffers at send and recv: elements, and how many such parts
+// there are.
 typedef struct idist__gpu_shape {
     size_t send, recv;   // parts that this rank has; 0: no such buffer
     size_t most;         // any rank's
@@ -921,7 +1017,9 @@ static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__c
     size_t n = (size_t)g->size;
     bool root = c->root == g->rank;
     idist__gpu_shape s;
+
     s.send = s.recv = s.most = s.contribution = 1;
+
     switch (c->kind) {
     case IDIST__REDUCE: s.recv = root; break;
     case IDIST__BROADCAST: s.send = 0; break;
@@ -939,16 +1037,19 @@ static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__c
     case IDIST__BARRIER: s.send = s.recv = 0; break;
     default: break;
     }
+
     return s;
 }
 
 // Copies k elements of each of `parts` parts that lie to_count and from_count elements apart.
-static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, size_t from_count, size_t k, size_t parts,
-                                   size_t size, cudaStream_t stream) {
+static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, size_t from_count,
+                                   size_t k, size_t parts, size_t size, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
     size_t i;
+
     for (i = 0; i < parts && k && to != from && error == cudaSuccess; i++)
-        error = cudaMemcpyAsync((char *)to + i * to_count * size, (const char *)from + i * from_count * size, k * size,
+        error = cudaMemcpyAsync((char *)to + i * to_count * size,
+                                (const char *)from + i * from_count * size, k * size,
                                 cudaMemcpyDefault, stream);
     return error;
 }
@@ -959,11 +1060,13 @@ static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, 
 //------------------------------------------------------------------------------
 
 // Each member's nbytes, to all. The lock is held, and given up while waiting.
-static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all, size_t nbytes) {
+static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all,
+                                        size_t nbytes) {
     idist__call c;
     idist_opts o;
     idist_status s;
     int depth = idist__me.group_depth; // the caller may be between group_begin and group_end
+
     memset(&o, 0, sizeof o);
     o.group = g;
     idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
@@ -971,6 +1074,7 @@ static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *
     idist__me.group_depth = 0;
     s = idist__call_locked(g, &c, &o);
     idist__me.group_depth = depth;
+
     return s;
 }
 
@@ -980,10 +1084,14 @@ typedef struct idist__gpu_outcome { // of one member
 } idist__gpu_outcome;
 
 // Whether all of them could do it. If not, *why is the reason of the first that could not.
-static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why, size_t cap, bool *all) {
-    idist__gpu_outcome mine, *theirs = (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
+static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why, size_t cap,
+                                         bool *all) {
+    idist__gpu_outcome mine,
+        *theirs =
+            (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
     idist_status s;
     int i;
+
     *all = false;
     if (!theirs) return IDIST_ERR_NO_MEMORY;
     memset(&mine, 0, sizeof mine);
@@ -994,6 +1102,7 @@ static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why,
     *all = s == IDIST_OK && i == g->size;
     if (s == IDIST_OK && !*all) snprintf(why, cap, "rank %d: %.200s", g->ranks[i], theirs[i].why);
     idist__mem_free(&g->w->cfg.mem, theirs);
+
     return s;
 }
 
@@ -1001,20 +1110,23 @@ static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why,
 // [nccl:comm]  calls that NCCL serves
 // uses os err mem base:log base:type world core:call load types cuda
 //
-// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by the backend of the host
-// (idist__nccl_meet), so that calls that differ, late ranks and lost ones are found as they are on the host: NCCL itself
-// would wait for ever. When a group fails its communicator is aborted, which ends what runs on the device.
+// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by
+// the backend of the host (idist__nccl_meet), so that calls that differ, late ranks and lost ones
+// are found as they are on the host: NCCL itself would wait for ever. When a group fails its
+// communicator is aborted, which ends what runs on the device.
 //------------------------------------------------------------------------------
 
 static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text, size_t cap) {
     const char *last = result == IDIST__NCCL_OK ? NULL : nccl->GetLastError(NULL);
-    snprintf(text, cap, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "", last ? last : "");
+    snprintf(text, cap, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "",
+             last ? last : "");
     return text;
 }
 
 // NCCL's number for a dtype; -1: it has none.
 static int idist__nccl_type(idist_dtype dtype) {
-    static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3, 4, 5, 6, 9, 7, 8, 10, 11};
+    static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3,  4,
+                                                         5, 6, 9,  7,  8, 10, 11};
     return types[dtype];
 }
 
@@ -1022,8 +1134,8 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
     return (int)c->op >= IDIST_OP_USER && !idist__call_user_op(g, c)->fn;
 }
 
-// Whether NCCL has such a call; the same on all ranks. Between two ranks only on a stream: it knows no tags, and matches by
-// order alone.
+// Whether NCCL has such a call; the same on all ranks. Between two ranks only on a stream: it knows
+// no tags, and matches by order alone.
 static bool idist__nccl_takes(const idist_group *g, const idist__call *c, const void *stream) {
     if (idist__kind_is_p2p(c->kind)) return stream != NULL;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
@@ -1032,9 +1144,10 @@ static bool idist__nccl_takes(const idist_group *g, const idist__call *c, const 
     return idist__nccl_type(c->dtype) >= 0 && (c->op <= IDIST_AVG || idist__gpu_op_is_premul(g, c));
 }
 
-static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
-                              cudaStream_t stream) {
-    static const int ops[] = {IDIST__NCCL_SUM, IDIST__NCCL_PROD, IDIST__NCCL_MIN, IDIST__NCCL_MAX, IDIST__NCCL_AVG};
+static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
+                              void *comm, cudaStream_t stream) {
+    static const int ops[] = {IDIST__NCCL_SUM, IDIST__NCCL_PROD, IDIST__NCCL_MIN, IDIST__NCCL_MAX,
+                              IDIST__NCCL_AVG};
     int type = idist__nccl_type(c->dtype);
     bool premul = idist__gpu_op_is_premul(g, c);
     int op = premul ? IDIST__NCCL_SUM : ops[c->op];
@@ -1042,18 +1155,26 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     double factor = premul ? idist__call_user_op(g, c)->factor : 1;
     float narrow = (float)factor;
     void *scalar = c->dtype == IDIST_F64 ? (void *)&factor : &narrow;
-    if (idist__type_is_narrow(c->dtype)) idist__type_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
+
+    if (idist__type_is_narrow(c->dtype))
+        idist__type_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
-    if (c->kind == IDIST__ALL_REDUCE) result = nccl->AllReduce(c->send, c->recv, c->count, type, op, comm, stream);
-    else if (c->kind == IDIST__REDUCE) result = nccl->Reduce(c->send, c->recv, c->count, type, op, c->root, comm, stream);
+    if (c->kind == IDIST__ALL_REDUCE)
+        result = nccl->AllReduce(c->send, c->recv, c->count, type, op, comm, stream);
+    else if (c->kind == IDIST__REDUCE)
+        result = nccl->Reduce(c->send, c->recv, c->count, type, op, c->root, comm, stream);
     else result = nccl->ReduceScatter(c->send, c->recv, c->count, type, op, comm, stream);
     if (premul) nccl->RedOpDestroy(op, comm);
+
     return result;
 }
 
-// Communicators that do not block may say of each call in a group that it is in progress: that is no error.
-static bool idist__nccl_goes_on(int result) { return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS; }
+// Communicators that do not block may say of each call in a group that it is in progress: that is
+// no error.
+static bool idist__nccl_goes_on(int result) {
+    return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
+}
 
 // What comes of a group: the first error, else whether it is in progress.
 static int idist__nccl_both(int calls, int end) {
@@ -1062,29 +1183,35 @@ static int idist__nccl_both(int calls, int end) {
 }
 
 // What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
-static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c, const void *send,
-                                void *comm, cudaStream_t stream) {
+static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
+                                const void *send, void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
+
     for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
         const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
         char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
             cudaMemcpyAsync(to, from, sent * size, cudaMemcpyDefault, stream) != cudaSuccess)
             result = IDIST__NCCL_CUDA_ERROR;
-        if (i != me && sent) result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
+        if (i != me && sent)
+            result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
         if (i != me && got && idist__nccl_goes_on(result))
             result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
+
     end = nccl->GroupEnd();
+
     return idist__nccl_both(result, end);
 }
 
-// An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it behind the kernels.
-static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
-                                cudaStream_t stream, void **away) {
+// An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it
+// behind the kernels.
+static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
+                                void *comm, cudaStream_t stream, void **away) {
     size_t nbytes = (size_t)g->size * c->count * idist_dtype_size(c->dtype);
+
     if (!nbytes) return IDIST__NCCL_OK;
     if (cudaMallocAsync(away, nbytes, stream) != cudaSuccess ||
         cudaMemcpyAsync(*away, c->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
@@ -1092,43 +1219,57 @@ static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, c
     return idist__nccl_exchange(nccl, g, c, *away, comm, stream);
 }
 
-static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g, const idist__call *c, void *comm,
-                                   cudaStream_t stream) {
+static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g,
+                                   const idist__call *c, void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype);
     int result = nccl->GroupStart(), end;
     int i;
+
     for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
         char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
-            result =
-                nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size, IDIST__NCCL_U8, i, comm, stream);
+            result = nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size,
+                                     IDIST__NCCL_U8, i, comm, stream);
     }
+
     end = nccl->GroupEnd();
+
     return idist__nccl_both(result, end);
 }
 
-static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op, cudaStream_t stream) {
+static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
+                             cudaStream_t stream) {
     const idist__nccl *nccl = &gpu->nccl;
     const idist__call *c = &op->call;
     void *comm = op->comm;
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
+
     if (!comm) return IDIST__NCCL_OK; // the group has failed
     if (c->kind == IDIST__BARRIER)
-        return nccl->AllReduce(gpu->word, gpu->word, 1, IDIST__NCCL_I32, IDIST__NCCL_MAX, comm, stream);
+        return nccl->AllReduce(gpu->word, gpu->word, 1, IDIST__NCCL_I32, IDIST__NCCL_MAX, comm,
+                               stream);
     if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
-    if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv) return idist__nccl_in_place(nccl, g, c, comm, stream, &op->away);
-    if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER || c->kind == IDIST__SCATTER)
+    if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv)
+        return idist__nccl_in_place(nccl, g, c, comm, stream, &op->away);
+    if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER ||
+        c->kind == IDIST__SCATTER)
         return idist__nccl_exchange(nccl, g, c, c->send, comm, stream);
     if (!nbytes) return IDIST__NCCL_OK;
-    if (c->kind == IDIST__BROADCAST) return nccl->Broadcast(c->recv, c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
-    if (c->kind == IDIST__ALL_GATHER) return nccl->AllGather(c->send, c->recv, nbytes, IDIST__NCCL_U8, comm, stream);
-    if (c->kind == IDIST__SEND) return nccl->Send(c->send, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
-    if (c->kind == IDIST__RECV) return nccl->Recv(c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    if (c->kind == IDIST__BROADCAST)
+        return nccl->Broadcast(c->recv, c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    if (c->kind == IDIST__ALL_GATHER)
+        return nccl->AllGather(c->send, c->recv, nbytes, IDIST__NCCL_U8, comm, stream);
+    if (c->kind == IDIST__SEND)
+        return nccl->Send(c->send, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    if (c->kind == IDIST__RECV)
+        return nccl->Recv(c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+
     return idist__nccl_reduce(nccl, g, c, comm, stream);
 }
 
-// Ends what runs of the group on the device. It takes its time, in a thread of its own. Without ncclCommRevoke a thread that
-// is inside NCCL does it when it comes out, which it does at once unless the communicator is one of the user's that blocks.
+// Ends what runs of the group on the device. It takes its time, in a thread of its own. Without
+// ncclCommRevoke a thread that is inside NCCL does it when it comes out, which it does at once
+// unless the communicator is one of the user's that blocks.
 static void idist__nccl_abort(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -1138,23 +1279,28 @@ static void idist__nccl_abort(idist_group *g) {
 
     gg->job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
+
     if (gg->job) {
         gg->job->gate = gg->gate;
         gg->job->keeps = gg->captured;
     }
+
     if (gg->captured)
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                         "a CUDA graph may hold calls of the group that failed: it must not be launched again, and %s",
+                         "a CUDA graph may hold calls of the group that failed: it must not be "
+                         "launched again, and %s",
                          gpu->nccl.CommRevoke ? "the communicator stays in memory"
                                               : "a thread of NCCL's waits until it is destroyed");
     if (idist__nccl_job_start(gg->job)) return;
 
     gg->job = NULL;
-    idist__log_print(&g->w->log, IDIST_LOG_ERROR, "no thread to abort NCCL: the device may stay busy");
+    idist__log_print(&g->w->log, IDIST_LOG_ERROR,
+                     "no thread to abort NCCL: the device may stay busy");
 }
 
-// Aborts, and waits a little for what runs on the device to leave the caller's buffers. NCCL itself also waits for what the
-// program has put on its streams, so that the rest of the abort goes on by itself.
+// Aborts, and waits a little for what runs on the device to leave the caller's buffers. NCCL itself
+// also waits for what the program has put on its streams, so that the rest of the abort goes on by
+// itself.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
@@ -1166,25 +1312,27 @@ static void idist__nccl_abort_wait(idist_group *g) {
     while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
 }
 
-// Begins an abort that a thread inside NCCL still has to begin, and waits for it. IN_PROGRESS: it has
-// not taken place. *left: it goes on by itself.
+// Begins an abort that a thread inside NCCL still has to begin, and waits for it. IN_PROGRESS: it
+// has not taken place. *left: it goes on by itself.
 static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *left) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t leave_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
     int turns = 0, result = IDIST__NCCL_OK;
 
     *left = false;
-    for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g)) idist__nccl_nap(&turns);
+    for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g))
+        idist__nccl_nap(&turns);
     if (gg->job) *left = !idist__nccl_job_join(gg->job, deadline_ns, &result);
     if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
     gg->job = NULL;
     gg->comm = NULL;
+
     return result;
 }
 
-// The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is destroyed.
-// A communicator that could not be aborted stays in memory, and the gate with it: who is inside looks
-// at both when it comes out.
+// The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is
+// destroyed. A communicator that could not be aborted stays in memory, and the gate with it: who is
+// inside looks at both when it comes out.
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -1196,30 +1344,34 @@ static void idist__nccl_abort_end(idist_group *g) {
     if (result == IDIST__NCCL_OK) return;
     if (result == IDIST__NCCL_IN_PROGRESS) gg->gate = NULL;
     if (left && !stays)
-        idist__log_print(&g->w->log, IDIST_LOG_ERROR, "ncclCommAbort has not come back: the device may stay busy");
+        idist__log_print(&g->w->log, IDIST_LOG_ERROR,
+                         "ncclCommAbort has not come back: the device may stay busy");
     else if (!left && result == IDIST__NCCL_IN_PROGRESS)
-        idist__log_print(
-            &g->w->log, IDIST_LOG_WARN,
-            "NCCL was not out of a call, or of a revoke, after %d ms: the communicator of the group that failed "
-            "stays in memory, and the device may stay busy",
-            IDIST__NCCL_LEAVE_MS);
+        idist__log_print(&g->w->log, IDIST_LOG_WARN,
+                         "NCCL was not out of a call, or of a revoke, after %d ms: the "
+                         "communicator of the group that failed "
+                         "stays in memory, and the device may stay busy",
+                         IDIST__NCCL_LEAVE_MS);
     else if (!left)
         idist__log_print(&g->w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
                          idist__nccl_text(&gpu->nccl, result, text, sizeof text));
 }
 
-// What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the backend of the host knows, or
-// will within a second. No call of the group ends in that time, whatever its event says.
+// What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the
+// backend of the host knows, or will within a second. No call of the group ends in that time,
+// whatever its event says.
 static void idist__nccl_fault(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];
 
     if (g->status != IDIST_OK || gg->fault) return;
+
     if (result == IDIST__NCCL_REMOTE_ERROR || result == IDIST__NCCL_TIMEOUT) {
         gg->fault = result;
         gg->fault_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
         return;
     }
+
     idist__nccl_text(&idist__gpu_of(g->w)->nccl, result, text, sizeof text);
     idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
 }
@@ -1231,15 +1383,18 @@ static void idist__nccl_look(idist_group *g) {
     char text[256];
 
     if (!gg || !gg->comm || g->status != IDIST_OK) return;
+
     if (gg->fault) {
         if (idist__os_now_ns() < gg->fault_ns) return;
         idist__nccl_text(nccl, gg->fault, text, sizeof text);
-        idist__gpu_fail_group(g,
-                              idist__fail(gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                                          "NCCL: %s; the host found no rank missing: look at the network between the GPUs",
-                                          text));
+        idist__gpu_fail_group(
+            g, idist__fail(
+                   gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
+                   "NCCL: %s; the host found no rank missing: look at the network between the GPUs",
+                   text));
         return;
     }
+
     if (nccl->CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
         (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
         return;
@@ -1251,69 +1406,89 @@ static cudaStream_t idist__nccl_stream(const idist__task *t) {
     return t->detached ? (cudaStream_t)t->stream : idist__gpu_group_of(t->group)->stream[2];
 }
 
-static bool idist__nccl_free(void *arg) { // whether no other thread is inside NCCL with one of these groups
+static bool
+idist__nccl_free(void *arg) { // whether no other thread is inside NCCL with one of these groups
     const idist__task *t;
     for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->held)
         if (idist__gpu_group_of(t->group)->launching) return false;
     return true;
 }
 
-// Where only pairs of ranks know how much goes from one to the other: what this rank sends, room for what the others say
-// that they send, and what it expects of them. The caller's counts may be gone when they have come.
+// Where only pairs of ranks know how much goes from one to the other: what this rank sends, room
+// for what the others say that they send, and what it expects of them. The caller's counts may be
+// gone when they have come.
 static bool idist__nccl_note_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
-    if (!idist__kind_is_v(op->call.kind) || op->call.kind == IDIST__ALL_GATHERV) return true; // those are in the print
-    if (!op->room) op->room = (uint64_t *)idist__mem_alloc(&g->w->cfg.mem, 3 * sizeof *op->room * (size_t)g->w->group.size);
+
+    if (!idist__kind_is_v(op->call.kind) || op->call.kind == IDIST__ALL_GATHERV)
+        return true; // those are in the print
+    if (!op->room)
+        op->room = (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
+                                                3 * sizeof *op->room * (size_t)g->w->group.size);
+
     if ((op->counts = op->room) == NULL) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
+
     for (i = 0; i < n; i++) {
         op->counts[i] = idist__call_count(g, &op->call, i, true);
         op->counts[2 * n + i] = idist__call_count(g, &op->call, i, false);
     }
+
     return true;
 }
 
-// The other ranks, or the other side of a message, have to come too: the backend of the host finds out.
+// The other ranks, or the other side of a message, have to come too: the backend of the host finds
+// out.
 static void idist__nccl_meet(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__call part;
+
     idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    if (op->counts) idist__call_init(&part, IDIST__ALL_TO_ALL, op->counts, op->counts + t->group->size, 1, IDIST_U64);
+    if (op->counts)
+        idist__call_init(&part, IDIST__ALL_TO_ALL, op->counts, op->counts + t->group->size, 1,
+                         IDIST_U64);
+
     if (idist__kind_is_p2p(c->kind)) {
         idist__call_init(&part, c->kind, op->slip, op->slip, 1, IDIST_U64);
         part.root = c->root;
         part.tag = c->tag;
         op->slip[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
     }
+
     idist__gpu_part(t, &part);
 }
 
-// The host's part is through. Where only pairs of ranks know how much goes from one to the other they have told each other,
-// since NCCL does not look. False: they do not agree, as the text says.
+// The host's part is through. Where only pairs of ranks know how much goes from one to the other
+// they have told each other, since NCCL does not look. False: they do not agree, as the text says.
 static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
+
     if (op->call.kind == IDIST__RECV && op->slip[0] != op->call.count * op->size) {
-        idist__counts_text(g->ranks[op->call.root], op->slip[0], g->ranks[g->rank], op->call.count * op->size, "bytes", t,
-                           text, cap);
+        idist__counts_text(g->ranks[op->call.root], op->slip[0], g->ranks[g->rank],
+                           op->call.count * op->size, "bytes", t, text, cap);
         return false;
     }
+
     for (i = 0; op->counts && i < g->size; i++) {
         const uint64_t *sent = op->counts + g->size, *expected = sent + g->size;
         if (sent[i] == expected[i]) continue;
-        idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t, text, cap);
+        idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t,
+                           text, cap);
         return false;
     }
+
     return true;
 }
 
-// What comes of a part that failed alone, or in which the ranks did not agree: the device would wait for ever.
+// What comes of a part that failed alone, or in which the ranks did not agree: the device would
+// wait for ever.
 static void idist__nccl_compare(idist__task *t, idist_status status) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     char text[300];
@@ -1335,7 +1510,8 @@ static void idist__nccl_enters(const idist__task *first, int inside) {
 
     for (t = first; t; t = idist__gpu_op_of(t)->held) {
         idist__nccl_gate *gate = idist__gpu_group_of(t->group)->gate;
-        if (gate && idist__gpu_op_of(t)->comm) __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
+        if (gate && idist__gpu_op_of(t)->comm)
+            __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
     }
 }
 
@@ -1352,13 +1528,15 @@ static int idist__nccl_wait(const idist__task *first) {
         idist__world_lock(w);
         comm = idist__gpu_group_of(t->group)->comm;
         if (!comm) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
-        else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK) result = IDIST__NCCL_INTERNAL_ERROR;
+        else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK)
+            result = IDIST__NCCL_INTERNAL_ERROR;
         pthread_mutex_unlock(&w->lock);
 
         if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_nap(&turns);
         else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->held;
         else return result;
     }
+
     return result;
 }
 
@@ -1369,28 +1547,37 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     bool several = idist__gpu_op_of(first)->held != NULL;
     int result = IDIST__NCCL_OK;
     idist__task *t;
+
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
         if (t->detached) continue;
-        *error = cudaEventRecord(idist__gpu_op_of(t)->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
-        if (*error == cudaSuccess) *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
+        *error = cudaEventRecord(idist__gpu_op_of(t)->event,
+                                 t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
+        if (*error == cudaSuccess)
+            *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
     }
+
     if (several) result = gpu->nccl.GroupStart();
-    for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result); t = idist__gpu_op_of(t)->held)
-        result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t), idist__nccl_stream(t)), result);
+    for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result);
+         t = idist__gpu_op_of(t)->held)
+        result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
+                                                    idist__nccl_stream(t)),
+                                  result);
     if (several) result = idist__nccl_both(result, gpu->nccl.GroupEnd());
     idist__nccl_enters(first, 0);
     if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
+
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
         if (op->away) *error = cudaFreeAsync(op->away, idist__nccl_stream(t));
         if (t->detached || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
         *error = cudaEventRecord(op->event, idist__nccl_stream(t));
     }
+
     return result;
 }
 
-// Hands calls of this thread to NCCL; the group takes no other call meanwhile. A call of which all ranks have come in that
-// time is ended here.
+// Hands calls of this thread to NCCL; the group takes no other call meanwhile. A call of which all
+// ranks have come in that time is ended here.
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -1399,11 +1586,15 @@ static void idist__nccl_launch(idist__task *first) {
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
     idist__gpu_guard guard;
+
     idist__world_wait(w, idist__nccl_free, first);
+
     for (t = first; t; t = idist__gpu_op_of(t)->held) {
         idist__gpu_group_of(t->group)->launching = true;
-        idist__gpu_op_of(t)->comm = idist__gpu_group_of(t->group)->comm; // which stays while we are inside
+        idist__gpu_op_of(t)->comm =
+            idist__gpu_group_of(t->group)->comm; // which stays while we are inside
     }
+
     idist__nccl_enters(first, 1);
     pthread_mutex_unlock(&w->lock);
     if (alone) device = idist__gpu_visit(gpu);
@@ -1412,6 +1603,7 @@ static void idist__nccl_launch(idist__task *first) {
     if (alone) idist__gpu_return(gpu, device);
     else idist__gpu_leave(gpu, guard);
     pthread_mutex_lock(&w->lock);
+
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
         next = op->held;
@@ -1429,6 +1621,7 @@ static void idist__nccl_launch(idist__task *first) {
         t->group->ndetached--;
         if (t->freed) idist__task_free(t);
     }
+
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // who waits for launching
 }
 
@@ -1436,8 +1629,8 @@ static void idist__nccl_launch(idist__task *first) {
 // [nccl:stage]  calls that go through pinned memory, a chunk at a time
 // uses world core:call types cuda
 //
-// The backend of the host gets each chunk as a call of its own, with pinned memory for its buffers. While it has one, the
-// next is on its way out of the device and the one before on its way in:
+// The backend of the host gets each chunk as a call of its own, with pinned memory for its buffers.
+// While it has one, the next is on its way out of the device and the one before on its way in:
 //
 //     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
 //     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
@@ -1449,6 +1642,7 @@ static void idist__nccl_launch(idist__task *first) {
 static void idist__gpu_dequeue(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     idist__task **at;
+
     for (at = &gg->queue; *at; at = &idist__gpu_op_of(*at)->after) {
         if (*at != t) continue;
         if ((*at = idist__gpu_op_of(t)->after) == NULL) gg->last = at;
@@ -1460,6 +1654,7 @@ static void idist__gpu_dequeue(idist__task *t) {
 static void idist__gpu_release(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
+
     idist__gpu_waits(t, false);
     idist__gpu_dequeue(t);
     for (i = 0; i < IDIST__GPU_SLOTS; i++) // the next to use them comes after these copies
@@ -1472,11 +1667,14 @@ static void idist__gpu_over(idist__task *t) {
     idist__complete(t, IDIST_OK, "");
 }
 
-static bool idist__gpu_goes_whole(const idist__call *c) { return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind); }
+static bool idist__gpu_goes_whole(const idist__call *c) {
+    return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
+}
 
 static void idist__gpu_plan(idist__task *t, size_t nbytes, size_t parts) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
+
     op->nout = op->nhost = 0;
     op->nchunks = 1;
     op->chunk = c->count;
@@ -1495,8 +1693,10 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
     size_t at = nth * op->chunk, nsend, nrecv, recv_at = 0;
     idist__extent e;
+
     *part = op->call;
-    if (!idist__gpu_goes_whole(part)) part->count = part->count - at < op->chunk ? part->count - at : op->chunk;
+    if (!idist__gpu_goes_whole(part))
+        part->count = part->count - at < op->chunk ? part->count - at : op->chunk;
     if (part->kind == IDIST__RECV) part->info = &op->info;
     if (op->user.used) part->user = &op->user;
     if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // it was looked at before
@@ -1504,12 +1704,15 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     nrecv = e.recv * op->size;
     if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
     else if (e.send) recv_at = e.send_at * op->size;
-    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64, &op->pinning)) == NULL) return false;
+    if (!slot->memory &&
+        (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64, &op->pinning)) == NULL)
+        return false;
     op->pinning = false;
     part->recv = (char *)slot->memory->at + recv_at;
     part->send = (char *)slot->memory->at + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
     if (!e.send) part->send = NULL;
     if (!e.recv) part->recv = NULL;
+
     return true;
 }
 
@@ -1524,41 +1727,54 @@ static bool idist__stage_out(idist__task *t) {
     cudaError_t error = cudaSuccess;
     idist__call part;
     idist__extent e;
+
     if (!idist__stage_slot(t, op->nout, &part)) {
         if (op->pinning) return false;
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank has no memory to stage a device buffer in");
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
+                          "a rank has no memory to stage a device buffer in");
         return false;
     }
+
     if (op->nout >= IDIST__GPU_SLOTS) error = cudaStreamWaitEvent(gg->stream[0], slot->in, 0);
-    if (error == cudaSuccess && idist__gpu_goes_whole(c) && part.send && idist__extent_of(g, &part, &e) == IDIST_OK)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1, op->size, gg->stream[0]);
+    if (error == cudaSuccess && idist__gpu_goes_whole(c) && part.send &&
+        idist__extent_of(g, &part, &e) == IDIST_OK)
+        error = idist__gpu_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1, op->size,
+                                gg->stream[0]);
     else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
-        error = idist__gpu_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size, gg->stream[0]);
+        error = idist__gpu_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
+                                gg->stream[0]);
     else if (error == cudaSuccess && !idist__gpu_goes_whole(c) && part.send)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, part.count, (const char *)c->send + at, c->count, part.count,
+        error = idist__gpu_copy((void *)(uintptr_t)part.send, part.count,
+                                (const char *)c->send + at, c->count, part.count,
                                 idist__gpu_shape_of(g, c).send, op->size, gg->stream[0]);
     if (op->error == cudaSuccess) op->error = error; // the first one stays
     if (op->error == cudaSuccess) op->error = cudaEventRecord(slot->out, gg->stream[0]);
     op->nout++;
+
     return true;
 }
 
 // A v-form puts back the parts that it filled, a receive what it got.
-static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part, cudaStream_t stream) {
+static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
+                                         cudaStream_t stream) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     cudaError_t error = cudaSuccess;
     size_t count;
     int i;
+
     if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV) {
         count = c->kind == IDIST__RECV ? op->info.count : c->count;
         return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
     }
+
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
         char *to = idist__call_part(c, (char *)c->recv, i, g->rank, false, &count);
-        error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1, op->size, stream);
+        error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1,
+                                op->size, stream);
     }
+
     return error;
 }
 
@@ -1570,15 +1786,19 @@ static cudaError_t idist__stage_in(idist__task *t) {
     const idist__call *c = &op->call;
     size_t nth = op->nhost - 1, at = nth * op->chunk * op->size;
     idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) || (c->kind == IDIST__EXSCAN && g->rank == 0);
+    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
+                 (c->kind == IDIST__EXSCAN && g->rank == 0);
     cudaError_t error = cudaSuccess;
     idist__call part;
+
     if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
-    if (idist__gpu_goes_whole(c) && part.recv) error = idist__stage_in_whole(t, &part, gg->stream[1]);
+    if (idist__gpu_goes_whole(c) && part.recv)
+        error = idist__stage_in_whole(t, &part, gg->stream[1]);
     else if (part.recv && !keeps)
         error = idist__gpu_copy((char *)c->recv + at, c->count, part.recv, part.count, part.count,
                                 idist__gpu_shape_of(g, c).recv, op->size, gg->stream[1]);
     if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[1]);
+
     return error;
 }
 
@@ -1586,21 +1806,28 @@ static cudaError_t idist__stage_in(idist__task *t) {
 static bool idist__stage_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__call part;
+
     if (op->running) return false;
     idist__gpu_waits(t, true);
+
     if (op->state == IDIST__GPU_WAIT) {
         if (!idist__gpu_arrived(t, op->event)) return false;
         op->state = IDIST__GPU_MOVE;
     }
-    while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS && op->error == cudaSuccess)
+
+    while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS &&
+           op->error == cudaSuccess)
         if (!idist__stage_out(t)) {
             if (!op->pinning || op->nout == op->nhost) return false;
             break; // what is out goes on
         }
+
     if (!idist__gpu_arrived(t, op->slots[op->nhost % IDIST__GPU_SLOTS].out)) return false;
     idist__stage_slot(t, op->nhost++, &part);
-    if (op->nhost == op->nchunks) idist__gpu_dequeue(t); // the calls behind it may have the backend now
+    if (op->nhost == op->nchunks)
+        idist__gpu_dequeue(t); // the calls behind it may have the backend now
     idist__gpu_part(t, &part);
+
     return true;
 }
 
@@ -1608,15 +1835,18 @@ static bool idist__stage_step(idist__task *t) {
 static bool idist__stage_landed(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);
+
     if (op->call.info) *op->call.info = op->info;
     if (op->error == cudaSuccess) op->error = error;
     if (op->nhost < op->nchunks) return false;
     op->state = IDIST__GPU_END;
     if (op->error == cudaSuccess && !idist__gpu_shape_of(t->group, &op->call).recv) return true;
-    if (op->error == cudaSuccess) op->error = cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[1]);
+    if (op->error == cudaSuccess)
+        op->error = cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[1]);
     if (op->error == cudaSuccess && t->stream && !t->async)
         op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
     t->followed = op->error == cudaSuccess;
+
     return false;
 }
 
@@ -1624,7 +1854,7 @@ static bool idist__stage_landed(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory: chosen alike by all members, made at its first call
-// uses os err mem world load types cuda agree comm ipc:call
+// uses os err mem base:log world load types cuda agree comm ipc:call
 //------------------------------------------------------------------------------
 
 static bool idist__gpu_same(const idist_group *g, int a, int b) { // one GPU
@@ -1643,7 +1873,8 @@ static bool idist__gpu_shared(const idist_group *g, int *a, int *b) {
 
 static bool idist__gpu_one_host(const idist_group *g) {
     int i;
-    for (i = 1; i < g->size && g->w->nodes[g->ranks[i]].host == g->w->nodes[g->ranks[0]].host; i++) continue;
+    for (i = 1; i < g->size && g->w->nodes[g->ranks[i]].host == g->w->nodes[g->ranks[0]].host; i++)
+        continue;
     return i >= g->size;
 }
 
@@ -1652,27 +1883,36 @@ static idist__gpu_path idist__gpu_choose(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_card *first = &gpu->cards[0];
     int a, b;
+
     if (first->wanted) return (idist__gpu_path)first->wanted;
     if (gpu->nccl.version && !idist__gpu_shared(g, &a, &b)) return IDIST__BY_NCCL;
-    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g) ? IDIST__BY_IPC : IDIST__BY_STAGING;
+
+    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g)
+               ? IDIST__BY_IPC
+               : IDIST__BY_STAGING;
 }
 
-// Nobody waits for a communicator any more that is not made, or not connected, yet. False: its thread
-// goes on for now, with what it has.
+// Nobody waits for a communicator any more that is not made, or not connected, yet. False: its
+// thread goes on for now, with what it has.
 static bool idist__nccl_give_up(idist__nccl_job *job) {
-    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL), ignored;
-    bool ours = phase == IDIST__NCCL_OVER || (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke);
-    idist__nccl_job *abort = ours ? idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm) : NULL;
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL),
+        ignored;
+    bool ours =
+        phase == IDIST__NCCL_OVER || (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke);
+    idist__nccl_job *abort =
+        ours ? idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm) : NULL;
 
     if (abort) abort->init = job;
     if (abort && idist__nccl_job_start(abort)) job = abort;
+
     return idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_LET_MS), &ignored);
 }
 
 // Waits for the communicator, with a deadline, while the backend looks after the others.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
     idist__world *w = g->w;
-    int64_t deadline = w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
+    int64_t deadline =
+        w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int phase, result;
     char text[200];
@@ -1683,12 +1923,15 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
         idist__world_lock(w);
         if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
+
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
         snprintf(why, cap, "%s has not come back after %d ms",
-                 phase == IDIST__NCCL_STARTS ? "ncclCommInitRank" : "NCCL's first call", w->cfg.init_timeout_ms);
+                 phase == IDIST__NCCL_STARTS ? "ncclCommInitRank" : "NCCL's first call",
+                 w->cfg.init_timeout_ms);
         if (!idist__nccl_give_up(job))
-            idist__log_print(&w->log, IDIST_LOG_WARN, "%s; until it does, its thread and what it has on the device stay",
+            idist__log_print(&w->log, IDIST_LOG_WARN,
+                             "%s; until it does, its thread and what it has on the device stay",
                              why);
         return false;
     }
@@ -1697,7 +1940,9 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
     idist__nccl_abort(g); // NCCL may leave something even so
-    snprintf(why, cap, "ncclCommInitRank: %s", idist__nccl_text(&idist__gpu_of(w)->nccl, result, text, sizeof text));
+    snprintf(why, cap, "ncclCommInitRank: %s",
+             idist__nccl_text(&idist__gpu_of(w)->nccl, result, text, sizeof text));
+
     return false;
 }
 
@@ -1707,21 +1952,25 @@ static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
 
-    if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK || gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
+    if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK ||
+        gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
         gpu->nccl.CommCuDevice(comm, &device) != IDIST__NCCL_OK)
         snprintf(why, cap, "desc.nccl_comm is no communicator");
     else if (n != g->size || rank != g->rank || device != gpu->device)
-        snprintf(why, cap, "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d", rank, n,
-                 device, g->rank, g->size, gpu->device);
+        snprintf(why, cap,
+                 "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d",
+                 rank, n, device, g->rank, g->size, gpu->device);
     else {
         idist__gpu_group_of(g)->adopted = true;
         return comm;
     }
+
     return NULL;
 }
 
 // Makes a communicator, or takes the user's, and connects the ranks.
-static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job, char *why, size_t cap) {
+static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
+                             char *why, size_t cap) {
     static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
 
     job->id = *id;
@@ -1733,6 +1982,7 @@ static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nc
     if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, why, cap);
 
     snprintf(why, cap, "no thread to start NCCL");
+
     return false;
 }
 
@@ -1754,11 +2004,12 @@ static void idist__nccl_make_word(idist__world *w) {
     gpu->word = (int *)word;
 }
 
-// What the ranks of a group need on the device until they are connected: an INIT's own, because it may
-// outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call, say, that
-// another rank makes when this group is done.
+// What the ranks of a group need on the device until they are connected: an INIT's own, because it
+// may outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call,
+// say, that another rank makes when this group is done.
 static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
-    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // one element of each rank, at least
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES +
+                    8 * (size_t)g->size; // one element of each rank, at least
     cudaError_t error = cudaSuccess;
 
     if (g->size == 1) return cudaSuccess;
@@ -1766,12 +2017,14 @@ static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
     error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->room, nbytes, job->stream);
     idist__world_lock(g->w);
+
     return error;
 }
 
-// All that this rank can do before NCCL waits for the others. NULL: no memory; else card->failed says
-// whether it could, and `why` why not.
-static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card, char *why, size_t cap) {
+// All that this rank can do before NCCL waits for the others. NULL: no memory; else card->failed
+// says whether it could, and `why` why not.
+static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card, char *why,
+                                          size_t cap) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
@@ -1779,10 +2032,12 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
     cudaError_t error;
 
     if (!gg->gate) gg->gate = (idist__nccl_gate *)calloc(1, sizeof *gg->gate);
+
     if (!job || !gg->gate) {
         free(job);
         return NULL;
     }
+
     memset(card, 0, sizeof *card);
     snprintf(why, cap, "ncclGetUniqueId failed");
     if (g->rank == 0 && !adopt) card->failed = gpu->nccl.GetUniqueId(&card->id) != IDIST__NCCL_OK;
@@ -1793,13 +2048,15 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
     card->failed = true;
     snprintf(why, cap, "cudaMalloc: %s", cudaGetErrorString(error));
     cudaGetLastError();
+
     return job;
 }
 
 // Makes the communicator of a group; one outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__nccl_card mine, *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    idist__nccl_card mine,
+        *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
     bool thread = idist__world_need_thread(w) == IDIST_OK, ok = false, all = false;
     int i, nthreads = idist__os_nthreads();
     char why[256] = "";
@@ -1807,6 +2064,7 @@ static idist_status idist__nccl_prepare(idist_group *g) {
     idist_status s = job ? idist__gpu_exchange(g, &mine, cards, sizeof mine) : IDIST_ERR_NO_MEMORY;
 
     for (i = 0; s == IDIST_OK && i < g->size && !cards[i].failed; i++) continue;
+
     if (s == IDIST_OK && i == g->size) {
         ok = idist__nccl_init(g, &cards[0].id, job, why, sizeof why);
     } else if (job) {
@@ -1817,18 +2075,22 @@ static idist_status idist__nccl_prepare(idist_group *g) {
 
     if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
     if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
-    if (s == IDIST_OK && !all) s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
+    if (s == IDIST_OK && !all)
+        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
     if (s != IDIST_OK) idist__nccl_abort_wait(g);
     idist__mem_free(&w->cfg.mem, cards);
-    if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads) w->nforeign += idist__os_nthreads() - nthreads;
+    if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
+        w->nforeign += idist__os_nthreads() - nthreads;
     if (s == IDIST_OK) w->watched = true;
     pthread_cond_signal(&w->work); // the thread sleeps without a limit until it knows
+
     return s;
 }
 
 static void idist__gpu_group_free(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int i;
+
     if (!gg) return;
     if (gg->path == IDIST__BY_IPC) idist__ipc_free(g);
     for (i = 0; i < 3; i++)
@@ -1850,21 +2112,27 @@ static idist_status idist__gpu_group_make(idist_group *g) {
         error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
         priority = greatest;
     }
+
     for (i = 0; i < 3 && gg && error == cudaSuccess; i++)
         error = cudaStreamCreateWithPriority(&gg->stream[i], cudaStreamNonBlocking, priority);
+
     if (gg) {
         gg->last = &gg->queue;
         g->device = gg;
         gg->path = idist__gpu_choose(g);
     }
+
     if (error != cudaSuccess) idist__gpu_group_free(g);
     idist__gpu_leave(idist__gpu_of(g->w), guard);
     if (gg && error == cudaSuccess) return IDIST_OK;
     idist__gpu_fail_group(g, gg ? idist__gpu_fail("cudaStreamCreate", error) : IDIST_ERR_NO_MEMORY);
+
     return g->status;
 }
 
-static bool idist__gpu_prepared(void *arg) { return !idist__gpu_group_of((const idist_group *)arg)->making; }
+static bool idist__gpu_prepared(void *arg) {
+    return !idist__gpu_group_of((const idist_group *)arg)->making;
+}
 
 // Makes what all members of a group have together, which make their first call on it as well.
 static idist_status idist__gpu_prepare(idist_group *g) {
@@ -1872,6 +2140,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
     idist_status s = IDIST_OK;
+
     idist__world_wait(w, idist__gpu_prepared, g);
     if (gg->ready) return IDIST_OK;
     gg->making = true;
@@ -1879,10 +2148,12 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
     if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
     idist__gpu_leave(idist__gpu_of(w), guard);
-    if (s == IDIST_ERR_NO_MEMORY) idist__group_fail(g, s, "a rank is out of memory"); // it has left the others alone
+    if (s == IDIST_ERR_NO_MEMORY)
+        idist__group_fail(g, s, "a rank is out of memory"); // it has left the others alone
     gg->making = false;
     gg->ready = s == IDIST_OK;
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
+
     return s;
 }
 
@@ -1894,18 +2165,22 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
     struct cudaPointerAttributes a;
     cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
+
     *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
     if (error == cudaSuccess || !p) return cudaSuccess;
     cudaGetLastError();
-    return error == cudaErrorInvalidValue ? cudaSuccess : error; // old runtimes call plain memory invalid
+    return error == cudaErrorInvalidValue ? cudaSuccess
+                                          : error; // old runtimes call plain memory invalid
 }
 
 // A rank without elements says by its pointers, or by its stream, where the others have theirs.
-static idist_status idist__gpu_where(const idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device) {
+static idist_status idist__gpu_where(const idist_group *g, const idist__call *c,
+                                     const idist_opts *o, bool *on_device) {
     const char *name = idist__kind_names[c->label];
     bool send, recv, host;
     cudaError_t error = idist__gpu_holds(c->send, &send);
     idist__extent e;
+
     recv = send;
     if (error == cudaSuccess && c->recv != c->send) error = idist__gpu_holds(c->recv, &recv);
     if (error != cudaSuccess) return idist__gpu_fail(name, error);
@@ -1913,8 +2188,12 @@ static idist_status idist__gpu_where(const idist_group *g, const idist__call *c,
     if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
     host = (e.send && !send) || (e.recv && !recv);
     if (host && (send || recv))
-        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other one is not", name);
-    if (host) return idist__fail(IDIST_ERR_ARG, "%s: a stream is for device memory, and these buffers are not", name);
+        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other one is not",
+                           name);
+    if (host)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: a stream is for device memory, and these buffers are not", name);
+
     return IDIST_OK;
 }
 
@@ -1923,22 +2202,29 @@ static bool idist__gpu_may_run_ahead(void *arg) {
     return g->ndetached < IDIST__GPU_AHEAD || g->status != IDIST_OK;
 }
 
-static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c, const void *stream) {
+static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c,
+                                          const void *stream) {
     idist__gpu_path path = idist__gpu_group_of(g)->path;
     if (path == IDIST__BY_NCCL && idist__nccl_takes(g, c, stream)) return path;
     return path == IDIST__BY_IPC && idist__ipc_takes(g, c) ? path : IDIST__BY_STAGING;
 }
 
-// A capture cannot take a call in which the host has something to do, nor one that waits for the default stream while a
-// stream is captured which the default stream waits for.
-static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o, const char *what) {
+// A capture cannot take a call in which the host has something to do, nor one that waits for the
+// default stream while a stream is captured which the default stream waits for.
+static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o,
+                                             const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
+    cudaError_t error =
+        cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
+
     if (error != cudaSuccess) cudaGetLastError();
     if (error == cudaErrorStreamCaptureImplicit)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: the default stream, while a stream is captured that blocks it", name);
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: the default stream, while a stream is captured that blocks it",
+                           name);
     if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
     if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
+
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
 
@@ -1949,44 +2235,55 @@ static bool idist__gpu_captures(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
-                                        bool *detached) {
+static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, const idist_opts *o,
+                                        bool *on_device, bool *detached) {
     const char *name = idist__kind_names[c->label];
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
     idist_status s = idist__gpu_where(g, c, o, on_device);
+
     if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the others free theirs
     if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
     if (o->stream == (void *)cudaStreamPerThread)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: cudaStreamPerThread: another thread may finish the call", name);
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: cudaStreamPerThread: another thread may finish the call", name);
     if (!g->device && (s = idist__gpu_group_make(g)) != IDIST_OK) return s;
     stream = o->request ? NULL : o->stream;
     nccl = idist__gpu_path_of(g, c, stream) == IDIST__BY_NCCL;
     if (!nccl) s = idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
-    else if (!stream || stream == (void *)cudaStreamLegacy) s = idist__gpu_check_capture(name, o, "a call with a request");
-    if (s == IDIST_OK && !idist__gpu_group_of(g)->ready && idist__gpu_path_of(g, c, stream) != IDIST__BY_STAGING) {
+    else if (!stream || stream == (void *)cudaStreamLegacy)
+        s = idist__gpu_check_capture(name, o, "a call with a request");
+
+    if (s == IDIST_OK && !idist__gpu_group_of(g)->ready &&
+        idist__gpu_path_of(g, c, stream) != IDIST__BY_STAGING) {
         if (p2p)
-            return idist__fail(IDIST_ERR_STATE, "%s: NCCL is not there yet: make a collective call on the group first",
-                               name);
+            return idist__fail(
+                IDIST_ERR_STATE,
+                "%s: NCCL is not there yet: make a collective call on the group first", name);
         s = idist__gpu_check_capture(name, o, "the first call on a device of a group");
         if (s == IDIST_OK) s = idist__gpu_prepare(g);
     }
+
     if (s != IDIST_OK || g->status != IDIST_OK) return s;
     if (nccl && p2p && (c->root < 0 || c->tag < 0))
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
                            name);
     if (nccl && idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: device memory of two worlds between group_begin and group_end", name);
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: device memory of two worlds between group_begin and group_end",
+                           name);
     *detached = nccl && o->stream && !o->request;
     if (*detached && !idist__gpu_group_of(g)->captured)
         idist__gpu_group_of(g)->captured = idist__gpu_captures((cudaStream_t)o->stream);
     if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+
     return IDIST_OK;
 }
 
 // On our device: to ask what a pointer is makes a context, too.
-static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o, bool *on_device,
-                                     bool *detached) {
+static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o,
+                                     bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     int device = idist__gpu_visit(gpu);
     idist_status status = idist__gpu_find_way(g, c, o, on_device, detached);
@@ -2000,8 +2297,9 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 // uses os err mem base:log base:type world core:call self group load types cuda
 // uses comm stage setup route ipc:call
 //
-// A group gives the backend its calls, and the parts of them, in the order in which the program made them, so that all
-// ranks number them alike: a call whose next part is not ready holds up those behind it, also those on host memory.
+// A group gives the backend its calls, and the parts of them, in the order in which the program
+// made them, so that all ranks number them alike: a call whose next part is not ready holds up
+// those behind it, also those on host memory.
 //------------------------------------------------------------------------------
 
 // A call on host memory that had to wait for those before it.
@@ -2017,30 +2315,36 @@ static void idist__gpu_run(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__task *t;
     bool moved = true;
+
     while (moved && (t = gg->queue) != NULL) {
         idist__gpu_path path = idist__gpu_op_of(t)->path;
         idist__gpu_guard guard;
+
         if (path == IDIST__BY_IPC || path == IDIST__BY_STAGING) {
             guard = idist__gpu_enter(gpu);
-            moved = (path == IDIST__BY_IPC ? idist__ipc_step(t) : idist__stage_step(t)) || gg->queue != t;
+            moved = (path == IDIST__BY_IPC ? idist__ipc_step(t) : idist__stage_step(t)) ||
+                    gg->queue != t;
             idist__gpu_leave(gpu, guard);
             continue;
         }
+
         idist__gpu_dequeue(t); // its only part can begin
         if (t->on_device) idist__nccl_meet(t);
         else idist__gpu_host_part(t);
     }
 }
 
-// The backend is through with a part of a call. False: the call is not over. Whoever is in the middle of the backend goes on
-// as if it were.
+// The backend is through with a part of a call. False: the call is not over. Whoever is in the
+// middle of the backend goes on as if it were.
 static bool idist__gpu_landed(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
     bool nccl = op->path == IDIST__BY_NCCL, over;
     idist__gpu_guard guard;
+
     op->running = false;
     t->away = true;
+
     if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
         idist__nccl_compare(t, status);
         op->landed = true;
@@ -2053,19 +2357,24 @@ static bool idist__gpu_landed(idist__task *t, idist_status status) {
         idist__gpu_leave(gpu, guard);
         if (!over) idist__gpu_waits(t, true);
     }
+
     if (over) idist__gpu_release(t);
+
     return over;
 }
 
 static void idist__gpu_op_free(idist__task *t) {
     idist__gpu_op *op = (idist__gpu_op *)t->device;
     int i;
+
     if (!op) return;
     if (op->event) cudaEventDestroy(op->event);
+
     for (i = 0; i < IDIST__GPU_SLOTS; i++) {
         if (op->slots[i].out) cudaEventDestroy(op->slots[i].out);
         if (op->slots[i].in) cudaEventDestroy(op->slots[i].in);
     }
+
     idist__mem_free(&t->group->w->cfg.mem, op->room);
     idist__mem_free(&t->group->w->cfg.mem, op);
     t->device = NULL;
@@ -2078,22 +2387,29 @@ static bool idist__gpu_op_make(idist__task *t) {
     idist__gpu_guard guard;
     cudaError_t error;
     int i;
+
     if (op) return true;
+
     if ((op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op)) == NULL) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
+
     t->device = op; // what it has is freed with the world
     guard = idist__gpu_enter(gpu);
     error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming);
+
     for (i = 0; i < IDIST__GPU_SLOTS && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&op->slots[i].out, cudaEventDisableTiming);
-        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&op->slots[i].in, cudaEventDisableTiming);
+        if (error == cudaSuccess)
+            error = cudaEventCreateWithFlags(&op->slots[i].in, cudaEventDisableTiming);
     }
+
     idist__gpu_leave(gpu, guard);
     if (error == cudaSuccess) return true;
     idist__gpu_op_free(t);
     idist__gpu_fail_group(t->group, idist__gpu_fail("cudaEventCreate", error));
+
     return false;
 }
 
@@ -2108,22 +2424,26 @@ static void idist__gpu_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__task **last = &idist__gpu_of(w)->held;
+
     if (!idist__nccl_note_counts(t)) return;
     t->pinned = true; // until it is launched
     t->group->ndetached++;
     idist__gpu_queue(t);
     idist__gpu_run(t->group);
+
     if (!idist__me.group_depth) {
         idist__nccl_launch(t);
         return;
     }
+
     op->holder = &idist__me;
     while (*last) last = &idist__gpu_op_of(*last)->held;
     *last = t;
     idist__me.held_world = w;
 }
 
-// A part of a call that is under way, and a call on host memory with nothing before it, is the backend's at once.
+// A part of a call that is under way, and a call on host memory with nothing before it, is the
+// backend's at once.
 static void idist__gpu_start(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -2131,10 +2451,12 @@ static void idist__gpu_start(idist__task *t) {
     bool on_device = t->on_device;
     idist__gpu_guard guard;
     idist__gpu_op *op;
+
     if (!on_device && (!gg || !gg->queue)) {
         gpu->under->start(t);
         return;
     }
+
     t->on_device = false; // as long as there is nothing to take back
     t->away = true;
     if (t->seq) g->seq--; // it is numbered when the backend gets it
@@ -2146,26 +2468,32 @@ static void idist__gpu_start(idist__task *t) {
     op->call = t->call;
     op->size = idist_dtype_size(t->call.dtype);
     t->on_device = on_device;
+
     if (!on_device) { // those before it will give it on
         idist__gpu_queue(t);
         return;
     }
+
     op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
     op->print = idist__call_print(&t->call, 0);
     op->print.algorithm = IDIST__ON_DEVICE;
+
     if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
         op->user = *idist__call_user_op(g, &t->call);
         op->call.user = &op->user;
     }
+
     if (op->path == IDIST__BY_NCCL) {
         if (t->call.info) idist__recv_tell(&t->call, t->call.root, t->call.tag, t->call.count);
         idist__gpu_start_nccl(t);
         return;
     }
+
     idist__gpu_queue(t);
     guard = idist__gpu_enter(gpu);
     op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
-    if (op->path == IDIST__BY_IPC) idist__gpu_plan(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
+    if (op->path == IDIST__BY_IPC)
+        idist__gpu_plan(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
     else idist__gpu_plan(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
     idist__gpu_leave(gpu, guard);
     idist__gpu_run(g);
@@ -2174,18 +2502,23 @@ static void idist__gpu_start(idist__task *t) {
 // What is held back by the group_begin of this thread.
 static void idist__gpu_launch(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held, *first = NULL, **last = &first, *t;
+
     idist__me.held_world = NULL;
+
     while ((t = *at) != NULL) {
         idist__gpu_op *op = idist__gpu_op_of(t);
+
         if (op->holder != &idist__me) {
             at = &op->held;
             continue;
         }
+
         *at = op->held;
         op->held = NULL;
         *last = t;
         last = &op->held;
     }
+
     if (first) idist__nccl_launch(first);
 }
 
@@ -2194,13 +2527,15 @@ static idist_status idist__gpu_follow(idist__task *t, void *stream) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_guard guard = idist__gpu_enter(gpu);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
+
     idist__gpu_leave(gpu, guard);
     idist__task_detach(t);
     return error == cudaSuccess ? IDIST_OK : idist__gpu_fail("wait_stream", error);
 }
 
 static void idist__nccl_doom(idist__task *t) {
-    char text[400] = "a send or receive on a stream met one that is not on a stream, or of another size";
+    char text[400] =
+        "a send or receive on a stream met one that is not on a stream, or of another size";
     if (idist__gpu_op_of(t)->doomed == IDIST_ERR_MISMATCH) idist__nccl_agrees(t, text, sizeof text);
     idist__group_fail(t->group, idist__gpu_op_of(t)->doomed, text);
 }
@@ -2208,15 +2543,18 @@ static void idist__nccl_doom(idist__task *t) {
 // Ends the calls for which nothing but an event of the device was missing.
 static void idist__gpu_end(idist__world *w) {
     idist__task *t, *next;
+
     for (t = w->tasks; t; t = next) {
         const idist__gpu_op *op = t->on_device ? idist__gpu_op_of(t) : NULL;
         uint32_t ended = w->nended;
         next = t->next;
+
         if (op && op->waiting && op->state == IDIST__GPU_END) {
             if (op->doomed) idist__nccl_doom(t);
             else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
             else if (idist__gpu_arrived(t, op->event)) idist__gpu_over(t);
         }
+
         if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
     }
 }
@@ -2226,7 +2564,9 @@ static void idist__gpu_progress(idist__world *w) {
     idist__gpu_guard guard;
     idist_group *g;
     int64_t now;
+
     gpu->under->progress(w);
+
     if (gpu->nwaiting || gpu->stirred) {
         gpu->stirred = false;
         guard = idist__gpu_enter(gpu);
@@ -2235,8 +2575,11 @@ static void idist__gpu_progress(idist__world *w) {
         idist__gpu_end(w);
         idist__gpu_leave(gpu, guard);
     }
-    if (!w->watched || (now = idist__os_now_ns()) < gpu->looked_ns + IDIST__GPU_LOOK_LONG_NS) return;
+
+    if (!w->watched || (now = idist__os_now_ns()) < gpu->looked_ns + IDIST__GPU_LOOK_LONG_NS)
+        return;
     gpu->looked_ns = now;
+
     for (g = &w->group; g; g = g->next) {
         idist__nccl_look(g);
         if (g->status != IDIST_OK) idist__nccl_abort(g);
@@ -2253,10 +2596,12 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
         idist__world_give_way(w);
         return;
     }
+
     if (gpu->nwaiting && soon < until_ns) {
         until_ns = soon;
         if (gpu->nap_ns < IDIST__GPU_LOOK_LONG_NS) gpu->nap_ns += gpu->nap_ns / 4;
     }
+
     gpu->under->sleep(w, until_ns);
 }
 
@@ -2266,27 +2611,34 @@ static bool idist__gpu_cancel(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__gpu_guard guard;
     bool done = true;
+
     if (!t->on_device) {
         if (!t->away) return gpu->under->cancel(t);
         if (op) idist__gpu_dequeue(t);
         t->away = false;
         return true;
     }
+
     if (op->running) done = gpu->under->cancel(t);
     // Others are involved, or NCCL has it. When the world ends nobody asks.
-    if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL)) return false;
+    if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
+        return false;
     op->running = t->away = false;
     op->state = IDIST__GPU_END; // whatever comes, there is nothing to move any more
     guard = idist__gpu_enter(gpu);
+
     if (op->path == IDIST__BY_NCCL) {
         idist__nccl_abort_wait(g);
-    } else if (g->device) { // copies under way; the streams hold nothing that waits for another rank
+    } else if (g->device) { // copies under way; the streams hold nothing that waits for another
+                            // rank
         cudaStreamSynchronize(idist__gpu_group_of(g)->stream[0]);
         cudaStreamSynchronize(idist__gpu_group_of(g)->stream[1]);
     }
+
     cudaGetLastError();
     idist__gpu_leave(gpu, guard);
     idist__gpu_release(t);
+
     return done;
 }
 
@@ -2304,47 +2656,61 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
     if (idist__gpu_op_of(t)->holder && !idist__gpu_op_of(t)->launched)
         idist__append(text, cap, "this rank itself: idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
-        idist__append(text, cap, "the device: what comes first on a stream, of this rank itself or of another one");
+        idist__append(
+            text, cap,
+            "the device: what comes first on a stream, of this rank itself or of another one");
     else idist__append(text, cap, "this rank itself, whose device is not done");
+
     return 1;
 }
 
-// Takes back the threads that have ended a communicator; with a deadline, all. False: one has not come to its end.
+// Takes back the threads that have ended a communicator; with a deadline, all. False: one has not
+// come to its end.
 static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
     idist__nccl_job **at = &gpu->ending, *job;
     int result;
     bool all = true;
+
     while ((job = *at) != NULL) {
         if (!deadline_ns && !idist__nccl_job_done(job)) {
             at = &job->next;
             continue;
         }
+
         *at = job->next;
         all = idist__nccl_job_join(job, deadline_ns, &result) && all;
     }
+
     return all;
 }
 
-// NCCL ends a communicator when all its ranks do, and tells nobody who waits for whom: that goes on beside the program.
+// NCCL ends a communicator when all its ranks do, and tells nobody who waits for whom: that goes on
+// beside the program.
 static void idist__gpu_group_close(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
+
     if (gg) {
         guard = idist__gpu_enter(gpu);
         if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
+
         if (gg->comm && !gg->adopted) {
-            idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
+            idist__nccl_job *job =
+                idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
+
             if (idist__nccl_job_start(job)) {
                 job->next = gpu->ending;
                 gpu->ending = job;
             }
         }
+
         if (!w->thread_stops || idist__ipc_is_left(w)) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
+
     gpu->under->group_close(g);
 }
 
@@ -2358,28 +2724,34 @@ static void idist__gpu_free(idist__world *w) {
     bool left = idist__ipc_is_left(w);
 
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
-        idist__log_print(
-            &w->log, IDIST_LOG_WARN,
-            "ncclCommDestroy has not come back: another rank has not got there, or a graph is left that holds calls");
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "ncclCommDestroy has not come back: another rank has not got there, or a "
+                         "graph is left that holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_end(w);
     if (gpu->word && !gpu->stuck) cudaFree(gpu->word);
+
     for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
         idist__nccl_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
-        idist__log_print(&w->log, IDIST_LOG_ERROR, "cudaHostRegister has not come back: the device is busy");
+        idist__log_print(&w->log, IDIST_LOG_ERROR,
+                         "cudaHostRegister has not come back: the device is busy");
         pthread_detach(gpu->pinning->thread);
         break;
     }
+
     while (gpu->spare) {
         idist__pinned *p = gpu->spare;
         gpu->spare = p->next;
+
         if (!gpu->stuck) {
             cudaHostUnregister(p->at);
             idist_free(p->at);
         }
+
         idist__mem_free(mem, p);
     }
+
     cudaGetLastError();
     if (gpu->under) w->backend = gpu->under;
     w->device = NULL;
@@ -2400,14 +2772,19 @@ static void idist__gpu_close(idist__world *w, bool clean) {
 void *idist_nccl_comm(idist_group *group) {
     idist_group *g = NULL;
     void *comm = NULL;
+
     if (idist__call_enter("nccl_comm", group, &g) != IDIST_OK) return NULL;
-    if (!g->w->device) idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
-    else if (g->rank < 0) idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
-    else if (g->status != IDIST_OK) idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
-    else if ((g->device || idist__gpu_group_make(g) == IDIST_OK) && idist__gpu_prepare(g) == IDIST_OK &&
-             (comm = idist__gpu_group_of(g)->comm) == NULL)
+    if (!g->w->device)
+        idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
+    else if (g->rank < 0)
+        idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
+    else if (g->status != IDIST_OK)
+        idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
+    else if ((g->device || idist__gpu_group_make(g) == IDIST_OK) &&
+             idist__gpu_prepare(g) == IDIST_OK && (comm = idist__gpu_group_of(g)->comm) == NULL)
         idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
     pthread_mutex_unlock(&g->w->lock);
+
     return comm;
 }
 
@@ -2417,46 +2794,63 @@ void *idist_nccl_comm(idist_group *group) {
 // uses engine
 //------------------------------------------------------------------------------
 
-typedef enum idist__gpu_has { IDIST__GPU_HAS, IDIST__GPU_HAS_NONE, IDIST__GPU_LACKS, IDIST__GPU_BAD_NAME } idist__gpu_has;
+typedef enum idist__gpu_has {
+    IDIST__GPU_HAS,
+    IDIST__GPU_HAS_NONE,
+    IDIST__GPU_LACKS,
+    IDIST__GPU_BAD_NAME
+} idist__gpu_has;
 
-// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on by this variable; for tests by host ids.
+// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on by this variable;
+// for tests by host ids.
 static bool idist__nccl_is_forced(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
-// An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one that is too old.
+// An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one
+// that is too old.
 static bool idist__gpu_unwell(cudaError_t error) {
     int driver = 0;
 
-    if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary) return false;
-    return error != cudaErrorInsufficientDriver || (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
+    if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary)
+        return false;
+    return error != cudaErrorInsufficientDriver ||
+           (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
 }
 
 static void idist__gpu_explain(const char *what, cudaError_t error, idist__gpu_card *card) {
     int driver = 0, runtime = 0;
 
     card->unwell = idist__gpu_unwell(error) ? (int32_t)error : 0;
-    if (card->unwell && error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+    if (card->unwell && error == cudaErrorInsufficientDriver &&
+        cudaDriverGetVersion(&driver) == cudaSuccess &&
         cudaRuntimeGetVersion(&runtime) == cudaSuccess)
-        snprintf(card->why, sizeof card->why, "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
+        snprintf(card->why, sizeof card->why,
+                 "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
                  driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
-        snprintf(card->why, sizeof card->why, "%s: %s (%s, %d)", what, cudaGetErrorString(error), cudaGetErrorName(error),
-                 (int)error);
+        snprintf(card->why, sizeof card->why, "%s: %s (%s, %d)", what, cudaGetErrorString(error),
+                 cudaGetErrorName(error), (int)error);
 }
 
 // What to do about it.
 static const char *idist__gpu_remedy(cudaError_t error) {
     switch ((int)error) {
-    case cudaErrorInsufficientDriver: return "update the driver, or build with a toolkit that it knows";
+    case cudaErrorInsufficientDriver:
+        return "update the driver, or build with a toolkit that it knows";
     case cudaErrorInitializationError:
-        return "after a fork this is what a parent that had used CUDA leaves: idist_spawn with start_method \"exec\"";
-    case cudaErrorDevicesUnavailable: return "another process has the GPU for itself: nvidia-smi -c 0 lets several use it";
+        return "after a fork this is what a parent that had used CUDA leaves: idist_spawn with "
+               "start_method \"exec\"";
+    case cudaErrorDevicesUnavailable:
+        return "another process has the GPU for itself: nvidia-smi -c 0 lets several use it";
     case cudaErrorMemoryAllocation: return "the memory of the GPU is in use: see nvidia-smi";
-    case cudaErrorSystemNotReady: return "the fabric manager does not run: systemctl start nvidia-fabricmanager";
-    case cudaErrorSystemDriverMismatch: return "libcuda.so.1 is not that of the driver: reboot after an update of it";
-    case cudaErrorCompatNotSupportedOnDevice: return "the GPU takes no cuda-compat: remove it from LD_LIBRARY_PATH";
+    case cudaErrorSystemNotReady:
+        return "the fabric manager does not run: systemctl start nvidia-fabricmanager";
+    case cudaErrorSystemDriverMismatch:
+        return "libcuda.so.1 is not that of the driver: reboot after an update of it";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "the GPU takes no cuda-compat: remove it from LD_LIBRARY_PATH";
     default: return "see nvidia-smi and the kernel's log";
     }
 }
@@ -2469,40 +2863,60 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
     idist__config real = w->cfg;
     cudaError_t error;
     int64_t value;
+
     memset(card, 0, sizeof *card);
     card->named = named;
     card->wanted = w->cfg.device_backend;
     card->adopts = w->cfg.nccl_comm != NULL;
     memset(real.host_id, 0, sizeof real.host_id);
     card->machine = idist__host_key(&real);
+
     if (strcmp(asked, "cpu") == 0) {
         card->has = IDIST__GPU_HAS_NONE;
         snprintf(card->why, sizeof card->why, "the device asked for is \"cpu\"");
         return;
     }
+
     if (asked[0] && strcmp(asked, "cuda") != 0) {
         if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
             card->has = IDIST__GPU_BAD_NAME;
-            snprintf(card->why, sizeof card->why, "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
+            snprintf(card->why, sizeof card->why,
+                     "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
             return;
         }
+
         number = (int)value;
     }
+
     error = cudaGetDeviceCount(&n);
     if (error == cudaSuccess && n == 0) error = cudaErrorNoDevice;
-    if (error == cudaSuccess && asked[0] && asked[4] == ':' && number >= n) error = cudaErrorInvalidDevice;
-    if (error == cudaSuccess) error = cudaSetDevice(gpu->device = number % n), what = "cudaSetDevice";
-    if (error == cudaSuccess)
-        error = cudaDeviceGetPCIBusId(card->bus, (int)sizeof card->bus, gpu->device), what = "cudaDeviceGetPCIBusId";
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&card->major, cudaDevAttrComputeCapabilityMajor, gpu->device),
+    if (error == cudaSuccess && asked[0] && asked[4] == ':' && number >= n)
+        error = cudaErrorInvalidDevice;
+
+    if (error == cudaSuccess) {
+        error = cudaSetDevice(gpu->device = number % n);
+        what = "cudaSetDevice";
+    }
+
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetPCIBusId(card->bus, (int)sizeof card->bus, gpu->device);
+        what = "cudaDeviceGetPCIBusId";
+    }
+
+    if (error == cudaSuccess) {
+        error =
+            cudaDeviceGetAttribute(&card->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
         what = "cudaDeviceGetAttribute";
+    }
+
     if (error != cudaSuccess) {
         card->has = named ? IDIST__GPU_LACKS : IDIST__GPU_HAS_NONE;
         idist__gpu_explain(what, error, card);
         cudaGetLastError();
     }
+
     if (card->has == IDIST__GPU_HAS) idist__gpu_find_context_state(gpu);
+
     if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
         idist__nccl_load(&gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
         card->nccl = gpu->nccl.version;
@@ -2518,50 +2932,64 @@ static idist_status idist__gpu_agree_way(idist__world *w) {
     const idist__gpu_card *cards = gpu->cards;
     const idist_group *g = &w->group;
     int i, a, b, without = -1, other = -1;
-    bool alone = g->size > 1 && !idist__gpu_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
+    bool alone = g->size > 1 &&
+                 !idist__gpu_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
 
     for (i = 0; i < g->size; i++) {
         if (cards[i].wanted != cards[0].wanted || cards[i].adopts != cards[0].adopts)
             return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
-                               cards[i].adopts != cards[0].adopts ? "desc.nccl_comm" : "IDIST_DEVICE_BACKEND");
+                               cards[i].adopts != cards[0].adopts ? "desc.nccl_comm"
+                                                                  : "IDIST_DEVICE_BACKEND");
         if (!cards[i].nccl && without < 0) without = i;
         if (cards[i].nccl != cards[0].nccl && other < 0) other = i;
         gpu->nccl_f8 = (i == 0 || gpu->nccl_f8) && cards[i].nccl >= 22400 && cards[i].major >= 9;
     }
+
     if (without >= 0 || other >= 0) gpu->nccl.version = 0;
     if (cards[0].wanted == IDIST__BY_NCCL && without >= 0)
-        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without, cards[without].why_no_nccl);
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without,
+                           cards[without].why_no_nccl);
     if (cards[0].wanted == IDIST__BY_NCCL && other >= 0)
-        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", cards[0].nccl, other,
-                           cards[other].nccl);
-    if (cards[0].wanted == IDIST__BY_NCCL && idist__gpu_shared(g, &a, &b) && !(cards[a].forced && cards[b].forced))
-        return idist__fail(
-            IDIST_ERR_UNSUPPORTED,
-            "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; from 2.30.3 on it takes "
-            "them with NCCL_MULTI_RANK_GPU_ENABLE=1",
-            b, a, cards[a].bus, cards[a].nccl);
-    if (cards[0].wanted == IDIST__BY_IPC && (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
-        return idist__fail(IDIST_ERR_UNSUPPORTED, "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
+        return idist__fail(IDIST_ERR_NO_DEVICE,
+                           "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", cards[0].nccl,
+                           other, cards[other].nccl);
+    if (cards[0].wanted == IDIST__BY_NCCL && idist__gpu_shared(g, &a, &b) &&
+        !(cards[a].forced && cards[b].forced))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: rank %d and rank %d share the GPU %s, which NCCL %d "
+                           "refuses; from 2.30.3 on it takes "
+                           "them with NCCL_MULTI_RANK_GPU_ENABLE=1",
+                           b, a, cards[a].bus, cards[a].nccl);
+    if (cards[0].wanted == IDIST__BY_IPC &&
+        (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
                            IDIST__IPC_RANKS);
     if (!cards[0].wanted && without >= 0)
         idist__log_print(&w->log, alone && without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip install nvidia-nccl-cu%d "
+                         "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip "
+                         "install nvidia-nccl-cu%d "
                          "gives it, IDIST_NCCL_LIB says where it is",
                          cards[without].why_no_nccl, CUDART_VERSION / 1000);
     else if (!cards[0].wanted && other >= 0)
-        idist__log_print(&w->log, IDIST_LOG_WARN, "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
                          other, cards[other].nccl);
     if (idist__gpu_shared(g, &a, &b))
-        idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a, cards[a].bus);
+        idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
+                         cards[a].bus);
+
     return IDIST_OK;
 }
 
-// No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are there that lie idle.
+// No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are
+// there that lie idle.
 static void idist__gpu_tell_none(const idist__world *w, int n_with) {
     const idist__gpu_card *mine = &idist__gpu_of(w)->cards[w->group.rank];
 
     if (mine->unwell)
-        idist__log_print(&w->log, IDIST_LOG_WARN, "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
                          mine->why, idist__gpu_remedy((cudaError_t)mine->unwell));
     else if (n_with && mine->has == IDIST__GPU_HAS_NONE && strcmp(w->cfg.device, "cpu") != 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
@@ -2577,23 +3005,30 @@ static idist_status idist__gpu_agree(idist__world *w, bool *all) {
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
 
     for (i = 0; i < n; i++) {
-        if (cards[i].has > cards[worst].has || (cards[i].has == cards[worst].has && cards[i].unwell && !cards[worst].unwell))
+        if (cards[i].has > cards[worst].has ||
+            (cards[i].has == cards[worst].has && cards[i].unwell && !cards[worst].unwell))
             worst = i;
         n_with += cards[i].has == IDIST__GPU_HAS;
         named |= cards[i].named;
     }
+
     *all = cards[worst].has == IDIST__GPU_HAS;
     if (*all) return idist__gpu_agree_way(w);
     if (cards[worst].has == IDIST__GPU_BAD_NAME)
         return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
-    if (named) return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst, cards[worst].why);
-    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst, cards[worst].why);
+    if (named)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst,
+                           cards[worst].why);
+    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
+             cards[worst].why);
     idist__gpu_tell_none(w, n_with);
+
     return IDIST_OK;
 }
 
 static void idist__gpu_install(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
+
     gpu->under = w->backend;
     gpu->thread = &w->thread;
     gpu->nap_ns = IDIST__GPU_LOOK_NS;
@@ -2623,29 +3058,40 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     idist__gpu_card mine;
     idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
+
     w->device = gpu;
-    if (gpu && (gpu->cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)n)) == NULL)
+    if (gpu && (gpu->cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem,
+                                                                 sizeof mine * (size_t)n)) == NULL)
         s = IDIST_ERR_NO_MEMORY;
     idist__world_lock(w);
+
     if (s == IDIST_OK) {
         idist__gpu_probe(w, gpu, &mine);
-        if (w->nforeign < INT32_MAX / 4) w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
+        if (w->nforeign < INT32_MAX / 4)
+            w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
         s = idist__gpu_exchange(&w->group, &mine, gpu->cards, sizeof mine);
     }
+
     if (s == IDIST_OK) s = idist__gpu_agree(w, &all);
+
     if (s == IDIST_OK && all) {
         idist__gpu_install(w);
         idist__nccl_make_word(w);
         if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
-        w->device_backend = names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
+        w->device_backend =
+            names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }
+
     // Ranks that were through before us have failed already in a call: so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH) s = IDIST_OK;
-    if (!all && !w->no_device[0]) snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
+    if (!all && !w->no_device[0])
+        snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
     pthread_mutex_unlock(&w->lock);
     if (s == IDIST_OK && all)
-        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name, w->device_backend);
+        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
+                         w->device_backend);
     else if (gpu && !gpu->under) idist__gpu_free(w); // else the world is closed next
+
     return s;
 }
 
@@ -2661,6 +3107,7 @@ const idist_backend_api *idist_nccl_backend(void) {
         IDIST__BACKEND_ABI, sizeof(idist_backend_api), "nccl", 0, 0, idist__gpu_claim,
         NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
         idist__gpu_wrap};
+
     // clang-format on
     return &api;
 }

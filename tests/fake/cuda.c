@@ -1,46 +1,69 @@
-// cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it knows seven kernels by name, and
-// is linked into tests only, instead of the real library and compiled against its headers (CUDA 12.8 or newer).
+// cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it knows
+// seven kernels by name, and is linked into tests only, instead of the real library and compiled
+// against its headers (CUDA 12.8 or newer).
 //
 // Like the real one
-//   - A stream is a thread with a queue. Calls return before their work is done; who does not synchronise sees old data.
-//   - A device pointer cannot be dereferenced by the host: it is a PROT_NONE mapping of a memfd, and operations use a
-//     second mapping of the same memory. Fresh memory is not zero, and a copy beyond the end of it is an error.
-//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, from the device it blocks. Pinned
+//   - A stream is a thread with a queue. Calls return before their work is done; who does not
+//   synchronise sees old data.
+//   - A device pointer cannot be dereferenced by the host: it is a PROT_NONE mapping of a memfd,
+//   and operations use a
+//     second mapping of the same memory. Fresh memory is not zero, and a copy beyond the end of it
+//     is an error.
+//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, from the device
+//   it blocks. Pinned
 //     memory (cudaMallocHost, cudaHostRegister) is read and written later, by the stream.
-//   - cudaMemcpy returns before the data is on the device when the source is pageable or on the device (as documented).
+//   - cudaMemcpy returns before the data is on the device when the source is pageable or on the
+//   device (as documented).
 //   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they for it.
-//   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for ever.
-//   - Capture: what is called is recorded in call order, also over streams that an event forked and joined, and replayed.
-//     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global, thread-local, relaxed.
-//   - IPC: another process maps the same memory, and waits for the same events. Not the process that exported it. A handle
+//   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for
+//   ever.
+//   - Capture: what is called is recorded in call order, also over streams that an event forked and
+//   joined, and replayed.
+//     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global,
+//     thread-local, relaxed.
+//   - IPC: another process maps the same memory, and waits for the same events. Not the process
+//   that exported it. A handle
 //     is that of a whole allocation, whichever pointer into it was given.
-//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its error. So
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its
+//   error. So
 //     they do when memory of another process is closed that something yet to end reads.
-//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or cudaFuncGetAttributes;
-//     either waits for all that the device has to do, and is where a PTX that the driver cannot compile shows.
+//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or
+//   cudaFuncGetAttributes;
+//     either waits for all that the device has to do, and is where a PTX that the driver cannot
+//     compile shows.
 //   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
 //     on the thread's current device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState
 //     says where there is one.
-//   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets cudaErrorInitializationError.
+//   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets
+//   cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
-//   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name them: here they are that
-//     file, compiled for the host. A kernel is found on every device and has a grid of one dimension.
-//   - No managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child graphs, graph
+//   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name
+//   them: here they are that
+//     file, compiled for the host. A kernel is found on every device and has a grid of one
+//     dimension.
+//   - No managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child
+//   graphs, graph
 //     nodes made by hand. What is not here does not link.
-//   - A graph runs its operations one after the other. Unjoined streams are found only where no other stream waited.
-//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is one machine's.
+//   - A graph runs its operations one after the other. Unjoined streams are found only where no
+//   other stream waited.
+//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is
+//   one machine's.
 //
 // Environment, read once at the first call
-//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without a driver (35);
-//                         -2: with one that is too old, which is the same error and another cudaDriverGetVersion
-//   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9); the last is for the rest
-//   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before it starts
-//   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call) fails with that code
-//   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails with that code
-//   FAKE_CUDA_JIT_MS=n    each kernel takes that long to be compiled
-//   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones, without an error: the
-//                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the device that has the memory.
+//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without
+//   a driver (35);
+//                         -2: with one that is too old, which is the same error and another
+//                         cudaDriverGetVersion
+//   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9);
+//   the last is for the rest FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective
+//   takes that long before it starts FAKE_CUDA_FAIL=function:nth:code  the nth call of that
+//   function (from 1; 0: every call) fails with that code FAKE_CUDA_JIT=code    kernels cannot be
+//   compiled for the device: whatever has to load one fails with that code FAKE_CUDA_JIT_MS=n each
+//   kernel takes that long to be compiled FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads
+//   from another device arrives as ones, without an error: the
+//                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the
+//                         device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
 //   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
 //                         the real ones may
@@ -104,7 +127,8 @@ struct CUstream_st {
     bool is_null, started, destroyed;
     node *head, **tail;
     capture *capture;
-    uint64_t last_step, joined_step; // in the capture: its last, and until where another stream has waited for it
+    uint64_t last_step,
+        joined_step; // in the capture: its last, and until where another stream has waited for it
 };
 
 typedef struct marks { // of an event; shared between processes when it is an IPC event
@@ -207,7 +231,8 @@ static bool is_set(const char *name) {
 }
 
 static void read_environment(void) {
-    const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL"), *jit = getenv("FAKE_CUDA_JIT");
+    const char *delay = getenv("FAKE_CUDA_DELAY_US"), *failing = getenv("FAKE_CUDA_FAIL"),
+               *jit = getenv("FAKE_CUDA_JIT");
     read_devices();
     config.jit_code = jit ? atoi(jit) : 0;
     config.jit_ms = (unsigned)(getenv("FAKE_CUDA_JIT_MS") ? atoi(getenv("FAKE_CUDA_JIT_MS")) : 0);
@@ -215,10 +240,12 @@ static void read_environment(void) {
     config.stuck_peers = is_set("FAKE_CUDA_STUCK_PEERS");
     config.alloc_waits = is_set("FAKE_CUDA_ALLOC_WAITS");
     config.destroyed_ends = is_set("FAKE_CUDA_DESTROYED_ENDS");
-    config.alloc_us = is_set("FAKE_CUDA_ALLOC_US") ? (unsigned)atoi(getenv("FAKE_CUDA_ALLOC_US")) : 0;
+    config.alloc_us =
+        is_set("FAKE_CUDA_ALLOC_US") ? (unsigned)atoi(getenv("FAKE_CUDA_ALLOC_US")) : 0;
     pthread_atfork(NULL, NULL, is_forked);
     config.delay_us = delay ? (unsigned)atoi(delay) : 0;
-    if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth, &config.fail_code) != 3) {
+    if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth,
+                          &config.fail_code) != 3) {
         fprintf(stderr, "FAKE_CUDA_FAIL is function:nth:code, not \"%s\"\n", failing);
         abort();
     }
@@ -246,7 +273,8 @@ static cudaError_t result(cudaError_t error) {
 }
 
 static cudaError_t unlock(cudaError_t error) {
-    // A kernel may have failed meanwhile; not one that this call has queued, as that needs the lock to begin.
+    // A kernel may have failed meanwhile; not one that this call has queued, as that needs the lock
+    // to begin.
     if (!error) error = (cudaError_t)atomic_load(&broken);
     pthread_mutex_unlock(&lock);
     return result(error);
@@ -294,43 +322,52 @@ cudaError_t cudaGetLastError(void) {
     return error;
 }
 
-#define ERRORS(X)                                                                                                     \
-    X(cudaSuccess, "no error")                                                                                        \
-    X(cudaErrorInvalidValue, "invalid argument")                                                                      \
-    X(cudaErrorMemoryAllocation, "out of memory")                                                                     \
-    X(cudaErrorInitializationError, "initialization error")                                                           \
-    X(cudaErrorInvalidConfiguration, "invalid configuration argument")                                                \
-    X(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")                                           \
-    X(cudaErrorStubLibrary, "CUDA driver is a stub library")                                                          \
-    X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")                    \
-    X(cudaErrorInvalidDeviceFunction, "invalid device function")                                                      \
-    X(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")                               \
-    X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                        \
-    X(cudaErrorInvalidDevice, "invalid device ordinal")                                                               \
-    X(cudaErrorInvalidKernelImage, "device kernel image is invalid")                                                  \
-    X(cudaErrorDeviceUninitialized, "invalid device context")                                                         \
-    X(cudaErrorUnsupportedPtxVersion, "the provided PTX was compiled with an unsupported toolchain.")                 \
-    X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                      \
-    X(cudaErrorSymbolNotFound, "named symbol not found")                                                              \
-    X(cudaErrorNotReady, "device not ready")                                                                          \
-    X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                                            \
-    X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                       \
-    X(cudaErrorMisalignedAddress, "misaligned address")                                                               \
-    X(cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped")            \
-    X(cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region")                  \
-    X(cudaErrorLaunchFailure, "unspecified launch failure")                                                           \
-    X(cudaErrorNotPermitted, "operation not permitted")                                                               \
-    X(cudaErrorNotSupported, "operation not supported")                                                               \
-    X(cudaErrorSystemDriverMismatch, "system has unsupported display driver / cuda driver combination")               \
-    X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                          \
-    X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                   \
-    X(cudaErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences")                 \
-    X(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began")                        \
-    X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                                           \
-    X(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")                     \
-    X(cudaErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream") \
-    X(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream")              \
-    X(cudaErrorStreamCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread")  \
+#define ERRORS(X)                                                                                  \
+    X(cudaSuccess, "no error")                                                                     \
+    X(cudaErrorInvalidValue, "invalid argument")                                                   \
+    X(cudaErrorMemoryAllocation, "out of memory")                                                  \
+    X(cudaErrorInitializationError, "initialization error")                                        \
+    X(cudaErrorInvalidConfiguration, "invalid configuration argument")                             \
+    X(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")                        \
+    X(cudaErrorStubLibrary, "CUDA driver is a stub library")                                       \
+    X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version") \
+    X(cudaErrorInvalidDeviceFunction, "invalid device function")                                   \
+    X(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")            \
+    X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                     \
+    X(cudaErrorInvalidDevice, "invalid device ordinal")                                            \
+    X(cudaErrorInvalidKernelImage, "device kernel image is invalid")                               \
+    X(cudaErrorDeviceUninitialized, "invalid device context")                                      \
+    X(cudaErrorUnsupportedPtxVersion,                                                              \
+      "the provided PTX was compiled with an unsupported toolchain.")                              \
+    X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                   \
+    X(cudaErrorSymbolNotFound, "named symbol not found")                                           \
+    X(cudaErrorNotReady, "device not ready")                                                       \
+    X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                         \
+    X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                    \
+    X(cudaErrorMisalignedAddress, "misaligned address")                                            \
+    X(cudaErrorHostMemoryAlreadyRegistered,                                                        \
+      "part or all of the requested memory range is already mapped")                               \
+    X(cudaErrorHostMemoryNotRegistered,                                                            \
+      "pointer does not correspond to a registered memory region")                                 \
+    X(cudaErrorLaunchFailure, "unspecified launch failure")                                        \
+    X(cudaErrorNotPermitted, "operation not permitted")                                            \
+    X(cudaErrorNotSupported, "operation not supported")                                            \
+    X(cudaErrorSystemDriverMismatch,                                                               \
+      "system has unsupported display driver / cuda driver combination")                           \
+    X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")       \
+    X(cudaErrorStreamCaptureInvalidated,                                                           \
+      "operation failed due to a previous error during capture")                                   \
+    X(cudaErrorStreamCaptureMerge,                                                                 \
+      "operation would result in a merge of separate capture sequences")                           \
+    X(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began")     \
+    X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                        \
+    X(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")  \
+    X(cudaErrorStreamCaptureImplicit,                                                              \
+      "operation would make the legacy stream depend on a capturing blocking stream")              \
+    X(cudaErrorCapturedEvent,                                                                      \
+      "operation not permitted on an event last recorded in a capturing stream")                   \
+    X(cudaErrorStreamCaptureWrongThread,                                                           \
+      "attempt to terminate a thread-local capture sequence from another thread")                  \
     X(cudaErrorUnknown, "unknown error")
 
 const char *cudaGetErrorName(cudaError_t error) {
@@ -391,12 +428,13 @@ static void drop_works(works *list) {
     free(list->item);
 }
 
-// The NULL stream and the blocking streams of a device wait for what was queued earlier on the other side.
+// The NULL stream and the blocking streams of a device wait for what was queued earlier on the
+// other side.
 static bool must_wait(cudaStream_t s, const node *n) {
     if (s->flags & cudaStreamNonBlocking) return false;
     for (cudaStream_t other = streams; other; other = other->next)
-        if (other->is_null != s->is_null && other->device == s->device && !(other->flags & cudaStreamNonBlocking) &&
-            other->head && other->head->seq < n->seq)
+        if (other->is_null != s->is_null && other->device == s->device &&
+            !(other->flags & cudaStreamNonBlocking) && other->head && other->head->seq < n->seq)
             return true;
     return false;
 }
@@ -504,14 +542,17 @@ static cudaError_t spoil(capture *c, cudaError_t error) {
     return error;
 }
 
-// Calls such as cudaMalloc are not allowed while something is captured: the rules of cudaStreamCaptureMode.
+// Calls such as cudaMalloc are not allowed while something is captured: the rules of
+// cudaStreamCaptureMode.
 static cudaError_t check_unsafe(void) {
     for (cudaStream_t s = streams; s; s = s->next) {
         capture *c = s->capture;
         if (!c || thread_mode == cudaStreamCaptureModeRelaxed) continue;
         if (pthread_equal(c->thread, pthread_self())) {
-            if (c->mode != cudaStreamCaptureModeRelaxed) return spoil(c, cudaErrorStreamCaptureUnsupported);
-        } else if (c->mode == cudaStreamCaptureModeGlobal && thread_mode == cudaStreamCaptureModeGlobal)
+            if (c->mode != cudaStreamCaptureModeRelaxed)
+                return spoil(c, cudaErrorStreamCaptureUnsupported);
+        } else if (c->mode == cudaStreamCaptureModeGlobal &&
+                   thread_mode == cudaStreamCaptureModeGlobal)
             return spoil(c, cudaErrorStreamCaptureUnsupported);
     }
     return cudaSuccess;
@@ -520,7 +561,8 @@ static cudaError_t check_unsafe(void) {
 // The blocking stream that captures, for which the NULL stream would wait.
 static cudaStream_t in_the_way(cudaStream_t s) {
     for (cudaStream_t other = streams; s->is_null && other; other = other->next)
-        if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking)) return other;
+        if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
+            return other;
     return NULL;
 }
 static cudaError_t check_implicit(cudaStream_t s) {
@@ -531,7 +573,8 @@ static cudaError_t check_implicit(cudaStream_t s) {
 static cudaError_t enqueue(cudaStream_t s, fake_work w) {
     work *made = new_work(w);
     cudaError_t error =
-        s->capture ? (s->capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess) : check_implicit(s);
+        s->capture ? (s->capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess)
+                   : check_implicit(s);
     if (error) {
         drop_work(made);
     } else if (s->capture) {
@@ -560,13 +603,17 @@ static block *find_block(const void *pointer) {
     return NULL;
 }
 
-static bool on_device(const block *b) { return b && (b->kind == BLOCK_DEVICE || b->kind == BLOCK_IMPORTED); }
+static bool on_device(const block *b) {
+    return b && (b->kind == BLOCK_DEVICE || b->kind == BLOCK_IMPORTED);
+}
 
 static bool inside(const block *b, const void *pointer, size_t nbytes) {
     return nbytes <= b->size - (size_t)((const char *)pointer - b->base);
 }
 
-static char *view_of(const block *b, const void *pointer) { return b->view + ((const char *)pointer - b->base); }
+static char *view_of(const block *b, const void *pointer) {
+    return b->view + ((const char *)pointer - b->base);
+}
 
 void *fake_reach(const void *pointer, size_t nbytes) {
     pthread_mutex_lock(&lock);
@@ -585,7 +632,8 @@ void *fake_host_view(const void *device_pointer) {
 }
 
 static void *map(size_t size, int protection, int fd) {
-    void *at = mmap(NULL, size, protection, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+    void *at =
+        mmap(NULL, size, protection, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
@@ -646,7 +694,8 @@ static cudaError_t allocate(void **pointer, size_t size, block_kind kind) {
 static cudaError_t release(void *pointer, block_kind kind, cudaError_t unknown) {
     pthread_mutex_lock(&lock);
     cudaError_t error = check_unsafe();
-    if (error || (!pointer && kind != BLOCK_REGISTERED && kind != BLOCK_IMPORTED)) return unlock(error);
+    if (error || (!pointer && kind != BLOCK_REGISTERED && kind != BLOCK_IMPORTED))
+        return unlock(error);
     block *b = find_block(pointer);
     if (!b || b->kind != kind || b->base != pointer) return unlock(unknown);
     wait_device(b->device);
@@ -693,11 +742,12 @@ static cudaError_t check_direction(const block *dst, const block *src, enum cuda
     if (kind == cudaMemcpyDefault) return cudaSuccess;
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    return to_device == on_device(dst) && from_device == on_device(src) ? cudaSuccess : cudaErrorInvalidValue;
+    return to_device == on_device(dst) && from_device == on_device(src) ? cudaSuccess
+                                                                        : cudaErrorInvalidValue;
 }
 
-static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind,
-                           bool sync) {
+static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size_t nbytes,
+                           enum cudaMemcpyKind kind, bool sync) {
     cudaStream_t s = find_stream(stream);
     if (!s) return cudaErrorInvalidResourceHandle;
     block *to = find_block(dst), *from = find_block(src);
@@ -706,10 +756,13 @@ static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size
     if (!dst || !src || (to && !inside(to, dst, nbytes)) || (from && !inside(from, src, nbytes)))
         return cudaErrorInvalidValue;
     bool captured = !from && on_device(to), pinned_to_host = to && !on_device(to);
-    bool blocks_host = !to || (!from && pinned_to_host) || (sync && !captured && !(on_device(to) && on_device(from)));
-    if (s->capture && (captured || blocks_host)) return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
+    bool blocks_host = !to || (!from && pinned_to_host) ||
+                       (sync && !captured && !(on_device(to) && on_device(from)));
+    if (s->capture && (captured || blocks_host))
+        return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
     if (sync && captured) wait_stream(s, sequence);
-    copy *c = new_copy(to ? view_of(to, dst) : dst, from ? view_of(from, src) : src, nbytes, captured);
+    copy *c =
+        new_copy(to ? view_of(to, dst) : dst, from ? view_of(from, src) : src, nbytes, captured);
     if (on_device(from)) c->n_read = nbytes;
     if (on_device(to)) c->n_written = nbytes;
     c->between_devices = on_device(to) && on_device(from) && to->bus != from->bus;
@@ -749,7 +802,8 @@ cudaError_t cudaMallocHost(void **pointer, size_t size) {
 
 cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
     ENTER();
-    REQUIRE(!(flags & ~(unsigned)(cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined)),
+    REQUIRE(!(flags & ~(unsigned)(cudaHostAllocPortable | cudaHostAllocMapped |
+                                  cudaHostAllocWriteCombined)),
             cudaErrorInvalidValue);
     return allocate(pointer, size, BLOCK_PINNED);
 }
@@ -797,7 +851,8 @@ cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *host_pointer, 
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
     ENTER();
     pthread_mutex_lock(&lock);
     return unlock(copy_on(stream, dst, src, nbytes, kind, false));
@@ -823,13 +878,16 @@ cudaError_t cudaMemset(void *pointer, int value, size_t nbytes) {
     return unlock(error ? error : set_on(NULL, pointer, value, nbytes, true));
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes,
+                                     const void *pointer) {
     ENTER();
     REQUIRE(attributes, cudaErrorInvalidValue);
     pthread_mutex_lock(&lock);
     block *b = find_block(pointer);
     memset(attributes, 0, sizeof *attributes);
-    attributes->type = on_device(b) ? cudaMemoryTypeDevice : b ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    attributes->type = on_device(b) ? cudaMemoryTypeDevice
+                       : b          ? cudaMemoryTypeHost
+                                    : cudaMemoryTypeUnregistered;
     attributes->device = b ? b->device : -2;
     attributes->devicePointer = b ? (void *)(uintptr_t)pointer : NULL;
     attributes->hostPointer = on_device(b) ? NULL : (void *)(uintptr_t)pointer;
@@ -848,7 +906,9 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 
 cudaError_t cudaDriverGetVersion(int *version) {
     if (!version) return result(cudaErrorInvalidValue);
-    *version = fake_enter(__func__) != cudaErrorInsufficientDriver ? CUDART_VERSION : config.n_devices == -1 ? 0 : 11040;
+    *version = fake_enter(__func__) != cudaErrorInsufficientDriver ? CUDART_VERSION
+               : config.n_devices == -1                            ? 0
+                                                                   : 11040;
     return cudaSuccess;
 }
 
@@ -925,14 +985,17 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     ENTER();
     REQUIRE(can, cudaErrorInvalidValue);
-    REQUIRE(device >= 0 && device < config.n_devices && peer >= 0 && peer < config.n_devices, cudaErrorInvalidDevice);
+    REQUIRE(device >= 0 && device < config.n_devices && peer >= 0 && peer < config.n_devices,
+            cudaErrorInvalidDevice);
     *can = device != peer;
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { // everybody reaches everything here
+cudaError_t cudaDeviceEnablePeerAccess(int peer,
+                                       unsigned flags) { // everybody reaches everything here
     ENTER();
-    REQUIRE(peer >= 0 && peer < config.n_devices && peer != current_device && flags == 0, cudaErrorInvalidDevice);
+    REQUIRE(peer >= 0 && peer < config.n_devices && peer != current_device && flags == 0,
+            cudaErrorInvalidDevice);
     return cudaSuccess;
 }
 
@@ -978,7 +1041,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 int fake_count_streams(int priority) {
     int n = 0;
     pthread_mutex_lock(&lock);
-    for (cudaStream_t s = streams; s; s = s->next) n += !s->is_null && !s->destroyed && s->priority == priority;
+    for (cudaStream_t s = streams; s; s = s->next)
+        n += !s->is_null && !s->destroyed && s->priority == priority;
     pthread_mutex_unlock(&lock);
     return n;
 }
@@ -988,7 +1052,9 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
     pthread_mutex_lock(&lock);
     cudaStream_t s = find_stream(stream);
     if (s && priority) *priority = s->priority;
-    return unlock(!s ? cudaErrorInvalidResourceHandle : priority ? cudaSuccess : cudaErrorInvalidValue);
+    return unlock(!s         ? cudaErrorInvalidResourceHandle
+                  : priority ? cudaSuccess
+                             : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
@@ -996,7 +1062,9 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
     pthread_mutex_lock(&lock);
     cudaStream_t s = find_stream(stream);
     if (s && flags) *flags = s->flags;
-    return unlock(!s ? cudaErrorInvalidResourceHandle : flags ? cudaSuccess : cudaErrorInvalidValue);
+    return unlock(!s      ? cudaErrorInvalidResourceHandle
+                  : flags ? cudaSuccess
+                          : cudaErrorInvalidValue);
 }
 
 // Returns at once; the thread ends when the queue is empty.
@@ -1059,7 +1127,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return fake_enqueue(stream, (fake_work){run_host_call, NULL, free, call, false});
 }
 
-// Memory in the order of a stream: here it is there at once, and goes when the stream gets to it. That of a graph stays.
+// Memory in the order of a stream: here it is there at once, and goes when the stream gets to it.
+// That of a graph stays.
 cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
     ENTER();
     REQUIRE(pointer, cudaErrorInvalidValue);
@@ -1112,7 +1181,9 @@ static void drop_moment(void *arg) {
     free(m);
 }
 
-static bool has_passed(cudaEvent_t e, uint64_t n) { return n == 0 || atomic_load(&e->marks->done[n % MARKS]) >= n; }
+static bool has_passed(cudaEvent_t e, uint64_t n) {
+    return n == 0 || atomic_load(&e->marks->done[n % MARKS]) >= n;
+}
 
 static void wait_event(cudaEvent_t e, uint64_t n) {
     while (!has_passed(e, n)) {
@@ -1141,7 +1212,8 @@ static void run_wait(void *arg, uint64_t ticket) {
     pthread_mutex_unlock(&lock);
 }
 
-static cudaError_t enqueue_moment(cudaStream_t s, cudaEvent_t e, uint64_t n, void (*run)(void *, uint64_t)) {
+static cudaError_t enqueue_moment(cudaStream_t s, cudaEvent_t e, uint64_t n,
+                                  void (*run)(void *, uint64_t)) {
     moment *m = calloc(1, sizeof *m);
     if (!m) abort();
     *m = (moment){e, n};
@@ -1152,7 +1224,8 @@ static cudaError_t enqueue_moment(cudaStream_t s, cudaEvent_t e, uint64_t n, voi
 static cudaError_t new_event(cudaEvent_t *event, unsigned flags, int fd) {
     cudaEvent_t e = calloc(1, sizeof *e);
     if (!e) abort();
-    *e = (struct CUevent_st){.refs = 1, .device = current_device, .fd = fd, .flags = flags, .imported = fd >= 0};
+    *e = (struct CUevent_st){
+        .refs = 1, .device = current_device, .fd = fd, .flags = flags, .imported = fd >= 0};
     if (fd < 0 && (flags & cudaEventInterprocess)) {
         e->fd = memfd_create("fake-cuda-event", MFD_CLOEXEC);
         if (e->fd < 0 || ftruncate(e->fd, sizeof(marks)) != 0) abort();
@@ -1167,7 +1240,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     ENTER();
     unsigned known = cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess;
     REQUIRE(event && !(flags & ~known), cudaErrorInvalidValue);
-    REQUIRE(!(flags & cudaEventInterprocess) || (flags & cudaEventDisableTiming), cudaErrorInvalidValue);
+    REQUIRE(!(flags & cudaEventInterprocess) || (flags & cudaEventDisableTiming),
+            cudaErrorInvalidValue);
     return new_event(event, flags, -1);
 }
 
@@ -1200,7 +1274,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     cudaError_t error = check_implicit(s);
     if (error) return unlock(error);
     event->capture_id = 0;
-    return unlock(enqueue_moment(s, event, atomic_fetch_add(&event->marks->recorded, 1) + 1, run_record));
+    return unlock(
+        enqueue_moment(s, event, atomic_fetch_add(&event->marks->recorded, 1) + 1, run_record));
 }
 
 static capture *find_capture(uint64_t id) {
@@ -1215,7 +1290,8 @@ static cudaError_t join_capture(cudaStream_t s, cudaEvent_t event) {
     if (!c) return cudaErrorCapturedEvent;
     if (c->invalid) return cudaErrorStreamCaptureInvalidated;
     if (s->is_null) return spoil(c, cudaErrorStreamCaptureImplicit);
-    if (s->capture && s->capture != c) return spoil(s->capture, spoil(c, cudaErrorStreamCaptureMerge));
+    if (s->capture && s->capture != c)
+        return spoil(s->capture, spoil(c, cudaErrorStreamCaptureMerge));
     if (!s->capture) {
         s->capture = c;
         s->last_step = ++c->n_steps;
@@ -1251,7 +1327,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     ENTER();
     pthread_mutex_lock(&lock);
     cudaError_t error = check_event(event);
-    if (!error && !has_passed(event, atomic_load(&event->marks->recorded))) error = cudaErrorNotReady;
+    if (!error && !has_passed(event, atomic_load(&event->marks->recorded)))
+        error = cudaErrorNotReady;
     return unlock(error);
 }
 
@@ -1266,7 +1343,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     ENTER();
     REQUIRE(ms, cudaErrorInvalidValue);
-    REQUIRE(start && end && !((start->flags | end->flags) & cudaEventDisableTiming), cudaErrorInvalidResourceHandle);
+    REQUIRE(start && end && !((start->flags | end->flags) & cudaEventDisableTiming),
+            cudaErrorInvalidResourceHandle);
     uint64_t from = atomic_load(&start->marks->recorded), to = atomic_load(&end->marks->recorded);
     REQUIRE(from && to, cudaErrorInvalidResourceHandle);
     REQUIRE(has_passed(start, from) && has_passed(end, to), cudaErrorNotReady);
@@ -1278,7 +1356,11 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 // API: kernels
 //------------------------------------------------------------------------------
 
-enum { N_REDUCE = 4, N_KERNELS = 7, KERNEL_THREADS = 512 }; // the last: of a block, the kernels' launch bounds
+enum {
+    N_REDUCE = 4,
+    N_KERNELS = 7,
+    KERNEL_THREADS = 512
+}; // the last: of a block, the kernels' launch bounds
 
 struct CUkern_st {
     bool found, loaded;
@@ -1312,7 +1394,8 @@ typedef struct launch {
 } launch;
 
 // Where a stream's thread finds what a kernel gets.
-static cudaError_t reach_operand(const void **pointer, uint64_t count, size_t size, size_t alignment) {
+static cudaError_t reach_operand(const void **pointer, uint64_t count, size_t size,
+                                 size_t alignment) {
     if ((uintptr_t)*pointer % alignment) return cudaErrorMisalignedAddress;
     *pointer = count <= SIZE_MAX / size ? fake_reach(*pointer, (size_t)count * size) : NULL;
     return *pointer ? cudaSuccess : cudaErrorIllegalAddress;
@@ -1332,7 +1415,8 @@ static cudaError_t run_reduce(const launch *l) {
     size_t size = kernels[l->which].size;
     void *ones = NULL; // what arrives from another device where that is corrupted
     if (a.count == 0) return cudaSuccess;
-    cudaError_t error = a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
+    cudaError_t error =
+        a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
     if (!error && also) error = reach_operand(&also, a.count, size, size);
     for (int k = 0; !error && k < a.n; k++) {
         bool corrupt = config.corrupt_peers && is_elsewhere(l, a.in[k]);
@@ -1354,9 +1438,12 @@ static cudaError_t run_reduce(const launch *l) {
 
 static cudaError_t run_pack(const launch *l) {
     idist_pack_args a = l->args.pack;
-    bool bytes = kernels[l->which].pack == idist_pack_bytes, unpacks = kernels[l->which].pack == idist_unpack_bytes;
-    bool halves = !bytes && !unpacks, widens = halves && a.op >= IDIST_UNPACK_F16, adds = bytes && a.op == IDIST_PACK_ADD;
-    uint64_t chunks = bytes ? a.padded / IDIST_PACK_CHUNK : (a.count + IDIST_PACK_CHUNK - 1) / IDIST_PACK_CHUNK;
+    bool bytes = kernels[l->which].pack == idist_pack_bytes,
+         unpacks = kernels[l->which].pack == idist_unpack_bytes;
+    bool halves = !bytes && !unpacks, widens = halves && a.op >= IDIST_UNPACK_F16,
+         adds = bytes && a.op == IDIST_PACK_ADD;
+    uint64_t chunks =
+        bytes ? a.padded / IDIST_PACK_CHUNK : (a.count + IDIST_PACK_CHUNK - 1) / IDIST_PACK_CHUNK;
     const void *out = a.out, *rest = a.error;
     cudaError_t error = cudaSuccess;
     if (!a.count && !adds) error = reach_operand(&out, 1, 1, 1);
@@ -1381,12 +1468,14 @@ static void run_kernel(void *arg, uint64_t ticket) {
     if (error) atomic_store(&broken, (int)error);
 }
 
-cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit, void **jit_values,
-                                unsigned n_jit, enum cudaLibraryOption *options, void **values, unsigned n_options) {
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit,
+                                void **jit_values, unsigned n_jit, enum cudaLibraryOption *options,
+                                void **values, unsigned n_options) {
     ENTER();
     char entry[64];
     REQUIRE(library && code, cudaErrorInvalidValue);
-    REQUIRE((!n_jit || (jit && jit_values)) && (!n_options || (options && values)), cudaErrorInvalidValue);
+    REQUIRE((!n_jit || (jit && jit_values)) && (!n_options || (options && values)),
+            cudaErrorInvalidValue);
     REQUIRE(strncmp(code, ".version ", 9) == 0, cudaErrorInvalidKernelImage);
     pthread_mutex_lock(&lock);
     cudaError_t error = check_unsafe();
@@ -1464,15 +1553,17 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     return unlock(load_kernel(kernel));
 }
 
-cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void **args, size_t shared,
-                             cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void **args,
+                             size_t shared, cudaStream_t stream) {
     ENTER();
     unsigned limit = 1024;
     REQUIRE(args && args[0], cudaErrorInvalidValue);
-    REQUIRE(grid.x && grid.y && grid.z && threads.x && threads.y && threads.z, cudaErrorInvalidConfiguration);
+    REQUIRE(grid.x && grid.y && grid.z && threads.x && threads.y && threads.z,
+            cudaErrorInvalidConfiguration);
     REQUIRE(grid.x <= INT32_MAX && threads.x <= limit && threads.y <= limit && threads.z <= 64,
             cudaErrorInvalidConfiguration);
-    REQUIRE(threads.x * threads.y * threads.z <= limit && shared <= 48 << 10, cudaErrorInvalidConfiguration);
+    REQUIRE(threads.x * threads.y * threads.z <= limit && shared <= 48 << 10,
+            cudaErrorInvalidConfiguration);
     REQUIRE(threads.x * threads.y * threads.z <= KERNEL_THREADS, cudaErrorLaunchOutOfResources);
     REQUIRE(grid.y == 1 && grid.z == 1 && threads.y == 1 && threads.z == 1, cudaErrorNotSupported);
     pthread_mutex_lock(&lock);
@@ -1485,7 +1576,9 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void
     if (error) return unlock(error);
     launch *l = calloc(1, sizeof *l);
     if (!l) abort();
-    *l = (launch){.which = which, .bus = config.bus[s->device], .n_threads = (uint64_t)grid.x * threads.x};
+    *l = (launch){.which = which,
+                  .bus = config.bus[s->device],
+                  .n_threads = (uint64_t)grid.x * threads.x};
     if (which < N_REDUCE) memcpy(&l->args.reduce, args[0], sizeof l->args.reduce);
     else memcpy(&l->args.pack, args[0], sizeof l->args.pack);
     return unlock(enqueue(s, (fake_work){run_kernel, NULL, free, l, false}));
@@ -1497,7 +1590,8 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 threads, void
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
     ENTER();
-    REQUIRE(mode && (int)*mode >= 0 && *mode <= cudaStreamCaptureModeRelaxed, cudaErrorInvalidValue);
+    REQUIRE(mode && (int)*mode >= 0 && *mode <= cudaStreamCaptureModeRelaxed,
+            cudaErrorInvalidValue);
     enum cudaStreamCaptureMode old = thread_mode;
     thread_mode = *mode;
     *mode = old;
@@ -1514,7 +1608,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (s->capture) return unlock(cudaErrorIllegalState);
     s->capture = calloc(1, sizeof *s->capture);
     if (!s->capture) abort();
-    *s->capture = (capture){.id = ++n_captures, .origin = s, .thread = pthread_self(), .mode = mode};
+    *s->capture =
+        (capture){.id = ++n_captures, .origin = s, .thread = pthread_self(), .mode = mode};
     return unlock(cudaSuccess);
 }
 
@@ -1546,7 +1641,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     cudaError_t error = c->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
     for (cudaStream_t other = streams; other; other = other->next) {
         if (other->capture != c) continue;
-        if (other != s && other->joined_step < other->last_step && !error) error = cudaErrorStreamCaptureUnjoined;
+        if (other != s && other->joined_step < other->last_step && !error)
+            error = cudaErrorStreamCaptureUnjoined;
         other->capture = NULL;
     }
     if (error) {
@@ -1560,7 +1656,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     return unlock(error);
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags) {
     ENTER();
     (void)flags;
     REQUIRE(exec && graph, cudaErrorInvalidValue);
@@ -1642,7 +1739,8 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     ENTER();
     ipc_handle h;
     memcpy(&h, &handle, sizeof h);
-    REQUIRE(pointer && flags == cudaIpcMemLazyEnablePeerAccess && h.magic == IPC_MAGIC, cudaErrorInvalidValue);
+    REQUIRE(pointer && flags == cudaIpcMemLazyEnablePeerAccess && h.magic == IPC_MAGIC,
+            cudaErrorInvalidValue);
     REQUIRE(h.pid != getpid(), cudaErrorDeviceUninitialized);
     pthread_mutex_lock(&lock);
     cudaError_t error = check_unsafe();
@@ -1697,7 +1795,8 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t even
     struct stat st;
     REQUIRE(event && event->fd >= 0 && !event->imported, cudaErrorInvalidResourceHandle);
     REQUIRE(handle && fstat(event->fd, &st) == 0, cudaErrorInvalidValue);
-    ipc_handle h = {IPC_MAGIC, st.st_ino, sizeof(marks), getpid(), event->fd, config.bus[event->device]};
+    ipc_handle h = {IPC_MAGIC, st.st_ino, sizeof(marks),
+                    getpid(),  event->fd, config.bus[event->device]};
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &h, sizeof h);
     return cudaSuccess;

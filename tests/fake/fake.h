@@ -1,7 +1,9 @@
-// fake.h - what the stand-ins for libcudart (cuda.c) and libnccl (nccl.c) share, and what tests may ask of them
+// fake.h - what the stand-ins for libcudart (cuda.c) and libnccl (nccl.c) share, and what tests may
+// ask of them
 //
 // Both are compiled against the real headers and linked instead of the real libraries:
-//     cc -std=gnu11 -isystem $CUDA_HOME/include program.c tests/fake/cuda.c tests/fake/nccl.c -pthread
+//     cc -std=gnu11 -isystem $CUDA_HOME/include program.c tests/fake/cuda.c tests/fake/nccl.c
+//     -pthread
 #ifndef FAKE_H
 #define FAKE_H
 
@@ -14,8 +16,9 @@
 extern "C" {
 #endif
 
-// Where a test reads and writes device memory on purpose: the second mapping. NULL when this is no device pointer. It
-// waits for nothing, so what it shows is what the operations have done until now.
+// Where a test reads and writes device memory on purpose: the second mapping. NULL when this is no
+// device pointer. It waits for nothing, so what it shows is what the operations have done until
+// now.
 void *fake_host_view(const void *device_pointer);
 
 // Bytes of device memory that the copies, memsets and reductions of this process have read and
@@ -34,14 +37,16 @@ unsigned fake_count_asked(void);
 // Threads of this process that are inside a call of NCCL that enqueues.
 int fake_count_inside(void);
 
-// For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this function).
+// For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this
+// function).
 cudaError_t fake_enter(const char *function);
 
-// For nccl.c: the address by which a stream's thread reaches nbytes at this device or pinned host pointer; else NULL.
+// For nccl.c: the address by which a stream's thread reaches nbytes at this device or pinned host
+// pointer; else NULL.
 void *fake_reach(const void *pointer, size_t nbytes);
 
-// An operation of a stream. It runs in the stream's thread, once for each time it is launched: when a graph was captured,
-// more than once or never.
+// An operation of a stream. It runs in the stream's thread, once for each time it is launched: when
+// a graph was captured, more than once or never.
 typedef struct fake_work {
     void (*run)(void *arg, uint64_t ticket);
     uint64_t (*ticket)(void *arg); // may be NULL; called when the operation is queued for one run

@@ -1,52 +1,77 @@
-// nccl.c - a stand-in for libnccl 2.28, for tests on machines without a GPU. It needs cuda.c beside it, is linked into
-// tests only, and is compiled against the real nccl.h.
+// nccl.c - a stand-in for libnccl 2.28, for tests on machines without a GPU. It needs cuda.c beside
+// it, is linked into tests only, and is compiled against the real nccl.h.
 //
 // Like the real one
-//   - Ranks are processes or threads that meet by the unique id; the process that made it must live until all have met.
-//   - Operations run in the stream that they were given, after what is queued there, and wait for their peers there.
+//   - Ranks are processes or threads that meet by the unique id; the process that made it must live
+//   until all have met.
+//   - Operations run in the stream that they were given, after what is queued there, and wait for
+//   their peers there.
 //     Operations of one communicator run in the order of the calls, whatever their streams.
-//   - A peer that died, or that called something else, is waited for: for ever, with cudaStreamQuery saying "not ready"
-//     and ncclCommGetAsyncError 0, until ncclCommAbort. Then the stream goes on; the result is garbage.
-//   - Small messages are sent without waiting for the receiver, so a broadcast's root may end first.
-//   - The first collective of an algorithm on a communicator, and the first send and receive of a pair, block the calling
-//     thread until the peers make theirs: that connects them. Which algorithm it is depends on the kind of call, its size,
-//     and type and operator. NCCL_RUNTIME_CONNECT=0, or a version before 22200: collectives are connected by init.
-//   - ncclCommAbort and ncclCommDestroy must not run while a thread is inside a call with that communicator, also
-//     ncclCommGetAsyncError, nor ncclCommFinalize while one is in a call that enqueues: here it ends the program.
-//     ncclCommRevoke (from 22807 on) may: it ends what runs and what connects, and frees nothing.
-//   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are destroyed; an abort after
-//     ncclCommRevoke does not, and whoever destroys such a graph later touches what was freed: here it ends the program.
-//   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives progress together. Init and
+//   - A peer that died, or that called something else, is waited for: for ever, with
+//   cudaStreamQuery saying "not ready"
+//     and ncclCommGetAsyncError 0, until ncclCommAbort. Then the stream goes on; the result is
+//     garbage.
+//   - Small messages are sent without waiting for the receiver, so a broadcast's root may end
+//   first.
+//   - The first collective of an algorithm on a communicator, and the first send and receive of a
+//   pair, block the calling
+//     thread until the peers make theirs: that connects them. Which algorithm it is depends on the
+//     kind of call, its size, and type and operator. NCCL_RUNTIME_CONNECT=0, or a version before
+//     22200: collectives are connected by init.
+//   - ncclCommAbort and ncclCommDestroy must not run while a thread is inside a call with that
+//   communicator, also
+//     ncclCommGetAsyncError, nor ncclCommFinalize while one is in a call that enqueues: here it
+//     ends the program. ncclCommRevoke (from 22807 on) may: it ends what runs and what connects,
+//     and frees nothing.
+//   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are
+//   destroyed; an abort after
+//     ncclCommRevoke does not, and whoever destroys such a graph later touches what was freed: here
+//     it ends the program.
+//   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives
+//   progress together. Init and
 //     split may be in a group.
-//   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are divided afterwards.
-//   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute capability 9.0 or more.
-//   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >= 23003,
+//   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are
+//   divided afterwards.
+//   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute
+//   capability 9.0 or more.
+//   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >=
+//   23003,
 //     NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
-//   - Config blocking=0: ncclInProgress from init and revoke, and once after each group; who does not ask again gets an
+//   - Config blocking=0: ncclInProgress from init and revoke, and once after each group; who does
+//   not ask again gets an
 //     error.
-//   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at all.
+//   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at
+//   all.
 //   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1, ncclMemAlloc 1.
 // Unlike the real one
-//   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at most.
-//   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would fault on the device.
+//   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at
+//   most.
+//   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would
+//   fault on the device.
 //   - A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
-//   - No CommInitAll, Shrink, windows, Scalable, SimulateEnd, device API, debug output. They do not link.
+//   - No CommInitAll, Shrink, windows, Scalable, SimulateEnd, device API, debug output. They do not
+//   link.
 //
 // Environment
 //   FAKE_NCCL_VERSION=n     what ncclGetVersion says (default NCCL_VERSION_CODE)
 //   FAKE_NCCL_FAIL=code     initialisation fails with this code, in each process that has it
-//   FAKE_NCCL_REMOTE=1      a peer whose process ended is noticed, as over a network: ncclRemoteError, of
-//                           ncclCommGetAsyncError and of each call from then on; the operations still never end
-//   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8); with FAKE_NCCL_REMOTE=2 ncclRemoteError,
+//   FAKE_NCCL_REMOTE=1      a peer whose process ended is noticed, as over a network:
+//   ncclRemoteError, of
+//                           ncclCommGetAsyncError and of each call from then on; the operations
+//                           still never end
+//   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8); with
+//   FAKE_NCCL_REMOTE=2 ncclRemoteError,
 //                           as if a connection broke that only NCCL uses
 //   FAKE_NCCL_INIT_HANGS=1  initialisation never ends (ncclCommAbort ends it when blocking=0)
 //   FAKE_NCCL_RUN_HANGS=1   operations that run never end, until an abort or a revoke
-//   FAKE_NCCL_LATER_HANGS=1 what is begun on communicators that do not block stays in progress, until an abort or a revoke
-//   FAKE_NCCL_QUERY_US=n    ncclCommGetAsyncError takes that long where nothing was enqueued for 100 ms
-//   FAKE_NCCL_STAYS_MS=n    who waits for a peer in a call comes out that long after the abort or the revoke
-//   FAKE_NCCL_REVOKE_HANGS=1  a revoke of a communicator that does not block stays in progress
-//   FAKE_NCCL_IN_PROGRESS=1 calls between ncclGroupStart and ncclGroupEnd on such a communicator return ncclInProgress
-//   FAKE_NCCL_GROUP_FAIL=code  the end of a group of several calls fails with this code, and nothing is begun
+//   FAKE_NCCL_LATER_HANGS=1 what is begun on communicators that do not block stays in progress,
+//   until an abort or a revoke FAKE_NCCL_QUERY_US=n    ncclCommGetAsyncError takes that long where
+//   nothing was enqueued for 100 ms FAKE_NCCL_STAYS_MS=n    who waits for a peer in a call comes
+//   out that long after the abort or the revoke FAKE_NCCL_REVOKE_HANGS=1  a revoke of a
+//   communicator that does not block stays in progress FAKE_NCCL_IN_PROGRESS=1 calls between
+//   ncclGroupStart and ncclGroupEnd on such a communicator return ncclInProgress
+//   FAKE_NCCL_GROUP_FAIL=code  the end of a group of several calls fails with this code, and
+//   nothing is begun
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -153,8 +178,9 @@ typedef enum kind {
     SEND,
     RECV
 } kind;
-static const char *const kind_names[] = {"AllReduce", "Reduce", "ReduceScatter", "Broadcast", "AllGather",
-                                         "AlltoAll",  "Gather", "Scatter",       "Send",      "Recv"};
+static const char *const kind_names[] = {"AllReduce", "Reduce",   "ReduceScatter", "Broadcast",
+                                         "AllGather", "AlltoAll", "Gather",        "Scatter",
+                                         "Send",      "Recv"};
 
 typedef struct call {
     kind kind;
@@ -178,7 +204,8 @@ static _Thread_local struct {
 static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
 static char last_text[512];
 
-static ncclResult_t fail(ncclResult_t code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static ncclResult_t fail(ncclResult_t code, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 static ncclResult_t fail(ncclResult_t code, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -207,7 +234,8 @@ static size_t size_of(ncclDataType_t type) {
 static ncclResult_t make_id(ncclUniqueId *out) {
     struct stat st;
     unique_id id = {ID_MAGIC, 0, getpid(), memfd_create("fake-nccl", MFD_CLOEXEC)};
-    if (id.fd < 0 || fstat(id.fd, &st) != 0) return fail(ncclSystemError, "memfd_create: errno %d", errno);
+    if (id.fd < 0 || fstat(id.fd, &st) != 0)
+        return fail(ncclSystemError, "memfd_create: errno %d", errno);
     id.inode = st.st_ino;
     memset(out, 0, sizeof *out);
     memcpy(out, &id, sizeof id);
@@ -224,9 +252,12 @@ static ncclResult_t map_segment(ncclComm_t comm) {
     int fd = id.magic == ID_MAGIC ? open(path, O_RDWR | O_CLOEXEC) : -1;
     bool ok = fd >= 0 && fstat(fd, &st) == 0 && st.st_ino == id.inode;
     if (ok && (size_t)st.st_size < comm->nbytes) ok = ftruncate(fd, (off_t)comm->nbytes) == 0;
-    void *at = ok ? mmap(NULL, comm->nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    void *at =
+        ok ? mmap(NULL, comm->nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (fd >= 0) close(fd);
-    if (at == MAP_FAILED) return fail(ncclSystemError, "socketStartConnect: Connect to the root of this unique id failed");
+    if (at == MAP_FAILED)
+        return fail(ncclSystemError,
+                    "socketStartConnect: Connect to the root of this unique id failed");
     comm->shared = at;
     return ncclSuccess;
 }
@@ -274,15 +305,19 @@ static ncclResult_t check_peers(ncclComm_t comm) {
     bool allowed = several && atoi(several) == 1 && comm->version >= 23003, duplicates = false;
     for (int i = 0; i < comm->n_ranks; i++)
         if (peers[i].version != peers[0].version)
-            return fail(ncclInvalidUsage, "Mismatched NCCL version detected : rank %d version %d rank %d version %d", i,
-                        peers[i].version, 0, peers[0].version);
+            return fail(ncclInvalidUsage,
+                        "Mismatched NCCL version detected : rank %d version %d rank %d version %d",
+                        i, peers[i].version, 0, peers[0].version);
     for (int i = 0; i < comm->n_ranks && !allowed; i++) {
         if (i != comm->rank && peers[i].host == me->host && peers[i].bus == me->bus)
-            return fail(ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %lx", comm->rank,
-                        i, (unsigned long)me->bus);
-        for (int j = 0; j < i; j++) duplicates |= peers[i].host == peers[j].host && peers[i].bus == peers[j].bus;
+            return fail(ncclInvalidUsage,
+                        "Duplicate GPU detected : rank %d and rank %d both on CUDA device %lx",
+                        comm->rank, i, (unsigned long)me->bus);
+        for (int j = 0; j < i; j++)
+            duplicates |= peers[i].host == peers[j].host && peers[i].bus == peers[j].bus;
     }
-    if (duplicates) return fail(ncclRemoteError, "socketProgress: Connection closed by remote peer");
+    if (duplicates)
+        return fail(ncclRemoteError, "socketProgress: Connection closed by remote peer");
     return ncclSuccess;
 }
 
@@ -290,14 +325,15 @@ static ncclResult_t job_init(ncclComm_t comm) {
     const char *failing = getenv("FAKE_NCCL_FAIL"), *hangs = getenv("FAKE_NCCL_INIT_HANGS");
     int turns = 0;
     while (hangs && atoi(hangs) == 1 && !comm->aborted) nap(&turns);
-    if (failing && atoi(failing) != 0) return fail((ncclResult_t)atoi(failing), "FAKE_NCCL_FAIL=%s", failing);
+    if (failing && atoi(failing) != 0)
+        return fail((ncclResult_t)atoi(failing), "FAKE_NCCL_FAIL=%s", failing);
     if (comm->aborted) return ncclInternalError;
     ncclResult_t rc = map_segment(comm);
     if (rc) return rc;
     peer *peers = comm->shared->peers;
     if (atomic_exchange(&peers[comm->rank].arrived, 1))
-        return fail(ncclSystemError, "Bootstrap Root : rank %d of %d ranks has already checked in", comm->rank,
-                    comm->n_ranks);
+        return fail(ncclSystemError, "Bootstrap Root : rank %d of %d ranks has already checked in",
+                    comm->rank, comm->n_ranks);
     introduce(comm, &peers[comm->rank]);
     atomic_store(&peers[comm->rank].arrived, 2);
     for (int i = 0; i < comm->n_ranks; i++)
@@ -320,17 +356,20 @@ static ncclResult_t wait_round(ncclComm_t parent, atomic_ulong *value, unsigned 
     return ncclSuccess;
 }
 
-// comm has color and key and, when this returns, rank, size and id. The first rank of each color makes the id.
+// comm has color and key and, when this returns, rank, size and id. The first rank of each color
+// makes the id.
 static ncclResult_t exchange_split(ncclComm_t comm) {
     ncclComm_t parent = comm->parent;
     peer *peers = parent->shared->peers, *me = &peers[parent->rank];
     unsigned long round = ++parent->n_splits;
     ncclResult_t rc = ncclSuccess;
     int leader = -1;
-    for (int i = 0; i < parent->n_ranks && !rc; i++) rc = wait_round(parent, &peers[i].split_ended, round - 1);
+    for (int i = 0; i < parent->n_ranks && !rc; i++)
+        rc = wait_round(parent, &peers[i].split_ended, round - 1);
     me->color = comm->color, me->key = comm->key;
     atomic_store(&me->split_begun, round);
-    for (int i = 0; i < parent->n_ranks && !rc; i++) rc = wait_round(parent, &peers[i].split_begun, round);
+    for (int i = 0; i < parent->n_ranks && !rc; i++)
+        rc = wait_round(parent, &peers[i].split_begun, round);
     for (int i = 0; i < parent->n_ranks && !rc; i++) {
         if (peers[i].color != comm->color) continue;
         comm->n_ranks++;
@@ -360,7 +399,9 @@ static ncclResult_t job_finalize(ncclComm_t comm) {
     while (!comm->aborted && (comm->done < comm->tickets || comm->persistent > 0)) nap(&turns);
     atomic_store(&peers[comm->rank].finalized, 1);
     for (int i = 0; i < comm->n_ranks; i++)
-        while (!comm->aborted && peers[i].host == peers[comm->rank].host && !atomic_load(&peers[i].finalized)) nap(&turns);
+        while (!comm->aborted && peers[i].host == peers[comm->rank].host &&
+               !atomic_load(&peers[i].finalized))
+            nap(&turns);
     return ncclSuccess;
 }
 
@@ -372,7 +413,8 @@ static void *job_thread(void *arg) {
     return NULL;
 }
 
-// Runs here when blocking, in a thread when not, and in a thread that GroupEnd joins when in a group.
+// Runs here when blocking, in a thread when not, and in a thread that GroupEnd joins when in a
+// group.
 static ncclResult_t start_job(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t)) {
     if (comm->blocking && group.depth == 0) return job(comm);
     comm->job = job;
@@ -402,8 +444,8 @@ static ncclResult_t join_jobs(void) {
     return rc;
 }
 
-static ncclResult_t start_comm(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t), const ncclConfig_t *config,
-                               ncclComm_t *out) {
+static ncclResult_t start_comm(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t),
+                               const ncclConfig_t *config, ncclComm_t *out) {
     comm->blocking = config ? config->blocking != 0 : comm->parent ? comm->parent->blocking : true;
     atomic_store(&comm->refs, 1);
     comm->where = out;
@@ -418,7 +460,8 @@ static ncclResult_t start_comm(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t),
 
 static ncclResult_t check_config(const ncclConfig_t *config) {
     if (!config || (config->magic == 0xcafebeef && config->size != 0)) return ncclSuccess;
-    return fail(ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+    return fail(ncclInvalidArgument,
+                "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
 }
 
 static ncclResult_t init(const char *name, ncclComm_t *out, int n_ranks, ncclUniqueId id, int rank,
@@ -446,8 +489,11 @@ static ncclResult_t check_ready(ncclComm_t comm, const char *name) {
     if (comm->revoked) return fail(ncclInvalidUsage, "%s : the communicator was revoked", name);
     int state = comm->polls > 0 && comm->async == ncclSuccess ? ncclInProgress : comm->async;
     if (state == ncclInProgress)
-        return fail(ncclInvalidArgument, "Attempt to use communicator before the previous operation returned ncclSuccess");
-    return state ? fail((ncclResult_t)state, "%s : the communicator has failed", name) : ncclSuccess;
+        return fail(
+            ncclInvalidArgument,
+            "Attempt to use communicator before the previous operation returned ncclSuccess");
+    return state ? fail((ncclResult_t)state, "%s : the communicator has failed", name)
+                 : ncclSuccess;
 }
 
 //------------------------------------------------------------------------------
@@ -455,7 +501,8 @@ static ncclResult_t check_ready(ncclComm_t comm, const char *name) {
 //------------------------------------------------------------------------------
 
 static float half_to_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu, bits;
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u,
+             fraction = h & 0x3ffu, bits;
     float f;
     if (exponent == 0) {
         f = (float)fraction * 0x1p-24f;
@@ -486,14 +533,17 @@ static uint16_t float_to_half(float f) {
 }
 
 static bool is_f8(ncclDataType_t type) { return type == ncclFloat8e4m3 || type == ncclFloat8e5m2; }
-static __nv_fp8_interpretation_t f8_of(ncclDataType_t type) { return type == ncclFloat8e4m3 ? __NV_E4M3 : __NV_E5M2; }
+static __nv_fp8_interpretation_t f8_of(ncclDataType_t type) {
+    return type == ncclFloat8e4m3 ? __NV_E4M3 : __NV_E5M2;
+}
 
 static double load_float(ncclDataType_t type, const char *at) {
     uint16_t h;
     uint32_t bits;
     float f;
     double d;
-    if (is_f8(type)) return (double)half_to_float(__nv_cvt_fp8_to_halfraw((unsigned char)*at, f8_of(type)).x);
+    if (is_f8(type))
+        return (double)half_to_float(__nv_cvt_fp8_to_halfraw((unsigned char)*at, f8_of(type)).x);
     switch ((int)type) {
     case ncclFloat64: return memcpy(&d, at, 8), d;
     case ncclFloat32: return memcpy(&f, at, 4), (double)f;
@@ -522,7 +572,9 @@ static void store_float(ncclDataType_t type, char *at, double d) {
 }
 
 static bool is_float(ncclDataType_t type) { return type >= ncclFloat16; }
-static bool is_signed(ncclDataType_t type) { return type == ncclInt8 || type == ncclInt32 || type == ncclInt64; }
+static bool is_signed(ncclDataType_t type) {
+    return type == ncclInt8 || type == ncclInt32 || type == ncclInt64;
+}
 
 static uint64_t load_int(ncclDataType_t type, const char *at) {
     uint64_t bits = 0;
@@ -532,24 +584,33 @@ static uint64_t load_int(ncclDataType_t type, const char *at) {
     return is_signed(type) && unused ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits;
 }
 
-static bool less(uint64_t a, uint64_t b, bool with_sign) { return with_sign ? (int64_t)a < (int64_t)b : a < b; }
+static bool less(uint64_t a, uint64_t b, bool with_sign) {
+    return with_sign ? (int64_t)a < (int64_t)b : a < b;
+}
 
 // at = at op from
 static void combine(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from) {
     if (is_float(type)) {
         double a = load_float(type, at), b = load_float(type, from);
-        double c = op == ncclSum ? a + b : op == ncclProd ? a * b : (op == ncclMax ? a < b : b < a) ? b : a;
+        double c = op == ncclSum                     ? a + b
+                   : op == ncclProd                  ? a * b
+                   : (op == ncclMax ? a < b : b < a) ? b
+                                                     : a;
         store_float(type, at, c);
         return;
     }
     uint64_t a = load_int(type, at), b = load_int(type, from);
     bool with_sign = is_signed(type);
-    uint64_t c = op == ncclSum ? a + b : op == ncclProd ? a * b : less(a, b, with_sign) == (op == ncclMax) ? b : a;
+    uint64_t c = op == ncclSum                              ? a + b
+                 : op == ncclProd                           ? a * b
+                 : less(a, b, with_sign) == (op == ncclMax) ? b
+                                                            : a;
     memcpy(at, &c, size_of(type));
 }
 
 // The same of many; what is called on large buffers is fast.
-static void combine_all(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from, size_t nbytes) {
+static void combine_all(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from,
+                        size_t nbytes) {
     size_t width = size_of(type);
     float a, b;
     uint32_t x, y;
@@ -571,7 +632,8 @@ static void combine_all(ncclRedOp_t op, ncclDataType_t type, char *at, const cha
 
 static void scale(const reduction *r, ncclDataType_t type, char *data, size_t count) {
     const char *scalar = r->device_scalar ? r->device_scalar : r->scalar;
-    for (size_t i = 0; r->scaled && i < count; i++) combine(ncclProd, type, data + i * size_of(type), scalar);
+    for (size_t i = 0; r->scaled && i < count; i++)
+        combine(ncclProd, type, data + i * size_of(type), scalar);
 }
 
 static void divide(ncclDataType_t type, char *data, size_t count, int by) {
@@ -589,16 +651,19 @@ static ncclResult_t resolve_op(call *c) {
     reduction *r = &c->reduction;
     for (int i = 0; i < c->comm->n_ranks && is_f8(c->type); i++)
         if (c->comm->shared->peers[i].major < 9)
-            return fail(ncclInvalidArgument, "FP8 reduction support begins with sm90 capable devices.");
-    if (c->op < 0) return fail(ncclInvalidArgument, "%s : invalid reduction operation %d", name, c->op);
+            return fail(ncclInvalidArgument,
+                        "FP8 reduction support begins with sm90 capable devices.");
+    if (c->op < 0)
+        return fail(ncclInvalidArgument, "%s : invalid reduction operation %d", name, c->op);
     if (c->op >= ncclNumOps) {
         int slot = c->op - ncclNumOps;
         if (slot >= MAX_OPS || !c->comm->ops[slot].used)
-            return fail(ncclInvalidArgument, "%s : reduction operation %d unknown to this communicator", name, c->op);
+            return fail(ncclInvalidArgument,
+                        "%s : reduction operation %d unknown to this communicator", name, c->op);
         *r = c->comm->ops[slot];
         if (r->type != c->type)
-            return fail(ncclInvalidArgument,
-                        "Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation");
+            return fail(ncclInvalidArgument, "Data type supplied to user-created ncclRedOp_t does "
+                                             "not match type given to reduction operation");
         return ncclSuccess;
     }
     *r = (reduction){.op = c->op == ncclAvg ? ncclSum : (ncclRedOp_t)c->op, .type = c->type};
@@ -653,8 +718,10 @@ static uint64_t signature(const call *c) {
     return h;
 }
 
-static void add_transfer(transfers *list, const call *c, int other, bool out, const void *data, size_t nbytes) {
-    list->item[list->n++] = (transfer){other, out, false, (char *)(uintptr_t)data, nbytes, 0, signature(c)};
+static void add_transfer(transfers *list, const call *c, int other, bool out, const void *data,
+                         size_t nbytes) {
+    list->item[list->n++] =
+        (transfer){other, out, false, (char *)(uintptr_t)data, nbytes, 0, signature(c)};
 }
 
 static size_t ring_copy(ring *r, bool out, char *data, size_t wanted) {
@@ -711,11 +778,13 @@ static int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-// What an operation that waits finds out by itself: as the network's threads do, and the watchdog of later versions.
+// What an operation that waits finds out by itself: as the network's threads do, and the watchdog
+// of later versions.
 static void look_round(ncclComm_t comm, int64_t since_ms) {
     int limit = number_of("FAKE_NCCL_TIMEOUT_MS"), none = ncclSuccess;
     for (int i = 0; i < comm->n_ranks && number_of("FAKE_NCCL_REMOTE") == 1; i++)
-        if (has_ended(comm->shared->peers[i].pid)) atomic_compare_exchange_strong(&comm->async, &none, (int)ncclRemoteError);
+        if (has_ended(comm->shared->peers[i].pid))
+            atomic_compare_exchange_strong(&comm->async, &none, (int)ncclRemoteError);
     if (limit && now_ms() - since_ms > limit) {
         int code = number_of("FAKE_NCCL_REMOTE") == 2 ? (int)ncclRemoteError : TIMED_OUT;
         atomic_compare_exchange_strong(&comm->async, &none, code);
@@ -755,7 +824,8 @@ static void add_moves(const call *c, transfers *list) {
     }
 }
 
-// One block of a reduction: pieces to and from every rank, then the sum in the order of ranks. room: 2 blocks per rank.
+// One block of a reduction: pieces to and from every rank, then the sum in the order of ranks.
+// room: 2 blocks per rank.
 static bool reduce_block(const call *c, transfers *list, char *room, size_t from, size_t count) {
     ncclComm_t comm = c->comm;
     size_t width = size_of(c->type), nbytes = count * width;
@@ -779,7 +849,8 @@ static bool reduce_block(const call *c, transfers *list, char *room, size_t from
     char *sum = c->recv + from * width;
     memcpy(sum, room + BLOCK_BYTES, nbytes);
     for (int other = 1; other < comm->n_ranks; other++)
-        combine_all(c->reduction.op, c->type, sum, room + (size_t)(2 * other + 1) * BLOCK_BYTES, nbytes);
+        combine_all(c->reduction.op, c->type, sum, room + (size_t)(2 * other + 1) * BLOCK_BYTES,
+                    nbytes);
     if (c->reduction.divided) divide(c->type, sum, count, comm->n_ranks);
     return true;
 }
@@ -805,7 +876,9 @@ typedef struct launch { // what one communicator does in one group
     call calls[];
 } launch;
 
-static uint64_t launch_ticket(void *arg) { return atomic_fetch_add(&((launch *)arg)->comm->tickets, 1); }
+static uint64_t launch_ticket(void *arg) {
+    return atomic_fetch_add(&((launch *)arg)->comm->tickets, 1);
+}
 
 static void complain(const char *text) {
     fprintf(stderr, "%s\n", text);
@@ -814,7 +887,8 @@ static void complain(const char *text) {
 
 static void launch_drop(void *arg) {
     launch *l = arg;
-    if (l->persistent && l->comm->freed) complain("a graph is destroyed whose communicator was freed before");
+    if (l->persistent && l->comm->freed)
+        complain("a graph is destroyed whose communicator was freed before");
     if (l->persistent) atomic_fetch_sub(&l->comm->persistent, 1);
     drop_comm(l->comm);
     free(l);
@@ -877,21 +951,25 @@ static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
     for (int i = 0; !error && i < n_others; i++) error = order_streams(others[i], stream);
     atomic_fetch_add(&comm->refs, 1);
     if (error) return launch_drop(l), error;
-    l->persistent = cudaStreamIsCapturing(stream, &capture) == cudaSuccess && capture != cudaStreamCaptureStatusNone;
+    l->persistent = cudaStreamIsCapturing(stream, &capture) == cudaSuccess &&
+                    capture != cudaStreamCaptureStatusNone;
     if (l->persistent) atomic_fetch_add(&comm->persistent, 1);
     error = fake_enqueue(stream, (fake_work){launch_run, launch_ticket, launch_drop, l, false});
     for (int i = 0; !error && i < n_others; i++) error = order_streams(stream, others[i]);
     return error;
 }
 
-// Which connections a collective needs. Not the real thresholds, but like them: small and large calls, and those that a
-// switch can add up, differ.
+// Which connections a collective needs. Not the real thresholds, but like them: small and large
+// calls, and those that a switch can add up, differ.
 enum { RING = 1, TREE = 2, PAT = 4, NVLS = 8 };
 static unsigned algorithm(const call *c) {
-    size_t parts = c->kind == ALL_GATHER || c->kind == REDUCE_SCATTER ? (size_t)c->comm->n_ranks : 1;
+    size_t parts =
+        c->kind == ALL_GATHER || c->kind == REDUCE_SCATTER ? (size_t)c->comm->n_ranks : 1;
     size_t nbytes = c->count * size_of(c->type) * parts;
     bool reduces = c->kind <= REDUCE_SCATTER;
-    bool by_switch = nbytes >= 1 << 17 && (!reduces || ((c->op == ncclSum || c->op == ncclAvg) && c->type >= ncclFloat16));
+    bool by_switch =
+        nbytes >= 1 << 17 &&
+        (!reduces || ((c->op == ncclSum || c->op == ncclAvg) && c->type >= ncclFloat16));
     if (c->kind == BROADCAST || c->kind == REDUCE) return RING;
     if (by_switch) return NVLS;
     if (nbytes >= 1 << 14) return RING;
@@ -906,7 +984,8 @@ static bool offer(const call *c) {
     bool any = false;
     if (comm->n_ranks == 1) return false;
     if (c->kind <= ALL_GATHER) {
-        if (comm->version < 22200 || (lazy && atoi(lazy) == 0) || (comm->connected & algorithm(c))) return false;
+        if (comm->version < 22200 || (lazy && atoi(lazy) == 0) || (comm->connected & algorithm(c)))
+            return false;
         comm->connected |= algorithm(c);
         atomic_fetch_or(&me->connected, algorithm(c));
         return true;
@@ -927,11 +1006,14 @@ static bool is_offered(const call *c) {
     peer *peers = comm->shared->peers;
     const char *lazy = getenv("NCCL_RUNTIME_CONNECT");
     bool all = true;
-    if (comm->n_ranks == 1 || (c->kind <= ALL_GATHER && (comm->version < 22200 || (lazy && atoi(lazy) == 0)))) return true;
+    if (comm->n_ranks == 1 ||
+        (c->kind <= ALL_GATHER && (comm->version < 22200 || (lazy && atoi(lazy) == 0))))
+        return true;
     for (int other = 0; other < comm->n_ranks && all; other++) {
         route r = route_to(c, other);
         if (c->kind <= ALL_GATHER) all = (atomic_load(&peers[other].connected) & algorithm(c)) != 0;
-        else if (other != comm->rank && r.out) all = atomic_load(&peers[other].recvs_from[comm->rank]);
+        else if (other != comm->rank && r.out)
+            all = atomic_load(&peers[other].recvs_from[comm->rank]);
         if (c->kind > ALL_GATHER && all && other != comm->rank && r.in)
             all = atomic_load(&peers[other].sends_to[comm->rank]);
     }
@@ -1033,7 +1115,8 @@ static ncclResult_t check_self(void) {
         const call *c = &group.calls[i];
         if (c->root == c->comm->rank && c->kind >= SEND) balance += c->kind == SEND ? 1 : -1;
     }
-    return balance ? fail(ncclInvalidUsage, "Trying to send to self without a matching recv") : ncclSuccess;
+    return balance ? fail(ncclInvalidUsage, "Trying to send to self without a matching recv")
+                   : ncclSuccess;
 }
 
 ncclResult_t ncclGroupEnd(void) {
@@ -1062,22 +1145,27 @@ static ncclResult_t check_buffers(call *c) {
     }
     const char *from = c->send, *to = c->recv;
     if (send && !(c->send = fake_reach(from, send)))
-        return fail(ncclInvalidArgument, "%s : sendbuff %p is not a valid pointer", name, (const void *)from);
+        return fail(ncclInvalidArgument, "%s : sendbuff %p is not a valid pointer", name,
+                    (const void *)from);
     if (recv && !(c->recv = fake_reach(to, recv)))
-        return fail(ncclInvalidArgument, "%s : recvbuff %p is not a valid pointer", name, (const void *)to);
+        return fail(ncclInvalidArgument, "%s : recvbuff %p is not a valid pointer", name,
+                    (const void *)to);
     return ncclSuccess;
 }
 
-static ncclDataType_t n_types(ncclComm_t comm) { return comm->version < 22400 ? ncclFloat8e4m3 : ncclNumTypes; }
+static ncclDataType_t n_types(ncclComm_t comm) {
+    return comm->version < 22400 ? ncclFloat8e4m3 : ncclNumTypes;
+}
 
 static ncclResult_t submit(call c) {
     const char *name = kind_names[c.kind];
     ncclResult_t rc = check_ready(c.comm, name);
     if (rc) return rc;
-    if ((int)c.type < 0 || c.type >= n_types(c.comm)) return fail(ncclInvalidArgument, "%s : invalid type %d", name, c.type);
+    if ((int)c.type < 0 || c.type >= n_types(c.comm))
+        return fail(ncclInvalidArgument, "%s : invalid type %d", name, c.type);
     if (c.root < 0 || c.root >= c.comm->n_ranks)
-        return fail(ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)", name, c.root,
-                    c.comm->n_ranks);
+        return fail(ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)",
+                    name, c.root, c.comm->n_ranks);
     if (c.kind <= REDUCE_SCATTER && (rc = resolve_op(&c)) != ncclSuccess) return rc;
     if (c.count == 0) return ncclSuccess;
     if ((rc = check_buffers(&c)) != ncclSuccess) return rc;
@@ -1089,7 +1177,8 @@ static ncclResult_t submit(call c) {
     }
     group.calls[group.n++] = c;
     rc = ncclGroupEnd();
-    if (rc || group.depth == 0 || c.comm->blocking || !number_of("FAKE_NCCL_IN_PROGRESS")) return rc;
+    if (rc || group.depth == 0 || c.comm->blocking || !number_of("FAKE_NCCL_IN_PROGRESS"))
+        return rc;
     return ncclInProgress;
 }
 
@@ -1111,9 +1200,11 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 const char *ncclGetErrorString(ncclResult_t code) {
     switch ((int)code) {
     case ncclSuccess: return "no error";
-    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclUnhandledCudaError:
+        return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
-    case ncclInternalError: return "internal error - please report this issue to the NCCL developers";
+    case ncclInternalError:
+        return "internal error - please report this issue to the NCCL developers";
     case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
     case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     case ncclRemoteError: return "remote process exited or there was a network error";
@@ -1133,7 +1224,8 @@ const char *ncclGetLastError(ncclComm_t comm) {
     return text;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config) {
     return init(__func__, comm, n_ranks, id, rank, config);
 }
 
@@ -1141,14 +1233,16 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int n_ranks, ncclUniqueId id, in
     return init(__func__, comm, n_ranks, id, rank, NULL);
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config) {
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
+                           ncclConfig_t *config) {
     cudaError_t error = fake_enter(__func__);
     if (error) return cuda_failed(error);
     ncclResult_t rc = check_ready(comm, "CommSplit");
     if (rc) return rc;
     if (!out) return fail(ncclInvalidArgument, "CommSplit : newcomm argument is NULL");
     *out = NULL;
-    if (color < NCCL_SPLIT_NOCOLOR) return fail(ncclInvalidArgument, "CommSplit : invalid color %d", color);
+    if (color < NCCL_SPLIT_NOCOLOR)
+        return fail(ncclInvalidArgument, "CommSplit : invalid color %d", color);
     if ((rc = check_config(config)) != ncclSuccess) return rc;
     ncclComm_t made = calloc(1, sizeof *made);
     if (!made) abort();
@@ -1169,8 +1263,11 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     ncclResult_t rc = check_ready(comm, "CommFinalize");
     if (rc) return rc;
-    if (comm->inside > 0) complain("ncclCommFinalize while a thread is inside a call with the communicator");
-    if (comm->finalized) return fail(ncclInvalidArgument, "CommFinalize : comm %p has already been finalized", (void *)comm);
+    if (comm->inside > 0)
+        complain("ncclCommFinalize while a thread is inside a call with the communicator");
+    if (comm->finalized)
+        return fail(ncclInvalidArgument, "CommFinalize : comm %p has already been finalized",
+                    (void *)comm);
     comm->finalized = true;
     comm->where = NULL;
     return start_job(comm, job_finalize);
@@ -1181,7 +1278,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     while (comm->async == ncclInProgress) nap(&turns);
     if (!comm->finalized && comm->async == ncclSuccess) job_finalize(comm);
-    if (comm->inside + comm->asking > 0) complain("ncclCommDestroy while a thread is inside a call with the communicator");
+    if (comm->inside + comm->asking > 0)
+        complain("ncclCommDestroy while a thread is inside a call with the communicator");
     drop_comm(comm);
     return ncclSuccess;
 }
@@ -1197,7 +1295,8 @@ static ncclResult_t job_revoke(ncclComm_t comm) {
 
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     if (!comm) return ncclSuccess;
-    if (flags != 0 || comm->version < 22807 || comm->finalized || atomic_exchange(&comm->revoked, true))
+    if (flags != 0 || comm->version < 22807 || comm->finalized ||
+        atomic_exchange(&comm->revoked, true))
         return fail(ncclInvalidArgument, "CommRevoke : invalid argument");
     atomic_store(&comm->aborted, true);
     return start_job(comm, job_revoke);
@@ -1206,7 +1305,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     int turns = 0;
     if (!comm) return ncclSuccess;
-    if (comm->inside + comm->asking > 0) complain("ncclCommAbort while a thread is inside a call with the communicator");
+    if (comm->inside + comm->asking > 0)
+        complain("ncclCommAbort while a thread is inside a call with the communicator");
     atomic_store(&comm->aborted, true);
     while (comm->n_running > 0 || comm->async == ncclInProgress) nap(&turns);
     while (!comm->revoked && comm->persistent > 0) nap(&turns);
@@ -1242,12 +1342,18 @@ static ncclResult_t query(ncclComm_t comm, const char *name, int *out, int value
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) { return query(comm, "CommCount", count, 0); }
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) { return query(comm, "CommCuDevice", device, 1); }
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) { return query(comm, "CommUserRank", rank, 2); }
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+    return query(comm, "CommCount", count, 0);
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+    return query(comm, "CommCuDevice", device, 1);
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+    return query(comm, "CommUserRank", rank, 2);
+}
 
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type, ncclScalarResidence_t residence,
-                                      ncclComm_t comm) {
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t comm) {
     ncclResult_t rc = check_ready(comm, "RedOpCreatePreMulSum");
     if (rc) return rc;
     if (!op || !scalar || (int)type < 0 || type >= n_types(comm))
@@ -1260,74 +1366,80 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
         else r->device_scalar = fake_reach(scalar, size_of(type));
         if (residence == ncclScalarDevice && !r->device_scalar) {
             r->used = false;
-            return fail(ncclInvalidArgument, "RedOpCreatePreMulSum : scalar %p is not a valid pointer", scalar);
+            return fail(ncclInvalidArgument,
+                        "RedOpCreatePreMulSum : scalar %p is not a valid pointer", scalar);
         }
         *op = (ncclRedOp_t)(ncclNumOps + i);
         return ncclSuccess;
     }
-    return fail(ncclInternalError, "RedOpCreatePreMulSum : the stand-in has room for %d operators", MAX_OPS);
+    return fail(ncclInternalError, "RedOpCreatePreMulSum : the stand-in has room for %d operators",
+                MAX_OPS);
 }
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
     int slot = (int)op - (int)ncclNumOps;
     if (!comm) return fail(ncclInvalidArgument, "RedOpDestroy : comm argument is NULL");
-    if (slot < 0) return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator is a NCCL builtin.");
+    if (slot < 0)
+        return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator is a NCCL builtin.");
     if (slot >= MAX_OPS || !comm->ops[slot].used)
-        return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator unknown to this communicator.");
+        return fail(ncclInvalidArgument,
+                    "ncclRedOpDestroy : operator unknown to this communicator.");
     comm->ops[slot].used = false;
     return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
     return submit((call){ALL_REDUCE, send, recv, count, type, (int)op, 0, comm, stream, {0}});
 }
 
-ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                        ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
     return submit((call){REDUCE, send, recv, count, type, (int)op, root, comm, stream, {0}});
 }
 
-ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
     return submit((call){REDUCE_SCATTER, send, recv, count, type, (int)op, 0, comm, stream, {0}});
 }
 
-ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream) {
     return submit((call){BROADCAST, send, recv, count, type, 0, root, comm, stream, {0}});
 }
 
-ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
     return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
 
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
     return submit((call){ALL_GATHER, send, recv, count, type, 0, 0, comm, stream, {0}});
 }
 
-ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                          cudaStream_t stream) {
+ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type,
+                          ncclComm_t comm, cudaStream_t stream) {
     return submit((call){ALL_TO_ALL, send, recv, count, type, 0, 0, comm, stream, {0}});
 }
 
-ncclResult_t ncclGather(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                        cudaStream_t stream) {
+ncclResult_t ncclGather(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
     return submit((call){GATHER, send, recv, count, type, 0, root, comm, stream, {0}});
 }
 
-ncclResult_t ncclScatter(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                         cudaStream_t stream) {
+ncclResult_t ncclScatter(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
+                         ncclComm_t comm, cudaStream_t stream) {
     return submit((call){SCATTER, send, recv, count, type, 0, root, comm, stream, {0}});
 }
 
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm,
-                      cudaStream_t stream) {
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer_rank,
+                      ncclComm_t comm, cudaStream_t stream) {
     return submit((call){SEND, send, NULL, count, type, 0, peer_rank, comm, stream, {0}});
 }
 
-ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm,
+                      cudaStream_t stream) {
     return submit((call){RECV, NULL, recv, count, type, 0, peer_rank, comm, stream, {0}});
 }
 
@@ -1345,7 +1457,8 @@ ncclResult_t ncclMemFree(void *pointer) {
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buffer, size_t size, void **handle) {
     ncclResult_t rc = check_ready(comm, "CommRegister");
     if (rc) return rc;
-    if (!handle || !size || !fake_reach(buffer, size)) return fail(ncclInvalidArgument, "CommRegister : invalid argument");
+    if (!handle || !size || !fake_reach(buffer, size))
+        return fail(ncclInvalidArgument, "CommRegister : invalid argument");
     *handle = buffer;
     return ncclSuccess;
 }
@@ -1353,5 +1466,6 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buffer, size_t size, 
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
     ncclResult_t rc = check_ready(comm, "CommDeregister");
     if (rc) return rc;
-    return handle ? ncclSuccess : fail(ncclInvalidArgument, "CommDeregister : handle argument is NULL");
+    return handle ? ncclSuccess
+                  : fail(ncclInvalidArgument, "CommDeregister : handle argument is NULL");
 }

@@ -1,5 +1,6 @@
-// on_device.c - idist with idist_nccl.h, and calls that run on device memory what a test asks for with host memory. Built
-// against the CUDA runtime, the real one or the substitute; linked in the place of idist.o.
+// on_device.c - idist with idist_nccl.h, and calls that run on device memory what a test asks for
+// with host memory. Built against the CUDA runtime, the real one or the substitute; linked in the
+// place of idist.o.
 #define IDIST_IMPLEMENTATION
 #define ON_DEVICE_C
 #include "idist.h"
@@ -33,7 +34,8 @@ static block *spare;
 
 static block *to_device(const char *from, size_t nbytes, char **to) {
     block **at, *b;
-    size_t shift = (uintptr_t)from & 15, want = nbytes + shift + 1; // aligned no better than the test has it
+    size_t shift = (uintptr_t)from & 15,
+           want = nbytes + shift + 1; // aligned no better than the test has it
     pthread_mutex_lock(&lock);
     for (at = &spare; *at && (*at)->nbytes < want; at = &(*at)->next) continue;
     if ((b = *at) != NULL) *at = b->next;
@@ -63,8 +65,11 @@ static bool begin(moved *m, const idist_opts *opts) {
     const char *send = (const char *)m->c.send, *recv = (const char *)m->c.recv;
     idist__extent e;
     m->device[0] = m->device[1] = NULL;
-    if (!g || g->freed || !g->w->device || (opts && (opts->request || opts->stream)) || idist__me.group_depth) return false;
-    if (idist__call_check(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK) return false;
+    if (!g || g->freed || !g->w->device || (opts && (opts->request || opts->stream)) ||
+        idist__me.group_depth)
+        return false;
+    if (idist__call_check(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
+        return false;
     if (!e.send && !e.recv) { // says where the others have their elements
         char *to;
         m->device[0] = to_device("", 1, &to);
@@ -103,14 +108,15 @@ static idist_status run(idist__call *c, const idist_opts *opts) {
     m.c = *c;
     if (!begin(&m, opts)) return idist__call_run(c, opts);
     s = idist__call_run(&m.c, opts);
-    if (m.nrecv && cudaMemcpy(m.back_to, m.c.recv, m.nrecv, cudaMemcpyDeviceToHost) != cudaSuccess) abort();
+    if (m.nrecv && cudaMemcpy(m.back_to, m.c.recv, m.nrecv, cudaMemcpyDeviceToHost) != cudaSuccess)
+        abort();
     off_device(m.device[0]);
     off_device(m.device[1]);
     return s;
 }
 
-static idist_status plain(idist__kind kind, const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                          int root, const idist_opts *opts) {
+static idist_status plain(idist__kind kind, const void *send, void *recv, size_t count,
+                          idist_dtype dtype, idist_op op, int root, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, kind, send, recv, count, dtype);
     c.op = op;
@@ -118,55 +124,59 @@ static idist_status plain(idist__kind kind, const void *send, void *recv, size_t
     return run(&c, opts);
 }
 
-idist_status on_device_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                  const idist_opts *opts) {
+idist_status on_device_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  idist_op op, const idist_opts *opts) {
     return plain(IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status on_device_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
-                              const idist_opts *opts) {
+idist_status on_device_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, int root, const idist_opts *opts) {
     return plain(IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
 }
 
-idist_status on_device_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts) {
+idist_status on_device_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
+                                 const idist_opts *opts) {
     return plain(IDIST__BROADCAST, NULL, buf, count, dtype, (idist_op)0, root, opts);
 }
 
-idist_status on_device_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
+idist_status on_device_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  const idist_opts *opts) {
     return plain(IDIST__ALL_GATHER, send, recv, count, dtype, (idist_op)0, -1, opts);
 }
 
-idist_status on_device_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                              const idist_opts *opts) {
+idist_status on_device_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              int root, const idist_opts *opts) {
     return plain(IDIST__GATHER, send, recv, count, dtype, (idist_op)0, root, opts);
 }
 
-idist_status on_device_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                               const idist_opts *opts) {
+idist_status on_device_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                               int root, const idist_opts *opts) {
     return plain(IDIST__SCATTER, send, recv, count, dtype, (idist_op)0, root, opts);
 }
 
-idist_status on_device_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                      const idist_opts *opts) {
+idist_status on_device_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                      idist_op op, const idist_opts *opts) {
     return plain(IDIST__REDUCE_SCATTER, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status on_device_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts) {
+idist_status on_device_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  const idist_opts *opts) {
     return plain(IDIST__ALL_TO_ALL, send, recv, count, dtype, (idist_op)0, -1, opts);
 }
 
-idist_status on_device_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                            const idist_opts *opts) {
+idist_status on_device_scan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                            idist_op op, const idist_opts *opts) {
     return plain(IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
 }
 
-idist_status on_device_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                              const idist_opts *opts) {
+idist_status on_device_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, const idist_opts *opts) {
     return plain(IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
 }
 
-static idist_status v_form(idist__kind kind, const void *send, void *recv, size_t count, const size_t *const counts[4],
-                           idist_dtype dtype, int root, uint64_t check, const idist_opts *opts) {
+static idist_status v_form(idist__kind kind, const void *send, void *recv, size_t count,
+                           const size_t *const counts[4], idist_dtype dtype, int root,
+                           uint64_t check, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, kind, send, recv, count, dtype);
     c.sendcounts = counts[0];
@@ -178,34 +188,39 @@ static idist_status v_form(idist__kind kind, const void *send, void *recv, size_
     return run(&c, opts);
 }
 
-idist_status on_device_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                                   const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts) {
+idist_status on_device_all_gatherv(const void *send, size_t sendcount, void *recv,
+                                   const size_t *recvcounts, const size_t *recvdispls,
+                                   idist_dtype dtype, const idist_opts *opts) {
     const size_t *const counts[4] = {NULL, NULL, recvcounts, recvdispls};
     size_t n = (size_t)idist_group_size(opts ? opts->group : NULL);
     uint64_t check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * n) : 0;
     return v_form(IDIST__ALL_GATHERV, send, recv, sendcount, counts, dtype, -1, check, opts);
 }
 
-idist_status on_device_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                               const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts) {
+idist_status on_device_gatherv(const void *send, size_t sendcount, void *recv,
+                               const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, int root, const idist_opts *opts) {
     const size_t *const counts[4] = {NULL, NULL, recvcounts, recvdispls};
     return v_form(IDIST__GATHERV, send, recv, sendcount, counts, dtype, root, 0, opts);
 }
 
-idist_status on_device_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                                size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts) {
+idist_status on_device_scatterv(const void *send, const size_t *sendcounts,
+                                const size_t *senddispls, void *recv, size_t recvcount,
+                                idist_dtype dtype, int root, const idist_opts *opts) {
     const size_t *const counts[4] = {sendcounts, senddispls, NULL, NULL};
     return v_form(IDIST__SCATTERV, send, recv, recvcount, counts, dtype, root, 0, opts);
 }
 
-idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                                   const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
+idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts,
+                                   const size_t *senddispls, void *recv, const size_t *recvcounts,
+                                   const size_t *recvdispls, idist_dtype dtype,
                                    const idist_opts *opts) {
     const size_t *const counts[4] = {sendcounts, senddispls, recvcounts, recvdispls};
     return v_form(IDIST__ALL_TO_ALLV, send, recv, 0, counts, dtype, -1, 0, opts);
 }
 
-idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts) {
+idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
+                            const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__SEND, buf, NULL, count, dtype);
     c.root = dst;
@@ -213,8 +228,8 @@ idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, in
     return run(&c, opts);
 }
 
-idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
-                            const idist_opts *opts) {
+idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
+                            idist_recv_info *info, const idist_opts *opts) {
     idist__call c;
     idist__call_init(&c, IDIST__RECV, NULL, buf, count, dtype);
     c.root = src;

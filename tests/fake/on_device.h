@@ -1,5 +1,6 @@
-// on_device.h - included before a test (-include), has its blocking calls run on device memory: each buffer is copied to a
-// device, the call made there, and the buffer copied back. Tests only; see on_device.c.
+// on_device.h - included before a test (-include), has its blocking calls run on device memory:
+// each buffer is copied to a device, the call made there, and the buffer copied back. Tests only;
+// see on_device.c.
 #ifndef ON_DEVICE_H
 #define ON_DEVICE_H
 #include "idist_nccl.h"
@@ -7,35 +8,43 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-idist_status on_device_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+idist_status on_device_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  idist_op op, const idist_opts *opts);
+idist_status on_device_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, int root, const idist_opts *opts);
+idist_status on_device_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
+                                 const idist_opts *opts);
+idist_status on_device_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
                                   const idist_opts *opts);
-idist_status on_device_reduce(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op, int root,
-                              const idist_opts *opts);
-idist_status on_device_broadcast(void *buf, size_t count, idist_dtype dtype, int root, const idist_opts *opts);
-idist_status on_device_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts);
-idist_status on_device_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                              const idist_opts *opts);
-idist_status on_device_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
-                               const idist_opts *opts);
-idist_status on_device_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                      const idist_opts *opts);
-idist_status on_device_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype, const idist_opts *opts);
-idist_status on_device_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                            const idist_opts *opts);
-idist_status on_device_exscan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                              const idist_opts *opts);
-idist_status on_device_all_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                                   const size_t *recvdispls, idist_dtype dtype, const idist_opts *opts);
-idist_status on_device_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
-                               const size_t *recvdispls, idist_dtype dtype, int root, const idist_opts *opts);
-idist_status on_device_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                                size_t recvcount, idist_dtype dtype, int root, const idist_opts *opts);
-idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls, void *recv,
-                                   const size_t *recvcounts, const size_t *recvdispls, idist_dtype dtype,
+idist_status on_device_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              int root, const idist_opts *opts);
+idist_status on_device_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                               int root, const idist_opts *opts);
+idist_status on_device_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                      idist_op op, const idist_opts *opts);
+idist_status on_device_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  const idist_opts *opts);
+idist_status on_device_scan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                            idist_op op, const idist_opts *opts);
+idist_status on_device_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, const idist_opts *opts);
+idist_status on_device_all_gatherv(const void *send, size_t sendcount, void *recv,
+                                   const size_t *recvcounts, const size_t *recvdispls,
+                                   idist_dtype dtype, const idist_opts *opts);
+idist_status on_device_gatherv(const void *send, size_t sendcount, void *recv,
+                               const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, int root, const idist_opts *opts);
+idist_status on_device_scatterv(const void *send, const size_t *sendcounts,
+                                const size_t *senddispls, void *recv, size_t recvcount,
+                                idist_dtype dtype, int root, const idist_opts *opts);
+idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts,
+                                   const size_t *senddispls, void *recv, const size_t *recvcounts,
+                                   const size_t *recvdispls, idist_dtype dtype,
                                    const idist_opts *opts);
-idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag, const idist_opts *opts);
-idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag, idist_recv_info *info,
+idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
                             const idist_opts *opts);
+idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
+                            idist_recv_info *info, const idist_opts *opts);
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,6 @@
-// test_device: what idist does with device memory beyond the calls themselves: streams, requests, order, errors, no device.
-// Runs against the CUDA runtime, or its substitute, whose operations take a while (FAKE_CUDA_DELAY_US).
+// test_device: what idist does with device memory beyond the calls themselves: streams, requests,
+// order, errors, no device. Runs against the CUDA runtime, or its substitute, whose operations take
+// a while (FAKE_CUDA_DELAY_US).
 #include "idist_nccl.h"
 
 #include <cuda_runtime_api.h>
@@ -12,7 +13,8 @@ static int32_t *device_of(const int32_t *values, size_t count) {
     int32_t *p = NULL;
     CUDA(cudaMalloc((void **)&p, count * sizeof *p));
     if (values) CUDA(cudaMemcpy(p, values, count * sizeof *p, cudaMemcpyHostToDevice));
-    CUDA(cudaStreamSynchronize(cudaStreamLegacy)); // a copy from pageable memory may still be under way
+    CUDA(cudaStreamSynchronize(
+        cudaStreamLegacy)); // a copy from pageable memory may still be under way
     return p;
 }
 
@@ -28,7 +30,8 @@ static idist_opts on_stream(idist_group *g, cudaStream_t stream) {
     return o;
 }
 
-// What the stream does before is seen, and later work of the stream sees the result, without a word of synchronisation.
+// What the stream does before is seen, and later work of the stream sees the result, without a word
+// of synchronisation.
 static void streams(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 1000 };
     cudaStream_t stream = NULL;
@@ -43,7 +46,8 @@ static void streams(idist_group *world, int rank, int n, void *arg) {
         CUDA(cudaMemcpyAsync(y, x, COUNT * sizeof *y, cudaMemcpyDeviceToHost, stream));
         CUDA(cudaStreamSynchronize(stream));
         int32_t want = 0x01010101 * (turn + n - 1);
-        rank_check(y[0] == want && y[COUNT - 1] == want, "rank %d turn %d: got %x expected %x", rank, turn, y[0], want);
+        rank_check(y[0] == want && y[COUNT - 1] == want, "rank %d turn %d: got %x expected %x",
+                   rank, turn, y[0], want);
     }
     cudaFreeHost(y);
     cudaFree(x);
@@ -73,7 +77,8 @@ static void in_flight(idist_group *world, int rank, int n, void *arg) {
         size_t index = K;
         rank_ok(rank, idist_wait_any(r, K, &index));
         if (index >= K) break;
-        int32_t got = index % 3 == 2 ? x[index][0] : first_of(x[index]), want = n * 100 * (int)index + n * (n - 1) / 2;
+        int32_t got = index % 3 == 2 ? x[index][0] : first_of(x[index]),
+                want = n * 100 * (int)index + n * (n - 1) / 2;
         rank_check(got == want, "rank %d: call %zu: got %d expected %d", rank, index, got, want);
     }
     for (int k = 0; k < K; k++) {
@@ -93,7 +98,9 @@ static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
         int32_t *x = k % 2 ? device_of(&k, 1) : &k, y = -1, *z = k % 3 ? device_of(&y, 1) : &y;
         if (rank == 0) rank_ok(rank, idist_send(x, 1, IDIST_I32, 1, 3, &o));
         if (rank == 1) rank_ok(rank, idist_recv(z, 1, IDIST_I32, 0, 3, NULL, &o));
-        if (rank == 1) rank_check((k % 3 ? first_of(z) : y) == k, "message %d: got %d", k, k % 3 ? first_of(z) : y);
+        if (rank == 1)
+            rank_check((k % 3 ? first_of(z) : y) == k, "message %d: got %d", k,
+                       k % 3 ? first_of(z) : y);
         if (k % 2) cudaFree(x);
         if (k % 3) cudaFree(z);
     }
@@ -109,7 +116,8 @@ static void mixed(idist_group *world, int rank, int n, void *arg) {
     if (rank == n - 1) rank_check(other == 10 + n - 2, "got %d", other);
     (void)!idist_barrier(&o); // the others may be through, and in what follows, before this rank is
     rank_is(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_MISMATCH);
-    rank_check(strstr(idist_last_error(), "memory differs") != NULL, "got \"%s\"", idist_last_error());
+    rank_check(strstr(idist_last_error(), "memory differs") != NULL, "got \"%s\"",
+               idist_last_error());
     if (x != &host) cudaFree(x);
 }
 
@@ -155,10 +163,12 @@ static void streams_without_data(idist_group *world, int rank, int n, void *arg)
     idist_opts o = on_stream(world, stream);
     rank_ok(rank, idist_scatterv(x, counts, NULL, rank ? NULL : y, counts[rank], IDIST_I32, 0, &o));
     rank_ok(rank, idist_barrier(&o));
-    rank_ok(rank, idist_sendrecv(x, 2, (rank + 1) % n, 1, y, 2, (rank + n - 1) % n, 1, IDIST_I32, NULL, &o));
+    rank_ok(rank, idist_sendrecv(x, 2, (rank + 1) % n, 1, y, 2, (rank + n - 1) % n, 1, IDIST_I32,
+                                 NULL, &o));
     CUDA(cudaStreamSynchronize(stream));
     rank_check(first_of(y) == 4, "rank %d: got %d", rank, first_of(y));
-    idist_status s = idist_sendrecv(values, 2, (rank + 1) % n, 1, y, 2, (rank + n - 1) % n, 1, IDIST_I32, NULL, &o);
+    idist_status s = idist_sendrecv(values, 2, (rank + 1) % n, 1, y, 2, (rank + n - 1) % n, 1,
+                                    IDIST_I32, NULL, &o);
     rank_check(s == IDIST_ERR_ARG, "host memory with a stream: got %s", idist_status_name(s));
     cudaStreamDestroy(stream);
     cudaFree(x);
@@ -205,7 +215,8 @@ static void late_stream(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_is(rank, idist_wait(&r), IDIST_ERR_TIMEOUT);
     rank_check(strstr(idist_last_error(), "itself") != NULL, "got \"%s\"", idist_last_error());
-    rank_check(tap_now_ms() - start < 400 * test_slow_factor(), "after %d ms", (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 400 * test_slow_factor(), "after %d ms",
+               (int)(tap_now_ms() - start));
     CUDA(cudaStreamSynchronize(stream));
     cudaStreamDestroy(stream);
     cudaFree(x);
@@ -250,8 +261,8 @@ static void receives(idist_group *world, int rank, int n, void *arg) {
         rank_check(first_of(x) == 7, "touched: %d", first_of(x));
         rank_ok(rank, idist_recv(x, 3, IDIST_I32, 0, 5, &info, &o));
         CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
-        rank_check(info.count == 2 && host[0] == 1 && host[1] == 2 && host[2] == 9, "got %zu: %d %d %d", info.count, host[0],
-                   host[1], host[2]);
+        rank_check(info.count == 2 && host[0] == 1 && host[1] == 2 && host[2] == 9,
+                   "got %zu: %d %d %d", info.count, host[0], host[1], host[2]);
     } else if (rank == 0) {
         int32_t two[2] = {1, 2}, *y = device_of(two, 2);
         rank_ok(rank, idist_send(y, 2, IDIST_I32, 1, 5, &o));
@@ -265,7 +276,8 @@ static void other_counts(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)n;
     (void)arg;
-    rank_is(rank, idist_all_reduce(x, x, rank == 1 ? 2 : 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_MISMATCH);
+    rank_is(rank, idist_all_reduce(x, x, rank == 1 ? 2 : 1, IDIST_I32, IDIST_SUM, &o),
+            IDIST_ERR_MISMATCH);
     rank_check(strstr(idist_last_error(), "count") != NULL, "got \"%s\"", idist_last_error());
     cudaFree(x);
 }
@@ -281,7 +293,8 @@ static void aborted(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     (void)arg;
     memset(r, 0, sizeof r);
-    (void)!idist_barrier(&all); // nobody is still in idist_open; rank 0 may be the first to be through
+    (void)!idist_barrier(
+        &all); // nobody is still in idist_open; rank 0 may be the first to be through
     for (int k = 0; k < K; k++) {
         idist_opts o = opts_async(world, &r[k]);
         x[k] = device_of(NULL, COUNT);
@@ -295,8 +308,8 @@ static void aborted(idist_group *world, int rank, int n, void *arg) {
     CUDA(cudaStreamSynchronize(stream));
     tap_sleep_ms(20); // in which a copy that was left behind would come
     for (int k = 0; k < K; k++) {
-        rank_check(first_of(x[k]) == 0x55555555, "rank %d: buffer %d was touched after the end: %x", rank, k,
-                   first_of(x[k]));
+        rank_check(first_of(x[k]) == 0x55555555, "rank %d: buffer %d was touched after the end: %x",
+                   rank, k, first_of(x[k]));
         CUDA(cudaFree(x[k]));
     }
     cudaStreamDestroy(stream);
@@ -325,8 +338,9 @@ static void a_rank_dies(void) {
     rank_check(procs_wait(&p, 8000 * test_slow_factor()) == 0, "hang");
     for (int k = 0; k < 3; k++)
         if (k != 1)
-            rank_check(p.slot[k].status == IDIST_ERR_PEER_LOST && text_names_rank(p.slot[k].text, 1), "rank %d: %s", k,
-                       p.slot[k].text);
+            rank_check(p.slot[k].status == IDIST_ERR_PEER_LOST &&
+                           text_names_rank(p.slot[k].text, 1),
+                       "rank %d: %s", k, p.slot[k].text);
     ranks_report("a rank dies between calls on device memory: the others learn of it");
     procs_free(&p);
 }
@@ -351,10 +365,13 @@ static int lacks(int number, void *arg) {
     d.init_timeout_ms = d.timeout_ms = 10000;
     int64_t start = tap_now_ms();
     idist_status s = idist_open(&d, &world);
-    rank_check(tap_now_ms() - start < 1000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
-    rank_check(s == (o->asked ? IDIST_ERR_NO_DEVICE : IDIST_OK), "rank %d: %s: %s", number, idist_status_name(s),
-               idist_last_error());
-    if (o->asked) rank_check(strstr(idist_last_error(), "rank 1 has no device") != NULL, "got \"%s\"", idist_last_error());
+    rank_check(tap_now_ms() - start < 1000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    rank_check(s == (o->asked ? IDIST_ERR_NO_DEVICE : IDIST_OK), "rank %d: %s: %s", number,
+               idist_status_name(s), idist_last_error());
+    if (o->asked)
+        rank_check(strstr(idist_last_error(), "rank 1 has no device") != NULL, "got \"%s\"",
+                   idist_last_error());
     if (s != IDIST_OK) return 0;
     idist_opts opts = opts_of(world);
     rank_ok(number, idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, &opts));
@@ -371,8 +388,8 @@ static void without_devices(void) {
         tap_running("rank 1 has no device");
         ranks_reset();
         procs_run(3, 20000, lacks, &o);
-        ranks_report("rank 1 has no %s, asked for %s: one outcome on all", i % 2 ? "device" : "driver",
-                     o.asked ? o.asked : "nothing");
+        ranks_report("rank 1 has no %s, asked for %s: one outcome on all",
+                     i % 2 ? "device" : "driver", o.asked ? o.asked : "nothing");
     }
 }
 
@@ -396,8 +413,8 @@ static int copy_fails(int number, void *arg) {
     idist_status s = IDIST_OK;
     for (int i = 0; i < (o->devices ? 1 : 10) && s == IDIST_OK; i++)
         s = idist_all_reduce(x, x, o->devices ? COUNT : 1, IDIST_I32, IDIST_MAX, &opts);
-    rank_check(s == IDIST_ERR_DEVICE && strstr(idist_last_error(), "rank 1: the device"), "rank %d: %s: %s", number,
-               idist_status_name(s), idist_last_error());
+    rank_check(s == IDIST_ERR_DEVICE && strstr(idist_last_error(), "rank 1: the device"),
+               "rank %d: %s: %s", number, idist_status_name(s), idist_last_error());
     cudaFree(x);
     idist_close(&world);
     return 0;
@@ -411,7 +428,8 @@ static void copies_fail(void) {
         tap_running("a copy fails");
         ranks_reset();
         procs_run(2, 20000, copy_fails, &o);
-        ranks_report("a copy fails on one rank, %s%s: all get the error, with its rank", which, nth ? ", chunks" : "");
+        ranks_report("a copy fails on one rank, %s%s: all get the error, with its rank", which,
+                     nth ? ", chunks" : "");
     }
 }
 
@@ -432,12 +450,14 @@ int main(void) {
         ranks_case(n, NULL, freed_op, NULL, "an op freed early, %d ranks", n);
     }
     for (int n = 2; n <= 4; n++)
-        ranks_case_fault(n, NULL, mixed, NULL, "host memory on one rank, device memory on the others, %d ranks", n);
+        ranks_case_fault(n, NULL, mixed, NULL,
+                         "host memory on one rank, device memory on the others, %d ranks", n);
     ranks_case(2, NULL, messages_in_order, NULL, "messages stay in order");
     ranks_case(2, NULL, receives, NULL, "receives: in vain, too short, shorter than asked for");
     ranks_case_fault(2, NULL, late_stream, NULL, "a time-out shorter than the stream");
     ranks_case_fault(3, NULL, other_counts, NULL, "counts differ: a mismatch on all ranks");
-    for (int n = 2; n <= 4; n++) ranks_case_fault(n, NULL, aborted, NULL, "abort beside copies, %d ranks", n);
+    for (int n = 2; n <= 4; n++)
+        ranks_case_fault(n, NULL, aborted, NULL, "abort beside copies, %d ranks", n);
     bad.device = "gpu";
     bad.world_size = 1;
     idist_group *world = NULL;

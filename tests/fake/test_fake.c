@@ -1,9 +1,11 @@
 // test_fake.c - tests of the stand-ins for libcudart and libnccl themselves
 //
-//     cc -std=gnu11 -isystem $CUDA_HOME/include -Itests/lib tests/fake/*.c -o test_fake -pthread && ./test_fake
+//     cc -std=gnu11 -isystem $CUDA_HOME/include -Itests/lib tests/fake/*.c -o test_fake -pthread &&
+//     ./test_fake
 //
-// Each scenario is a process, or several that are ranks, with an environment of its own: the stand-ins read it once. One
-// line of TAP per scenario; what failed in it is a diagnostic with its line number.
+// Each scenario is a process, or several that are ranks, with an environment of its own: the
+// stand-ins read it once. One line of TAP per scenario; what failed in it is a diagnostic with its
+// line number.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -20,9 +22,11 @@
         if (!(cond)) tap_diag("rank %d, line %d: %s", rank, __LINE__, #cond), exit(1); \
     } while (0)
 #define CHECK_IS(got, expected) check_is(__LINE__, #got, (long long)(got), (long long)(expected))
-#define CHECK_LIKE(text, part)                                                                                            \
-    do {                                                                                                                  \
-        if (!strstr(text, part)) tap_diag("rank %d, line %d: \"%s\" has no \"%s\"", rank, __LINE__, text, part), exit(1); \
+#define CHECK_LIKE(text, part)                                                              \
+    do {                                                                                    \
+        if (!strstr(text, part))                                                            \
+            tap_diag("rank %d, line %d: \"%s\" has no \"%s\"", rank, __LINE__, text, part), \
+                exit(1);                                                                    \
     } while (0)
 
 static struct board { // shared by all processes of a scenario
@@ -35,8 +39,8 @@ static int rank, n_ranks;
 
 static void check_is(int line, const char *what, long long got, long long expected) {
     if (got == expected) return;
-    tap_diag("rank %d, line %d: %s is %lld, expected %lld (last error: %s)", rank, line, what, got, expected,
-             ncclGetLastError(NULL));
+    tap_diag("rank %d, line %d: %s is %lld, expected %lld (last error: %s)", rank, line, what, got,
+             expected, ncclGetLastError(NULL));
     exit(1);
 }
 
@@ -73,16 +77,18 @@ static void set_environment(const char *environment, int which) {
 }
 
 static void clear_environment(void) {
-    static const char *const names[] = {"FAKE_CUDA_DEVICES",     "FAKE_CUDA_DELAY_US",      "FAKE_CUDA_FAIL",
-                                        "FAKE_NCCL_FAIL",        "FAKE_NCCL_VERSION",       "FAKE_NCCL_INIT_HANGS",
-                                        "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",      "NCCL_MULTI_RANK_GPU_ENABLE",
-                                        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",    "FAKE_NCCL_REMOTE",
-                                        "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",    "FAKE_CUDA_JIT",
-                                        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS", "FAKE_CUDA_JIT_MS"};
+    static const char *const names[] = {
+        "FAKE_CUDA_DEVICES",     "FAKE_CUDA_DELAY_US",      "FAKE_CUDA_FAIL",
+        "FAKE_NCCL_FAIL",        "FAKE_NCCL_VERSION",       "FAKE_NCCL_INIT_HANGS",
+        "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",      "NCCL_MULTI_RANK_GPU_ENABLE",
+        "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",    "FAKE_NCCL_REMOTE",
+        "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",    "FAKE_CUDA_JIT",
+        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS", "FAKE_CUDA_JIT_MS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
 
-static void run_ranks(const char *name, int n, const char *environment, scenario *run, int signal_expected) {
+static void run_ranks(const char *name, int n, const char *environment, scenario *run,
+                      int signal_expected) {
     pid_t pids[MAX_RANKS];
     bool good = true;
     tap_running("%s", name);
@@ -101,7 +107,8 @@ static void run_ranks(const char *name, int n, const char *environment, scenario
         TAP_REQUIRE(r < n);
         tap_forget_child(pid);
         bool killed = signal_expected && r == n - 1; // the last one
-        bool as_expected = killed ? WIFSIGNALED(status) && WTERMSIG(status) == signal_expected : status == 0;
+        bool as_expected =
+            killed ? WIFSIGNALED(status) && WTERMSIG(status) == signal_expected : status == 0;
         if (as_expected) continue;
         if (good) tap_diag("rank %d ended with status 0x%x", r, (unsigned)status);
         if (good) tap_kill_children(); // they would wait for it
@@ -111,7 +118,9 @@ static void run_ranks(const char *name, int n, const char *environment, scenario
     tap_ok(good, "%s", name);
 }
 
-static void run_one(const char *name, const char *environment, scenario *run) { run_ranks(name, 1, environment, run, 0); }
+static void run_one(const char *name, const char *environment, scenario *run) {
+    run_ranks(name, 1, environment, run, 0);
+}
 
 // Races on purpose, which the thread sanitizer shall not see.
 __attribute__((noinline, no_sanitize("thread"))) static int peek(const void *at) {
@@ -219,7 +228,8 @@ static void pointers(void) {
     OK(cudaMalloc((void **)&d, 64));
     OK(cudaMallocHost((void **)&h, 64));
     OK(cudaPointerGetAttributes(&a, d + 63));
-    CHECK(a.type == cudaMemoryTypeDevice && a.devicePointer == d + 63 && !a.hostPointer && a.device == 0);
+    CHECK(a.type == cudaMemoryTypeDevice && a.devicePointer == d + 63 && !a.hostPointer &&
+          a.device == 0);
     OK(cudaPointerGetAttributes(&a, h + 5));
     CHECK(a.type == cudaMemoryTypeHost && a.hostPointer == h + 5);
     OK(cudaPointerGetAttributes(&a, local));
@@ -234,7 +244,8 @@ static void pointers(void) {
     CHECK_IS(last(cudaMalloc((void **)&mapped, (size_t)1 << 50)), cudaErrorMemoryAllocation);
     CHECK_IS(last(cudaMemcpy(d + 60, local, 5, cudaMemcpyHostToDevice)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaMemcpy(d, local, 5, cudaMemcpyDeviceToHost)), cudaErrorInvalidValue);
-    CHECK_IS(last(cudaMemcpy(d, local, 5, (enum cudaMemcpyKind)9)), cudaErrorInvalidMemcpyDirection);
+    CHECK_IS(last(cudaMemcpy(d, local, 5, (enum cudaMemcpyKind)9)),
+             cudaErrorInvalidMemcpyDirection);
     CHECK_IS(last(cudaMemset(d, 0, 65)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaSetDevice(1)), cudaErrorInvalidDevice);
     OK(cudaFree(d));
@@ -466,8 +477,10 @@ static void captures(void) {
     }
     OK(cudaGraphExecDestroy(exec));
     CHECK_IS(last(cudaEventQuery(joins)), cudaErrorCapturedEvent);
-    CHECK_IS(last(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal)), cudaErrorStreamCaptureUnsupported);
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // work of a stream that did not come back
+    CHECK_IS(last(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal)),
+             cudaErrorStreamCaptureUnsupported);
+    OK(cudaStreamBeginCapture(
+        s, cudaStreamCaptureModeGlobal)); // work of a stream that did not come back
     OK(cudaEventRecord(forks, s));
     OK(cudaStreamWaitEvent(t, forks, 0));
     CHECK_IS(last(cudaStreamEndCapture(t, &graph)), cudaErrorStreamCaptureUnmatched);
@@ -477,13 +490,16 @@ static void captures(void) {
     OK(cudaStreamWaitEvent(t, forks, 0));
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureUnjoined);
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // pageable memory
-    CHECK_IS(last(cudaMemcpyAsync(d, local, 4, cudaMemcpyDefault, s)), cudaErrorStreamCaptureUnsupported);
+    CHECK_IS(last(cudaMemcpyAsync(d, local, 4, cudaMemcpyDefault, s)),
+             cudaErrorStreamCaptureUnsupported);
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
     OK(cudaStreamDestroy(s));
     OK(cudaStreamCreate(&s)); // the NULL stream may not wait for what captures
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
-    CHECK_IS(last(cudaStreamIsCapturing(cudaStreamLegacy, &status)), cudaErrorStreamCaptureImplicit);
-    OK(cudaStreamIsCapturing(s, &status)); // to ask spoils nothing, memory in the stream's order neither
+    CHECK_IS(last(cudaStreamIsCapturing(cudaStreamLegacy, &status)),
+             cudaErrorStreamCaptureImplicit);
+    OK(cudaStreamIsCapturing(
+        s, &status)); // to ask spoils nothing, memory in the stream's order neither
     CHECK_IS(status, cudaStreamCaptureStatusActive);
     OK(cudaMallocAsync((void **)&d, 8, s));
     OK(cudaFreeAsync(d, s));
@@ -519,19 +535,23 @@ static void captures_forbid(void) {
                           : i == 2 ? cudaDeviceSynchronize()
                           : i == 3 ? cudaEventQuery(outside)
                                    : cudaStreamWaitEvent(s, outside, 0);
-        CHECK_IS(last(got), i == 4 ? cudaErrorStreamCaptureIsolation : cudaErrorStreamCaptureUnsupported);
+        CHECK_IS(last(got),
+                 i == 4 ? cudaErrorStreamCaptureIsolation : cudaErrorStreamCaptureUnsupported);
         OK(cudaStreamIsCapturing(s, &status));
         CHECK_IS(status, cudaStreamCaptureStatusInvalidated);
         CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
         CHECK(graph == NULL);
     }
     for (int mode = cudaStreamCaptureModeGlobal; mode <= cudaStreamCaptureModeRelaxed; mode++) {
-        bool global = mode == cudaStreamCaptureModeGlobal, relaxed = mode == cudaStreamCaptureModeRelaxed;
+        bool global = mode == cudaStreamCaptureModeGlobal,
+             relaxed = mode == cudaStreamCaptureModeRelaxed;
         OK(cudaStreamBeginCapture(s, (enum cudaStreamCaptureMode)mode));
-        CHECK(pthread_create(&thread, NULL, another_thread, &code) == 0 && pthread_join(thread, NULL) == 0);
+        CHECK(pthread_create(&thread, NULL, another_thread, &code) == 0 &&
+              pthread_join(thread, NULL) == 0);
         CHECK_IS(code, global ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
         CHECK_IS(cudaMalloc(&p, 8), relaxed ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
-        CHECK_IS(cudaStreamEndCapture(s, &graph), relaxed ? cudaSuccess : cudaErrorStreamCaptureInvalidated);
+        CHECK_IS(cudaStreamEndCapture(s, &graph),
+                 relaxed ? cudaSuccess : cudaErrorStreamCaptureInvalidated);
         if (relaxed) OK(cudaGraphDestroy(graph));
     }
     OK(cudaEventDestroy(outside));
@@ -545,8 +565,9 @@ typedef struct reduce_args { // as in tests/gpu/reduce.cu
     int n, op;
 } reduce_args;
 
-static const char ptx[] = ".version 6.4 .target sm_60 .visible .entry idist_reduce_f32(.param .b8 a[160]) {} "
-                          ".visible .entry idist_reduce_bf16(.param .b8 a[160]) {}";
+static const char ptx[] =
+    ".version 6.4 .target sm_60 .visible .entry idist_reduce_f32(.param .b8 a[160]) {} "
+    ".visible .entry idist_reduce_bf16(.param .b8 a[160]) {}";
 
 static cudaError_t load(cudaLibrary_t *library, const char *code) {
     return cudaLibraryLoadData(library, code, NULL, NULL, 0, NULL, NULL, 0);
@@ -560,8 +581,10 @@ static cudaKernel_t get_kernel(const char *name) {
     return kernel;
 }
 
-static cudaError_t launch_on(cudaKernel_t kernel, unsigned grid, unsigned threads, reduce_args *args, cudaStream_t stream) {
-    return cudaLaunchKernel((const void *)kernel, (dim3){grid, 1, 1}, (dim3){threads, 1, 1}, (void *[]){args}, 0, stream);
+static cudaError_t launch_on(cudaKernel_t kernel, unsigned grid, unsigned threads,
+                             reduce_args *args, cudaStream_t stream) {
+    return cudaLaunchKernel((const void *)kernel, (dim3){grid, 1, 1}, (dim3){threads, 1, 1},
+                            (void *[]){args}, 0, stream);
 }
 
 static reduce_args sum_of(const void *x, const void *y, void *out, unsigned long long count) {
@@ -575,7 +598,8 @@ static void libraries(void) {
     CHECK_IS(last(load(&l, NULL)), cudaErrorInvalidValue);
     CHECK_IS(last(load(NULL, ptx)), cudaErrorInvalidValue);
     CHECK_IS(last(load(&l, "what is this?")), cudaErrorInvalidKernelImage);
-    CHECK_IS(last(cudaLibraryLoadData(&l, ptx, NULL, NULL, 1, NULL, NULL, 0)), cudaErrorInvalidValue);
+    CHECK_IS(last(cudaLibraryLoadData(&l, ptx, NULL, NULL, 1, NULL, NULL, 0)),
+             cudaErrorInvalidValue);
     OK(load(&l, ptx));
     OK(load(&m, ptx));
     CHECK(l != m);
@@ -583,7 +607,8 @@ static void libraries(void) {
     OK(cudaLibraryGetKernel(&k, l, "idist_reduce_f32"));
     OK(cudaLibraryGetKernel(&same, l, "idist_reduce_f32"));
     CHECK(k == same);
-    CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f64")), cudaErrorSymbolNotFound); // not in the text
+    CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f64")),
+             cudaErrorSymbolNotFound); // not in the text
     CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f3")), cudaErrorSymbolNotFound);
     CHECK_IS(last(cudaLibraryGetKernel(&same, l, NULL)), cudaErrorInvalidValue);
     OK(launch_on(k, 1, 512, &args, NULL));
@@ -592,8 +617,10 @@ static void libraries(void) {
     CHECK_IS(last(launch_on(k, 1, 1025, &args, NULL)), cudaErrorInvalidConfiguration);
     CHECK_IS(last(launch_on(k, 1, 513, &args, NULL)), cudaErrorLaunchOutOfResources);
     CHECK_IS(last(launch_on(k, 1, 32, NULL, NULL)), cudaErrorInvalidValue);
-    CHECK_IS(last(launch_on(k, 1, 32, &args, (cudaStream_t)(void *)&l)), cudaErrorInvalidResourceHandle);
-    CHECK_IS(last(launch_on((cudaKernel_t)(void *)&l, 1, 32, &args, NULL)), cudaErrorInvalidDeviceFunction);
+    CHECK_IS(last(launch_on(k, 1, 32, &args, (cudaStream_t)(void *)&l)),
+             cudaErrorInvalidResourceHandle);
+    CHECK_IS(last(launch_on((cudaKernel_t)(void *)&l, 1, 32, &args, NULL)),
+             cudaErrorInvalidDeviceFunction);
     OK(cudaDeviceSynchronize());
     OK(cudaLibraryUnload(l));
     CHECK_IS(last(cudaLibraryUnload(l)), cudaErrorInvalidResourceHandle);
@@ -730,7 +757,8 @@ static void old_driver(void) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     struct cudaFuncAttributes attributes;
     reduce_args args = {.n = 1};
-    CHECK_IS(last(cudaFuncGetAttributes(&attributes, (const void *)k)), cudaErrorUnsupportedPtxVersion);
+    CHECK_IS(last(cudaFuncGetAttributes(&attributes, (const void *)k)),
+             cudaErrorUnsupportedPtxVersion);
     CHECK_IS(last(launch_on(k, 1, 32, &args, NULL)), cudaErrorUnsupportedPtxVersion);
     OK(cudaDeviceSynchronize());
 }
@@ -832,7 +860,8 @@ static void ipc(void) {
     CHECK(again == d);
     OK(cudaIpcCloseMemHandle(again));
     CHECK_IS(last(cudaIpcOpenMemHandle(&again, board->memory, 0)), cudaErrorInvalidValue);
-    CHECK_IS(last(cudaIpcGetMemHandle(&handle, d)), cudaErrorInvalidValue); // what is imported cannot be passed on
+    CHECK_IS(last(cudaIpcGetMemHandle(&handle, d)),
+             cudaErrorInvalidValue); // what is imported cannot be passed on
     CHECK_IS(last(cudaFree(d)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcCloseMemHandle((char *)d + 1)), cudaErrorInvalidValue);
     OK(cudaIpcOpenEventHandle(&event, board->event));
@@ -845,8 +874,12 @@ static void ipc(void) {
     floats(own, 1, 2, 3);
     OK(cudaMemcpyAsync((float *)d + 100, own, 12, cudaMemcpyDeviceToDevice, NULL));
     OK(cudaMemcpyAsync((float *)own + 3, (float *)d + 100, 12, cudaMemcpyDeviceToDevice, NULL));
-    CHECK_IS(last(cudaMemcpyAsync((char *)d + 4100, own, 12, cudaMemcpyDeviceToDevice, NULL)), cudaErrorInvalidValue);
-    reduce_args args = {.in = {(float *)d + 100, own, (float *)own + 3}, .out = (float *)d + 100, .count = 3, .n = 3};
+    CHECK_IS(last(cudaMemcpyAsync((char *)d + 4100, own, 12, cudaMemcpyDeviceToDevice, NULL)),
+             cudaErrorInvalidValue);
+    reduce_args args = {.in = {(float *)d + 100, own, (float *)own + 3},
+                        .out = (float *)d + 100,
+                        .count = 3,
+                        .n = 3};
     OK(launch_on(k, 1, 32, &args, NULL));
     OK(cudaDeviceSynchronize());
     reach(1);
@@ -855,7 +888,8 @@ static void ipc(void) {
     OK(cudaEventDestroy(event));
     OK(cudaIpcCloseMemHandle(d));
     CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue);
-    CHECK_IS(last(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess)), cudaErrorInvalidResourceHandle);
+    CHECK_IS(last(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess)),
+             cudaErrorInvalidResourceHandle);
     reach(3);
 }
 
@@ -923,7 +957,9 @@ static void set_number(ncclDataType_t type, void *at, size_t i, double v) {
         ((uint8_t *)at)[i] = v == 0 ? 0 : (uint8_t)((v < 0 ? 0x80u : 0) | (bits & 0x7f));
         break;
     default: // f16, normal numbers only
-        ((uint16_t *)at)[i] = v == 0 ? 0 : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 13) - (112u << 10)) & 0x7fff));
+        ((uint16_t *)at)[i] =
+            v == 0 ? 0
+                   : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 13) - (112u << 10)) & 0x7fff));
     }
 }
 
@@ -942,7 +978,8 @@ static void all_types(void) {
             for (int i = 0; i < 100; i++) {
                 double numbers[MAX_RANKS] = {0}, all = 0;
                 for (int k = 0; k < n_ranks; k++)
-                    numbers[k] = type > ncclBfloat16 ? (i + k) % 3 - 1 : (i + 3 * k) % 4 - (sign && i % 2 ? 2 : 0);
+                    numbers[k] = type > ncclBfloat16 ? (i + k) % 3 - 1
+                                                     : (i + 3 * k) % 4 - (sign && i % 2 ? 2 : 0);
                 for (int k = 0; k < n_ranks; k++) {
                     double v = numbers[k];
                     all = k == 0           ? v
@@ -951,7 +988,8 @@ static void all_types(void) {
                           : op == ncclMin  ? (v < all ? v : all)
                                            : all + v;
                 }
-                if (op == ncclAvg) all = type >= ncclFloat16 ? all / n_ranks : (double)((int)all / n_ranks);
+                if (op == ncclAvg)
+                    all = type >= ncclFloat16 ? all / n_ranks : (double)((int)all / n_ranks);
                 set_number((ncclDataType_t)type, fake_host_view(d), (size_t)i, numbers[rank]);
                 set_number((ncclDataType_t)type, expected, (size_t)i, all == 0 ? 0 : all);
             }
@@ -959,8 +997,11 @@ static void all_types(void) {
             OK(cudaStreamSynchronize(s));
             char *got = fake_host_view(r);
             for (size_t i = 0; i < 100 * width_of((ncclDataType_t)type); i++) // -0.0 is a zero
-                if (got[i] != expected[i] && !((got[i] ^ expected[i]) == (char)0x80 && expected[i] == 0))
-                    tap_diag("rank %d: type %d op %d byte %zu: %d, not %d", rank, type, op, i, got[i], expected[i]), exit(1);
+                if (got[i] != expected[i] &&
+                    !((got[i] ^ expected[i]) == (char)0x80 && expected[i] == 0))
+                    tap_diag("rank %d: type %d op %d byte %zu: %d, not %d", rank, type, op, i,
+                             got[i], expected[i]),
+                        exit(1);
         }
     OK(ncclCommDestroy(comm));
 }
@@ -979,7 +1020,8 @@ static void fill(void *at, size_t count) {
 // Every collective of n elements per rank, element i of rank r being value(r, i).
 static void collectives_of(ncclComm_t comm, cudaStream_t s, size_t n, int root) {
     size_t total = n * (size_t)n_ranks, mine = n * (size_t)rank;
-    uint32_t *d = device_memory(4 * total), *r = device_memory(4 * total), *dv = fake_host_view(d), *rv = fake_host_view(r);
+    uint32_t *d = device_memory(4 * total), *r = device_memory(4 * total), *dv = fake_host_view(d),
+             *rv = fake_host_view(r);
     fill(dv, total);
     OK(ncclAllGather(d, r, n, ncclUint32, comm, s));
     OK(cudaStreamSynchronize(s));
@@ -1053,7 +1095,7 @@ static void scaled_sums(void) {
     CHECK_LIKE(ncclGetLastError(comm), "unknown to this communicator");
     OK(cudaStreamSynchronize(s));
     CHECK(v[0] == 1.5f && v[1] == 0.75f); // of 0 + 1 + 2
-    h[0] = 0x4700;                        // the average of three sevens is no 7 when 1/3 is rounded to f16 or bf16 first
+    h[0] = 0x4700; // the average of three sevens is no 7 when 1/3 is rounded to f16 or bf16 first
     h[1] = 0x40e0;
     OK(ncclAllReduce(d, d, 1, ncclHalf, ncclAvg, comm, s));
     OK(ncclAllReduce((char *)d + 2, (char *)d + 2, 1, ncclBfloat16, ncclAvg, comm, s));
@@ -1067,7 +1109,8 @@ static void groups(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream(), t = new_stream();
     size_t n = 100000;
-    uint32_t *d = device_memory(4 * n), *r = device_memory(4 * n * (size_t)n_ranks), *rv = fake_host_view(r);
+    uint32_t *d = device_memory(4 * n), *r = device_memory(4 * n * (size_t)n_ranks),
+             *rv = fake_host_view(r);
     fill(fake_host_view(d), n);
     int next = (rank + 1) % n_ranks, before = (rank + n_ranks - 1) % n_ranks;
     OK(ncclGroupStart()); // each sends more than fits anywhere before it receives
@@ -1081,7 +1124,8 @@ static void groups(void) {
     OK(ncclGroupStart());
     OK(ncclGroupStart()); // nested; with itself, too; receives before sends; two messages to one
     for (int k = 0; k < n_ranks; k++) OK(ncclRecv(r + (size_t)k * n, 1000, ncclUint32, k, comm, s));
-    for (int k = 0; k < n_ranks; k++) OK(ncclRecv(r + (size_t)k * n + 1000, n - 1000, ncclUint32, k, comm, s));
+    for (int k = 0; k < n_ranks; k++)
+        OK(ncclRecv(r + (size_t)k * n + 1000, n - 1000, ncclUint32, k, comm, s));
     OK(ncclGroupEnd());
     for (int k = 0; k < n_ranks; k++) OK(ncclSend(d, 1000, ncclUint32, k, comm, s));
     for (int k = 0; k < n_ranks; k++) OK(ncclSend(d + 1000, n - 1000, ncclUint32, k, comm, s));
@@ -1119,7 +1163,8 @@ static void one_process(void) { // two devices of one thread
     }
     OK(ncclGroupEnd());
     OK(ncclGroupStart());
-    for (int i = 0; i < 2; i++) OK(ncclAllReduce(d[i], d[i], 1, ncclUint32, ncclProd, comms[i], s[i]));
+    for (int i = 0; i < 2; i++)
+        OK(ncclAllReduce(d[i], d[i], 1, ncclUint32, ncclProd, comms[i], s[i]));
     OK(ncclGroupEnd());
     for (int i = 0; i < 2; i++) {
         OK(cudaStreamSynchronize(s[i]));
@@ -1163,7 +1208,8 @@ static void versions(void) {
     OK(cudaSetDevice(rank));
     setenv("FAKE_NCCL_VERSION", rank ? "22105" : "22809", 1);
     CHECK_IS(ncclCommInitRank(&comm, n_ranks, board->id, rank), ncclInvalidUsage);
-    CHECK_LIKE(ncclGetLastError(NULL), "Mismatched NCCL version detected : rank 1 version 22105 rank 0 version 22809");
+    CHECK_LIKE(ncclGetLastError(NULL),
+               "Mismatched NCCL version detected : rank 1 version 22105 rank 0 version 22809");
 }
 
 static void simple_sum(void) {
@@ -1241,7 +1287,8 @@ static void non_blocking(void) {
     OK(state);
     cudaStream_t s = new_stream();
     if (rank == 1) await(1, 1);
-    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress); // connects, in a thread of its own
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s),
+             ncclInProgress); // connects, in a thread of its own
     if (rank == 0) {
         tap_sleep_ms(20);
         OK(ncclCommGetAsyncError(comm, &state));
@@ -1253,7 +1300,8 @@ static void non_blocking(void) {
     OK(state);
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress);
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInvalidArgument); // not asked
-    for (state = ncclInProgress; state == ncclInProgress; n_polls++) OK(ncclCommGetAsyncError(comm, &state));
+    for (state = ncclInProgress; state == ncclInProgress; n_polls++)
+        OK(ncclCommGetAsyncError(comm, &state));
     CHECK_IS(n_polls, 2);
     OK(cudaStreamSynchronize(s));
     CHECK_IS(ncclCommFinalize(comm), ncclInProgress);
@@ -1265,7 +1313,8 @@ static void non_blocking(void) {
 }
 
 // Makes a call that rank 1 makes 50 ms later. How long it takes rank 0 to get out of it.
-static int64_t takes_ms(ncclResult_t (*make)(ncclComm_t, char *, cudaStream_t), ncclComm_t comm, char *d, cudaStream_t s) {
+static int64_t takes_ms(ncclResult_t (*make)(ncclComm_t, char *, cudaStream_t), ncclComm_t comm,
+                        char *d, cudaStream_t s) {
     static int step;
     int64_t start = tap_now_ms();
     if (rank == 1) await(step, 1), tap_sleep_ms(50);
@@ -1304,7 +1353,8 @@ static void connects(void) {
     bool lazy = !getenv("NCCL_RUNTIME_CONNECT");
     if (rank == 0) CHECK((takes_ms(small_sum, comm, d, s) >= 50) == lazy);
     else takes_ms(small_sum, comm, d, s);
-    ncclResult_t (*const all[])(ncclComm_t, char *, cudaStream_t) = {small_sum, large_sum, large_product, broadcast};
+    ncclResult_t (*const all[])(ncclComm_t, char *, cudaStream_t) = {small_sum, large_sum,
+                                                                     large_product, broadcast};
     for (int i = 0; i < 4; i++) { // a broadcast has the ring of the product
         bool waits = lazy && (i == 1 || i == 2);
         CHECK((takes_ms(all[i], comm, d, s) >= 50) == (rank == 0 && waits));
@@ -1358,7 +1408,8 @@ static void *aborts(void *comm) {
     return NULL;
 }
 
-// A graph holds a call: an abort goes on until it is destroyed, one after a revoke frees what the graph needs.
+// A graph holds a call: an abort goes on until it is destroyed, one after a revoke frees what the
+// graph needs.
 static void aborted_graph(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1384,7 +1435,8 @@ static void aborted_graph(void) {
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
-// Over a network the death of a peer is an error of NCCL's; a wait that takes too long is one from 2.30.3 on.
+// Over a network the death of a peer is an error of NCCL's; a wait that takes too long is one
+// from 2.30.3 on.
 static void remote_error(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1499,9 +1551,11 @@ static void bad_arguments(void) {
     OK(cudaStreamQuery(s));
     CHECK_IS(ncclAllReduce(local, d, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
     CHECK_LIKE(ncclGetLastError(comm), "AllReduce : sendbuff");
-    CHECK_IS(ncclAllReduce(d, d + 60, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument); // too small
+    CHECK_IS(ncclAllReduce(d, d + 60, 4, ncclFloat, ncclSum, comm, s),
+             ncclInvalidArgument); // too small
     CHECK_IS(ncclBroadcast(d, d, 4, ncclFloat, n_ranks, comm, s), ncclInvalidArgument);
-    CHECK_LIKE(ncclGetLastError(comm), "Broadcast : invalid root 2 (root should be in the 0..2 range)");
+    CHECK_LIKE(ncclGetLastError(comm),
+               "Broadcast : invalid root 2 (root should be in the 0..2 range)");
     CHECK_IS(ncclSend(d, 4, ncclFloat, -1, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclAllReduce(d, d, 4, (ncclDataType_t)12, ncclSum, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat, (ncclRedOp_t)5, comm, s), ncclInvalidArgument);
@@ -1556,7 +1610,8 @@ static void *thread_rank(void *arg) {
 static void threads(void) {
     pthread_t ids[3];
     OK(ncclGetUniqueId(&board->id));
-    for (intptr_t i = 0; i < 3; i++) CHECK(pthread_create(&ids[i], NULL, thread_rank, (void *)i) == 0);
+    for (intptr_t i = 0; i < 3; i++)
+        CHECK(pthread_create(&ids[i], NULL, thread_rank, (void *)i) == 0);
     for (int i = 0; i < 3; i++) CHECK(pthread_join(ids[i], NULL) == 0);
 }
 
@@ -1566,8 +1621,8 @@ int main(void) {
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     TAP_REQUIRE(board != MAP_FAILED);
     run_one("cuda: a missing synchronisation is seen", "FAKE_CUDA_DELAY_US=50000", missing_sync);
-    run_one("cuda: a pinned source that is reused is seen, a pageable one is captured", "FAKE_CUDA_DELAY_US=20000",
-            reused_source);
+    run_one("cuda: a pinned source that is reused is seen, a pageable one is captured",
+            "FAKE_CUDA_DELAY_US=20000", reused_source);
     run_one("cuda: what cudaMemcpy waits for", "FAKE_CUDA_DELAY_US=20000", synchronous_copies);
     run_ranks("cuda: a host that touches device memory dies", 1, "", touches_device, SIGSEGV);
     run_one("cuda: attributes of pointers, wrong pointers", "", pointers);
@@ -1592,50 +1647,60 @@ int main(void) {
     run_one("cuda: a kernel reads freed memory", "", reads_freed_memory);
     run_one("cuda: a kernel gets a pointer that is not aligned", "", is_not_aligned);
     run_one("cuda: a kernel gets too many operands", "", has_too_many);
-    run_one("cuda: the second launch fails", "FAKE_CUDA_FAIL=cudaLaunchKernel:2:719", injected_launch);
+    run_one("cuda: the second launch fails", "FAKE_CUDA_FAIL=cudaLaunchKernel:2:719",
+            injected_launch);
     run_one("cuda: loading fails", "FAKE_CUDA_FAIL=cudaLibraryLoadData:1:200", injected_load);
-    run_one("cuda: kernels are loaded when they are needed", "FAKE_CUDA_DELAY_US=50000 FAKE_CUDA_ALLOC_WAITS=1",
-            lazy_loading);
+    run_one("cuda: kernels are loaded when they are needed",
+            "FAKE_CUDA_DELAY_US=50000 FAKE_CUDA_ALLOC_WAITS=1", lazy_loading);
     run_one("cuda: kernels that the driver cannot compile", "FAKE_CUDA_JIT=222", old_driver);
     run_one("cuda: bytes that move", "", traffic);
-    run_one("cuda: what comes from another device is corrupted", "FAKE_CUDA_DEVICES=2 FAKE_CUDA_CORRUPT_PEERS=1",
-            corrupt_peers);
+    run_one("cuda: what comes from another device is corrupted",
+            "FAKE_CUDA_DEVICES=2 FAKE_CUDA_CORRUPT_PEERS=1", corrupt_peers);
     run_ranks("cuda: memory and events of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
 
-    run_ranks("nccl: all_reduce, 4 ranks, every type and operation", 4, "FAKE_CUDA_DEVICES=4", all_types, 0);
+    run_ranks("nccl: all_reduce, 4 ranks, every type and operation", 4, "FAKE_CUDA_DEVICES=4",
+              all_types, 0);
     run_ranks("nccl: every collective, 4 ranks", 4, "FAKE_CUDA_DEVICES=4", collectives, 0);
     run_ranks("nccl: every collective, 3 ranks", 3, "FAKE_CUDA_DEVICES=3", collectives, 0);
     run_ranks("nccl: every collective, 1 rank", 1, "", collectives, 0);
     run_ranks("nccl: scaled sums", 3, "FAKE_CUDA_DEVICES=3", scaled_sums, 0);
     run_ranks("nccl: groups", 4, "FAKE_CUDA_DEVICES=4", groups, 0);
     run_one("nccl: two communicators of one thread", "FAKE_CUDA_DEVICES=2", one_process);
-    run_ranks("nccl: two streams", 2, "FAKE_CUDA_DEVICES=2 FAKE_CUDA_DELAY_US=10000", two_streams, 0);
-    run_ranks("nccl: two ranks on one GPU", 2, "", duplicate, 0);
-    run_ranks("nccl: two ranks on one GPU, 2.28, NCCL_MULTI_RANK_GPU_ENABLE", 2, "NCCL_MULTI_RANK_GPU_ENABLE=1", duplicate,
+    run_ranks("nccl: two streams", 2, "FAKE_CUDA_DEVICES=2 FAKE_CUDA_DELAY_US=10000", two_streams,
               0);
+    run_ranks("nccl: two ranks on one GPU", 2, "", duplicate, 0);
+    run_ranks("nccl: two ranks on one GPU, 2.28, NCCL_MULTI_RANK_GPU_ENABLE", 2,
+              "NCCL_MULTI_RANK_GPU_ENABLE=1", duplicate, 0);
     run_ranks("nccl: two ranks on one GPU, 2.30, NCCL_MULTI_RANK_GPU_ENABLE", 2,
               "NCCL_MULTI_RANK_GPU_ENABLE=1 FAKE_NCCL_VERSION=23003", simple_sum, 0);
     run_ranks("nccl: two ranks on one GPU, NCCL_HOSTID", 2, "NCCL_HOSTID=%r", simple_sum, 0);
     run_ranks("nccl: two versions", 2, "FAKE_CUDA_DEVICES=2", versions, 0);
-    run_ranks("nccl: who waits for a killed rank waits until the abort", 3, "FAKE_CUDA_DEVICES=3", killed_peer, SIGKILL);
-    run_ranks("nccl: calls that do not match wait until the abort", 2, "FAKE_CUDA_DEVICES=2", mismatch, 0);
+    run_ranks("nccl: who waits for a killed rank waits until the abort", 3, "FAKE_CUDA_DEVICES=3",
+              killed_peer, SIGKILL);
+    run_ranks("nccl: calls that do not match wait until the abort", 2, "FAKE_CUDA_DEVICES=2",
+              mismatch, 0);
     run_ranks("nccl: blocking=0", 2, "FAKE_CUDA_DEVICES=2", non_blocking, 0);
     run_ranks("nccl: the first call of a kind connects", 2, "FAKE_CUDA_DEVICES=2", connects, 0);
-    run_ranks("nccl: NCCL_RUNTIME_CONNECT=0", 2, "FAKE_CUDA_DEVICES=2 NCCL_RUNTIME_CONNECT=0", connects, 0);
-    run_ranks("nccl: an abort beside a call", 2, "FAKE_CUDA_DEVICES=2", aborted_beside_a_call, SIGABRT);
+    run_ranks("nccl: NCCL_RUNTIME_CONNECT=0", 2, "FAKE_CUDA_DEVICES=2 NCCL_RUNTIME_CONNECT=0",
+              connects, 0);
+    run_ranks("nccl: an abort beside a call", 2, "FAKE_CUDA_DEVICES=2", aborted_beside_a_call,
+              SIGABRT);
     run_ranks("nccl: a revoke beside a call", 2, "FAKE_CUDA_DEVICES=2", revoked, 0);
     run_ranks("nccl: an abort with a live graph", 2, "FAKE_CUDA_DEVICES=2", aborted_graph, 0);
     run_ranks("nccl: a graph that outlives its communicator", 1, "", aborted_graph, SIGABRT);
-    run_ranks("nccl: a peer dies, over a network", 3, "FAKE_CUDA_DEVICES=3 FAKE_NCCL_REMOTE=1", remote_error, SIGKILL);
-    run_ranks("nccl: a peer is late, 2.30", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_TIMEOUT_MS=50", remote_error, SIGKILL);
+    run_ranks("nccl: a peer dies, over a network", 3, "FAKE_CUDA_DEVICES=3 FAKE_NCCL_REMOTE=1",
+              remote_error, SIGKILL);
+    run_ranks("nccl: a peer is late, 2.30", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_TIMEOUT_MS=50",
+              remote_error, SIGKILL);
     run_one("nccl: an init that hangs", "FAKE_NCCL_INIT_HANGS=1", init_hangs);
     run_one("nccl: an init that fails", "FAKE_NCCL_FAIL=2", init_fails);
     run_ranks("nccl: split", 4, "FAKE_CUDA_DEVICES=4", split, 0);
     run_ranks("nccl: capture and replay", 2, "FAKE_CUDA_DEVICES=2", captured_sum, 0);
     run_ranks("nccl: bad arguments", 2, "FAKE_CUDA_DEVICES=2", bad_arguments, 0);
-    run_ranks("nccl: 8-bit floats where a device is of capability 8", 3, "FAKE_CUDA_DEVICES=3 FAKE_CUDA_CAPABILITY=9,8,10",
-              old_devices, 0);
-    run_ranks("nccl: 8-bit floats in 2.23", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_VERSION=22304", old_version, 0);
+    run_ranks("nccl: 8-bit floats where a device is of capability 8", 3,
+              "FAKE_CUDA_DEVICES=3 FAKE_CUDA_CAPABILITY=9,8,10", old_devices, 0);
+    run_ranks("nccl: 8-bit floats in 2.23", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_VERSION=22304",
+              old_version, 0);
     run_one("nccl: threads as ranks", "FAKE_CUDA_DEVICES=3", threads);
     return tap_done();
 }

@@ -21,7 +21,8 @@ static void *device_alloc(size_t nbytes) {
 }
 
 static float *device_of(float value, size_t count) {
-    float *p = (float *)device_alloc(count * sizeof *p), *host = (float *)malloc(count * sizeof *host);
+    float *p = (float *)device_alloc(count * sizeof *p),
+          *host = (float *)malloc(count * sizeof *host);
     for (size_t i = 0; i < count; i++) host[i] = value;
     CUDA(cudaMemcpy(p, host, count * sizeof *p, cudaMemcpyHostToDevice));
     CUDA(cudaStreamSynchronize(cudaStreamLegacy));
@@ -61,7 +62,9 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     rank_ok(rank, idist_split(world, rank == 2, rank, &nccl));
     rank_ok(rank, idist_split(world, rank == 1, rank, &ipc));
     o.group = nccl;
-    if (rank < 2) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o)); // makes the communicator
+    if (rank < 2)
+        rank_ok(rank,
+                idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o)); // makes the communicator
     o.stream = s;
     own.stream = other;
     proc_phase(slot, 1);
@@ -75,8 +78,10 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     if (rank == 0 && what == MEMORY) status = idist__own_alloc("test", &own, &memory, 64);
     own.stream = NULL;
     own.group = ipc;
-    if (what == A_GROUP && rank != 1) status = idist_all_reduce(y, y, 8, IDIST_F32, IDIST_SUM, &own);
-    if (what == A_GROUP && rank != 1) rank_check(first_of(y) == 6, "rank %d: got %g", rank, (double)first_of(y));
+    if (what == A_GROUP && rank != 1)
+        status = idist_all_reduce(y, y, 8, IDIST_F32, IDIST_SUM, &own);
+    if (what == A_GROUP && rank != 1)
+        rank_check(first_of(y) == 6, "rank %d: got %g", rank, (double)first_of(y));
     rank_ok(rank, status);
 
     // The stream is free again, and the group knows why.
@@ -92,7 +97,8 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
 }
 
 static void beside_dead_ranks(void) {
-    static const char *const names[] = {"the first launch of a kernel", "cudaMalloc", "a group that is made", "idist_close"};
+    static const char *const names[] = {"the first launch of a kernel", "cudaMalloc",
+                                        "a group that is made", "idist_close"};
     setenv("FAKE_CUDA_DEVICES", "2", 1);
     setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
     for (int what = 0; what < N_BESIDE; what++) {
@@ -101,8 +107,8 @@ static void beside_dead_ranks(void) {
         ranks_reset();
         procs_start(&p, 3, NULL, beside_a_dead_rank, &what);
         rank_check(procs_wait(&p, 8000) == 0, "hang");
-        rank_check(p.slot[0].status == IDIST_ERR_PEER_LOST && text_names_rank(p.slot[0].text, 1), "rank 0: %s",
-                   p.slot[0].text);
+        rank_check(p.slot[0].status == IDIST_ERR_PEER_LOST && text_names_rank(p.slot[0].text, 1),
+                   "rank 0: %s", p.slot[0].text);
         ranks_report("%s beside NCCL that waits for a dead rank comes back", names[what]);
         procs_free(&p);
     }
@@ -124,7 +130,8 @@ typedef struct trouble {
 static void keep_log(idist_log_level level, const char *line, void *user) {
     char *text = (char *)user;
     size_t used = strlen(text);
-    if (level <= IDIST_LOG_WARN && used + strlen(line) + 2 < 4000) snprintf(text + used, 4000 - used, "%s\n", line);
+    if (level <= IDIST_LOG_WARN && used + strlen(line) + 2 < 4000)
+        snprintf(text + used, 4000 - used, "%s\n", line);
 }
 
 // Memory that a copy without an end works on is given to nobody, and another group does without it.
@@ -161,25 +168,31 @@ static int has_trouble(int number, void *arg) {
     idist_opts o = opts_of(world);
     rank_ok(number, idist_all_reduce(x, x, COUNT, IDIST_F32, IDIST_SUM, &o));
     CUDA(cudaMemcpy(&last, x + COUNT - 1, sizeof last, cudaMemcpyDeviceToHost));
-    rank_check(first_of(x) == 6 && last == 6, "rank %d: got %g and %g", number, (double)first_of(x), (double)last);
+    rank_check(first_of(x) == 6 && last == 6, "rank %d: got %g and %g", number, (double)first_of(x),
+               (double)last);
     const char *backend = world->w->device_backend;
-    rank_check(strcmp(backend, t->said[0] ? "staged" : "ipc") == 0, "rank %d: by %s", number, backend);
+    rank_check(strcmp(backend, t->said[0] ? "staged" : "ipc") == 0, "rank %d: by %s", number,
+               backend);
     for (int k = 0; k < 4 && t->said[k]; k++)
-        rank_check(strstr(log, t->said[k]) != NULL, "rank %d: no \"%s\" in \"%s\"", number, t->said[k], log);
+        rank_check(strstr(log, t->said[k]) != NULL, "rank %d: no \"%s\" in \"%s\"", number,
+                   t->said[k], log);
     if (!t->said[0]) rank_check(!log[0], "rank %d: warned: %s", number, log);
     if (t->stuck) leaves_memory_alone(world, number, x);
     if (!stuck) CUDA(cudaFree(x));
     rank_ok(number, idist_close(&world));
-    if (stuck) rank_check(strstr(log, "until the process ends") != NULL, "rank %d: no word of it: %s", number, log);
+    if (stuck)
+        rank_check(strstr(log, "until the process ends") != NULL, "rank %d: no word of it: %s",
+                   number, log);
     return 0;
 }
 
 static void troubles(void) {
-    static const trouble all[] = {{"FAKE_CUDA_JIT", "0", true, false, {NULL}, 0},
-                                  {"FAKE_CUDA_JIT", "222", false, false, {"rank 1", "PTX", "staged", NULL}, 0},
-                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", true, false, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
-                                  {"FAKE_CUDA_CORRUPT_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
-                                  {"FAKE_CUDA_STUCK_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
+    static const trouble all[] = {
+        {"FAKE_CUDA_JIT", "0", true, false, {NULL}, 0},
+        {"FAKE_CUDA_JIT", "222", false, false, {"rank 1", "PTX", "staged", NULL}, 0},
+        {"FAKE_CUDA_CORRUPT_PEERS", "1", true, false, {"IOMMU", "ACS", "iommu=pt", "staged"}, 0},
+        {"FAKE_CUDA_CORRUPT_PEERS", "1", false, false, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0},
+        {"FAKE_CUDA_STUCK_PEERS", "1", false, true, {"rank 1", "IOMMU", "ACS", "iommu=pt"}, 0}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         trouble t = all[i];
         t.port = free_port();
@@ -212,7 +225,8 @@ static int comes_late(int number, void *arg) {
     if (number == 1) tap_sleep_ms(limit_ms * 3 / 4);
     rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
     rank_check(first_of(x) == 2, "rank %d: got %g", number, (double)first_of(x));
-    rank_check(idist__gpu_group_of(group)->path == IDIST__BY_IPC, "rank %d: by another way", number);
+    rank_check(idist__gpu_group_of(group)->path == IDIST__BY_IPC, "rank %d: by another way",
+               number);
 
     CUDA(cudaFree(x));
     rank_ok(number, idist_close(&world));
@@ -308,7 +322,8 @@ static int closes_beside_a_call(int number, void *arg) {
         tap_sleep_ms(300); // rank 0 waits for us in idist_close, and its thread has come back
     } else {
         rank_check(pthread_create(&thread, NULL, calls_late, &c) == 0, "no thread");
-        for (int64_t end = tap_now_ms() + 10000; !is_under_way(c.group) && tap_now_ms() < end;) tap_sleep_ms(1);
+        for (int64_t end = tap_now_ms() + 10000; !is_under_way(c.group) && tap_now_ms() < end;)
+            tap_sleep_ms(1);
     }
     rank_ok(number, idist_close(&world));
     if (number == 0) pthread_join(thread, NULL);
@@ -401,7 +416,8 @@ static int closes_beside_use(int number, void *arg) {
         rank_is(0, other.status, IDIST_ERR_DEVICE);
         return 0;
     }
-    if (u.what == NCCLS_KERNEL) rank_check(took < PATIENCE_MS, "took %d ms", (int)took); // NCCL was aborted
+    if (u.what == NCCLS_KERNEL)
+        rank_check(took < PATIENCE_MS, "took %d ms", (int)took); // NCCL was aborted
     else rank_check(took > 200, "did not wait: %d ms", (int)took);
     pthread_join(thread, NULL);
     if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
@@ -410,15 +426,16 @@ static int closes_beside_use(int number, void *arg) {
 }
 
 static void leaves(void) {
-    static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end", "a group is made",
-                                        "NCCL's kernel is waited for"};
+    static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end",
+                                        "a group is made", "NCCL's kernel is waited for"};
     setenv("FAKE_CUDA_DEVICES", "1", 1);
     for (int what = 0; what < N_USES; what++) {
         use u = {what, free_port(), NULL, NULL, IDIST_OK};
         tap_running("to leave while %s", names[what]);
         ranks_reset();
         procs_run(2, 30000, closes_beside_use, &u);
-        ranks_report("to leave the world while %s in another thread is safe, and takes its time", names[what]);
+        ranks_report("to leave the world while %s in another thread is safe, and takes its time",
+                     names[what]);
     }
 }
 
@@ -451,8 +468,8 @@ static void fill(void *p, size_t count, idist_dtype dtype, int rank) {
     }
 }
 
-static idist_status call(int kind, const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
-                         const idist_opts *o) {
+static idist_status call(int kind, const void *send, void *recv, size_t count, idist_dtype dtype,
+                         idist_op op, const idist_opts *o) {
     switch (kind) {
     case 0: return idist_all_reduce(send, recv, count, dtype, op, o);
     case 1: return idist_reduce(send, recv, count, dtype, op, 1, o);
@@ -467,9 +484,10 @@ static idist_status call(int kind, const void *send, void *recv, size_t count, i
 
 // On the host and on the device, from the same numbers: the same bits. shift: bytes that the
 // buffers are out of line.
-static void compare(idist_group *world, int rank, int n, int kind, idist_dtype dtype, idist_op op, bool in_place,
-                    size_t shift) {
-    size_t size = idist_dtype_size(dtype), count = kind < 2 || kind == 3 ? COUNT : COUNT / (size_t)n;
+static void compare(idist_group *world, int rank, int n, int kind, idist_dtype dtype, idist_op op,
+                    bool in_place, size_t shift) {
+    size_t size = idist_dtype_size(dtype),
+           count = kind < 2 || kind == 3 ? COUNT : COUNT / (size_t)n;
     size_t room = (COUNT + 64) * size;
     char *host[2], *back = (char *)malloc(room), *device[2];
     idist_opts o = opts_of(world);
@@ -488,9 +506,10 @@ static void compare(idist_group *world, int rank, int n, int kind, idist_dtype d
         size_t i = 0;
         CUDA(cudaMemcpy(back, device[k], COUNT * size, cudaMemcpyDeviceToHost));
         while (i < COUNT * size && back[i] == host[k][i]) i++;
-        rank_check(i == COUNT * size, "rank %d: kind %d, %s, op %d, shift %zu, %s: buffer %d, element %zu of %zu", rank,
-                   kind, idist_dtype_name(dtype), (int)op, shift, in_place ? "in place" : "not in place", k, i / size,
-                   count);
+        rank_check(i == COUNT * size,
+                   "rank %d: kind %d, %s, op %d, shift %zu, %s: buffer %d, element %zu of %zu",
+                   rank, kind, idist_dtype_name(dtype), (int)op, shift,
+                   in_place ? "in place" : "not in place", k, i / size, count);
         CUDA(cudaFree(device[k] - shift));
         free(host[k]);
     }
@@ -579,7 +598,8 @@ static struct {
 static void watched_start(idist__task *t) {
     if (t->on_device && t->call.kind == IDIST__BARRIER) {
         watch.n_meets++;
-        if (cudaStreamQuery(idist__gpu_group_of(t->group)->stream[0]) == cudaErrorNotReady) watch.n_busy++;
+        if (cudaStreamQuery(idist__gpu_group_of(t->group)->stream[0]) == cudaErrorNotReady)
+            watch.n_busy++;
         cudaGetLastError();
     }
     watch.real->start(t);
@@ -609,7 +629,8 @@ static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg
     if (rank == 0) watch_backend(world);
     rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o));
     if (rank == 0) {
-        tap_diag("%d ranks: %d of %d times that they met, the device was busy", n, watch.n_busy, watch.n_meets);
+        tap_diag("%d ranks: %d of %d times that they met, the device was busy", n, watch.n_busy,
+                 watch.n_meets);
         rank_check(watch.n_busy * 4 >= watch.n_meets * 3, "%d of %d", watch.n_busy, watch.n_meets);
         idist__gpu_of(world->w)->under = watch.real;
     }
@@ -633,9 +654,11 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
     w->spin_ns = 500000; // as with a core for each rank
     idist__gpu_waits(&t, true);
     start = tap_now_ns();
-    while (!watch.n_sleeps && tap_now_ns() - start < 1000000000) idist__gpu_sleep(w, start + 1000000000);
+    while (!watch.n_sleeps && tap_now_ns() - start < 1000000000)
+        idist__gpu_sleep(w, start + 1000000000);
     rank_check(watch.n_sleeps > 0, "it never slept");
-    rank_check(watch.first_sleep_ns - start >= 28000, "it slept after %d ns", (int)(watch.first_sleep_ns - start));
+    rank_check(watch.first_sleep_ns - start >= 28000, "it slept after %d ns",
+               (int)(watch.first_sleep_ns - start));
     idist__gpu_waits(&t, false);
     idist__gpu_of(w)->under = watch.real;
     pthread_mutex_unlock(&w->lock);
@@ -692,13 +715,16 @@ int main(void) {
     paces();
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
     setenv("FAKE_CUDA_DELAY_US", "300", 1);
-    ranks_case(1, NULL, looks_before_it_sleeps, NULL, "who waits for the device looks for 30 us before it sleeps");
+    ranks_case(1, NULL, looks_before_it_sleeps, NULL,
+               "who waits for the device looks for 30 us before it sleeps");
     for (int n = 2; n <= 8; n *= 2) {
         double factor = 0, bound = 5 - 2.0 / n;
         ranks_case(n, NULL, traffic, &factor, "a large all_reduce, %d ranks, is right", n);
         tap_diag("%d ranks: %.3f bytes move per byte", n, factor);
-        tap_ok(factor <= bound * 1.001, "%d ranks: no more than %.2f bytes move per byte of the message", n, bound);
+        tap_ok(factor <= bound * 1.001,
+               "%d ranks: no more than %.2f bytes move per byte of the message", n, bound);
     }
-    ranks_case(2, NULL, keeps_the_device_busy, NULL, "the ranks meet while the device works, 2 ranks");
+    ranks_case(2, NULL, keeps_the_device_busy, NULL,
+               "the ranks meet while the device works, 2 ranks");
     return tap_done();
 }

@@ -1,5 +1,6 @@
-// test_nccl: what idist makes of NCCL: which way is chosen, calls that are enqueued and found wrong or late afterwards,
-// calls held back by idist_group_begin, communicators of groups. Runs on the stand-ins for libcudart and libnccl.
+// test_nccl: what idist makes of NCCL: which way is chosen, calls that are enqueued and found wrong
+// or late afterwards, calls held back by idist_group_begin, communicators of groups. Runs on the
+// stand-ins for libcudart and libnccl.
 #include "gpu_ranks.h"
 
 // Rank 0 enqueues while nobody else has begun; what wakes the others comes after that.
@@ -11,7 +12,8 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
     for (int k = 0; k < K; k++) rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
-    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    for (int k = 1; k < n && !rank; k++)
+        rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
     rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
     CUDA(cudaStreamSynchronize(s));
     rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
@@ -19,8 +21,8 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// The same with every collective that NCCL has, in sizes for which it takes different algorithms: the first of each is the
-// one that would wait on the host.
+// The same with every collective that NCCL has, in sizes for which it takes different algorithms:
+// the first of each is the one that would wait on the host.
 static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
     enum { MOST = 1 << 16, SIZES = 3 };
     static const size_t sizes[SIZES] = {1, 5000, MOST};
@@ -43,7 +45,8 @@ static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_reduce(x, y, sizes[k], IDIST_I32, IDIST_MAX, 0, &o));
         rank_ok(rank, idist_barrier(&o));
     }
-    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    for (int k = 1; k < n && !rank; k++)
+        rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
     rank_ok(rank, idist_barrier(&o));
     CUDA(cudaStreamSynchronize(s));
     cudaFree(x);
@@ -51,8 +54,8 @@ static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// What goes by pairs connects them in its first call, which waits; an all_to_all has all of them, so that messages after it
-// run ahead.
+// What goes by pairs connects them in its first call, which waits; an all_to_all has all of them,
+// so that messages after it run ahead.
 static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(rank, (size_t)n), *y = device_of(-1, (size_t)n), word = rank;
@@ -63,7 +66,8 @@ static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     if (rank) rank_ok(rank, idist_recv(&word, 1, IDIST_I32, 0, 9, NULL, &host));
     rank_ok(rank, idist_sendrecv(x, 1, next, 3, y, 1, before, 3, IDIST_I32, NULL, &o));
     rank_ok(rank, idist_gather(x, y, 1, IDIST_I32, n - 1, &o));
-    for (int k = 1; k < n && !rank; k++) rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
+    for (int k = 1; k < n && !rank; k++)
+        rank_ok(rank, idist_send(&word, 1, IDIST_I32, k, 9, &host));
     rank_ok(rank, idist_barrier(&o));
     CUDA(cudaStreamSynchronize(s));
     cudaFree(x);
@@ -71,7 +75,8 @@ static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// A rank waits inside NCCL for another one that does not come: the time-out gets it out, by no abort beside the call.
+// A rank waits inside NCCL for another one that does not come: the time-out gets it out, by no
+// abort beside the call.
 static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, (size_t)n), *y = device_of(1, (size_t)n), none = 0;
@@ -84,9 +89,11 @@ static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
         status = idist_all_to_all(x, y, 1, IDIST_I32, &o);
         if (status == IDIST_OK) status = idist_barrier(&host);
         rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s", rank, idist_status_name(status));
-        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank, idist_last_error());
+        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank,
+                   idist_last_error());
         CUDA(cudaStreamSynchronize(s));
-        rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+        rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", rank,
+                   (int)(tap_now_ms() - start));
     } else {
         host.timeout_ms = 5000;
         rank_is(rank, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, &host), IDIST_ERR_TIMEOUT);
@@ -96,7 +103,8 @@ static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// A graph that holds a call is alive when the group fails: nobody waits for it, and it can be destroyed later.
+// A graph that holds a call is alive when the group fails: nobody waits for it, and it can be
+// destroyed later.
 static cudaGraphExec_t left_graphs[RANKS_MAX];
 static ncclComm_t left_comms[RANKS_MAX];
 static int64_t left_ms[RANKS_MAX];
@@ -116,7 +124,8 @@ static void live_graph(idist_group *world, int rank, int n, void *arg) {
     left_comms[rank] = (ncclComm_t)idist_nccl_comm(world);
     CUDA(cudaGraphLaunch(left_graphs[rank], s));
     CUDA(cudaStreamSynchronize(s));
-    (void)!idist_barrier(&host); // that of rank 0 may end, and its abort come, before another one's has
+    (void)!idist_barrier(
+        &host); // that of rank 0 may end, and its abort come, before another one's has
     left_ms[rank] = tap_now_ms();
     if (rank == 0) rank_ok(rank, idist_abort(world));
     while (idist_barrier(&host) == IDIST_OK) continue;
@@ -139,7 +148,8 @@ static void with_live_graph(const char *version) {
     ranks_report("a graph that holds a call outlives its group, NCCL %s", version);
 }
 
-// On one rank the count differs. Nobody waits in the call; the next ones say it, and the stream comes to its end.
+// On one rank the count differs. Nobody waits in the call; the next ones say it, and the stream
+// comes to its end.
 static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 8);
@@ -153,10 +163,11 @@ static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
         tap_sleep_ms(5);
         status = idist_all_reduce(x, x, 8, IDIST_I32, IDIST_SUM, &o);
     }
-    rank_check(status == IDIST_ERR_MISMATCH && strstr(idist_last_error(), "count") != NULL, "rank %d: %s: %s", rank,
-               idist_status_name(status), idist_last_error());
+    rank_check(status == IDIST_ERR_MISMATCH && strstr(idist_last_error(), "count") != NULL,
+               "rank %d: %s: %s", rank, idist_status_name(status), idist_last_error());
     CUDA(cudaStreamSynchronize(s));
-    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", rank,
+               (int)(tap_now_ms() - start));
     cudaFree(x);
     cudaStreamDestroy(s);
 }
@@ -173,9 +184,11 @@ static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
     if (rank != 1) {
         rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_I32, IDIST_SUM, &o));
         CUDA(cudaStreamSynchronize(s));
-        rank_check(tap_now_ms() - start < 1500 * test_slow_factor(), "rank %d: %d ms", rank, (int)(tap_now_ms() - start));
+        rank_check(tap_now_ms() - start < 1500 * test_slow_factor(), "rank %d: %d ms", rank,
+                   (int)(tap_now_ms() - start));
         rank_is(rank, idist_barrier(&o), IDIST_ERR_TIMEOUT);
-        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank, idist_last_error());
+        rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank,
+                   idist_last_error());
     } else {
         int32_t none = 0; // it waits for something else
         idist_opts host = opts_of(world);
@@ -200,11 +213,13 @@ static void messages(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_recv(z, COUNT, IDIST_I32, next, 2, NULL, &o));
     rank_ok(rank, idist_group_end());
     CUDA(cudaStreamSynchronize(s));
-    rank_check(first_of(y) == before && first_of(z) == next, "rank %d: got %d and %d", rank, first_of(y), first_of(z));
+    rank_check(first_of(y) == before && first_of(z) == next, "rank %d: got %d and %d", rank,
+               first_of(y), first_of(z));
     rank_ok(rank, idist_sendrecv(x, COUNT, before, 3, y, COUNT, next, 3, IDIST_I32, NULL, &o));
     CUDA(cudaStreamSynchronize(s));
     rank_check(first_of(y) == next, "rank %d: got %d", rank, first_of(y));
-    rank_is(rank, idist_recv(y, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, &o), IDIST_ERR_UNSUPPORTED);
+    rank_is(rank, idist_recv(y, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, &o),
+            IDIST_ERR_UNSUPPORTED);
     cudaFree(x);
     cudaFree(y);
     cudaFree(z);
@@ -228,8 +243,8 @@ static void other_message(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_abort(world));
     }
     while (status == IDIST_OK && tap_now_ms() - start < 3000) status = idist_barrier(&blocking);
-    rank_check(status == IDIST_ERR_MISMATCH || (plain && status == IDIST_ERR_ABORTED), "rank %d: got %s", rank,
-               idist_status_name(status));
+    rank_check(status == IDIST_ERR_MISMATCH || (plain && status == IDIST_ERR_ABORTED),
+               "rank %d: got %s", rank, idist_status_name(status));
     CUDA(cudaStreamSynchronize(s));
     cudaFree(x);
     cudaStreamDestroy(s);
@@ -246,19 +261,23 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_split(world, 0, -rank, &all));
         idist_opts a = on_stream(half, s), b = on_stream(all, s);
         int size = idist_group_size(half);
-        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &a)); // the first ones cannot be held back together
+        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX,
+                                       &a)); // the first ones cannot be held back together
         rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_MAX, &b));
         rank_ok(rank, idist_group_begin());
         rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &a));
         rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_SUM, &b));
         rank_ok(rank, idist_group_end());
         CUDA(cudaStreamSynchronize(s));
-        rank_check(first_of(x) == size && first_of(y) == n, "rank %d: got %d and %d", rank, first_of(x), first_of(y));
+        rank_check(first_of(x) == size && first_of(y) == n, "rank %d: got %d and %d", rank,
+                   first_of(x), first_of(y));
         int count = 0, at = -1;
         ncclComm_t comm = (ncclComm_t)idist_nccl_comm(half);
-        rank_check(comm && ncclCommCount(comm, &count) == ncclSuccess && count == size, "rank %d: %d", rank, count);
+        rank_check(comm && ncclCommCount(comm, &count) == ncclSuccess && count == size,
+                   "rank %d: %d", rank, count);
         comm = (ncclComm_t)idist_nccl_comm(all);
-        rank_check(comm && ncclCommUserRank(comm, &at) == ncclSuccess && at == n - 1 - rank, "rank %d: %d", rank, at);
+        rank_check(comm && ncclCommUserRank(comm, &at) == ncclSuccess && at == n - 1 - rank,
+                   "rank %d: %d", rank, at);
         rank_ok(rank, idist_free_group(&half));
         rank_ok(rank, idist_free_group(&all));
         int32_t one = 1;
@@ -271,7 +290,8 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Requests, calls on a stream and blocking ones in turn, over NCCL and staged, with host memory between them.
+// Requests, calls on a stream and blocking ones in turn, over NCCL and staged, with host memory
+// between them.
 static void in_turn(idist_group *world, int rank, int n, void *arg) {
     enum { K = 6, COUNT = 1000 };
     cudaStream_t s = new_stream();
@@ -301,8 +321,8 @@ static void in_turn(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// What group_begin holds back: more calls than may run ahead, requests that are waited for before the end, and a group that
-// is not freed under it.
+// What group_begin holds back: more calls than may run ahead, requests that are waited for before
+// the end, and a group that is not freed under it.
 static void held_back(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 1), *y = device_of(1, 1);
@@ -312,7 +332,8 @@ static void held_back(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     rank_ok(rank, idist_split(world, 0, rank, &g));
     rank_ok(rank, idist_group_begin());
-    for (int k = 0; k < 1200; k++) rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
+    for (int k = 0; k < 1200; k++)
+        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &o));
     idist_opts later = opts_async(world, &r);
     rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_SUM, &later));
     rank_ok(rank, idist_wait(&r));
@@ -361,20 +382,26 @@ static int goes(int number, void *arg) {
     const way *w = (const way *)arg;
     idist_group *world = NULL;
     idist_desc d = desc_with(NULL, NULL);
-    for (int k = 0; k < 4 && w->env[number][k]; k += 2) setenv(w->env[number][k], w->env[number][k + 1], 1);
+    for (int k = 0; k < 4 && w->env[number][k]; k += 2)
+        setenv(w->env[number][k], w->env[number][k + 1], 1);
     d.rank = number;
     d.world_size = 2;
     d.master_addr = "127.0.0.1";
     d.master_port = w->port;
-    d.init_timeout_ms = w->status == IDIST_ERR_DEVICE ? 1000 + 500 * test_slow_factor() : 10000; // it passes there
+    d.init_timeout_ms =
+        w->status == IDIST_ERR_DEVICE ? 1000 + 500 * test_slow_factor() : 10000; // it passes there
     d.timeout_ms = 10000;
     int64_t start = tap_now_ms();
     idist_status s = idist_initialize(&d);
-    rank_check(tap_now_ms() - start < 6000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 6000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
     rank_check(s == w->status, "rank %d: %s: %s", number, idist_status_name(s), idist_last_error());
-    if (w->text) rank_check(strstr(idist_last_error(), w->text) != NULL, "rank %d: got \"%s\"", number, idist_last_error());
+    if (w->text)
+        rank_check(strstr(idist_last_error(), w->text) != NULL, "rank %d: got \"%s\"", number,
+                   idist_last_error());
     if (s != IDIST_OK) return 0;
-    rank_check(strcmp(idist_device_backend(), w->backend) == 0, "rank %d: %s", number, idist_device_backend());
+    rank_check(strcmp(idist_device_backend(), w->backend) == 0, "rank %d: %s", number,
+               idist_device_backend());
     int32_t *x = device_of(1, 5);
     idist_opts o = opts_of(world);
     rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
@@ -392,23 +419,31 @@ static void ways(void) {
     way all[] = {
         {BOTH("FAKE_CUDA_DEVICES", "2"), IDIST_OK, "nccl", NULL, 0},
         {BOTH("FAKE_CUDA_DEVICES", "1"), IDIST_OK, "ipc", NULL, 0},
-        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "staged"), IDIST_OK, "staged", NULL, 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "staged"), IDIST_OK, "staged", NULL,
+         0},
         {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "ipc"), IDIST_OK, "ipc", NULL, 0},
-        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "gloo"), IDIST_ERR_ENV, NULL, "auto, nccl, ipc, staged", 0},
-        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_ERR_UNSUPPORTED, NULL, "share the GPU", 0},
+        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "gloo"), IDIST_ERR_ENV, NULL,
+         "auto, nccl, ipc, staged", 0},
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_ERR_UNSUPPORTED,
+         NULL, "share the GPU", 0},
         {{{"FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "nccl"}, {"FAKE_CUDA_DEVICES", "2"}},
          IDIST_ERR_ENV,
          NULL,
          "differ in IDIST_DEVICE_BACKEND",
          0},
-        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
+        {{{"FAKE_CUDA_DEVICES", "2"},
+          {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
          IDIST_OK,
          "ipc",
          NULL,
          0},
-        {BOTH("IDIST_DEVICE_BACKEND", "nccl", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"), IDIST_ERR_NO_DEVICE, NULL,
-         "could not be loaded: /nowhere", 0},
-        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_VERSION", "21805"}}, IDIST_OK, "ipc", NULL, 0},
+        {BOTH("IDIST_DEVICE_BACKEND", "nccl", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"),
+         IDIST_ERR_NO_DEVICE, NULL, "could not be loaded: /nowhere", 0},
+        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_VERSION", "21805"}},
+         IDIST_OK,
+         "ipc",
+         NULL,
+         0},
         {{{"IDIST_DEVICE_BACKEND", "nccl", "FAKE_CUDA_DEVICES", "2"},
           {"IDIST_DEVICE_BACKEND", "nccl", "FAKE_NCCL_VERSION", "21805"}},
          IDIST_ERR_NO_DEVICE,
@@ -431,12 +466,15 @@ static void ways(void) {
         ranks_reset();
         all[i].port = free_port();
         procs_run(2, 20000, goes, &all[i]);
-        ranks_report("%s %s %s %s: %s", all[i].env[1][0], all[i].env[1][1], all[i].env[1][2] ? all[i].env[1][2] : "",
-                     all[i].env[1][3] ? all[i].env[1][3] : "", all[i].text ? all[i].text : all[i].backend);
+        ranks_report("%s %s %s %s: %s", all[i].env[1][0], all[i].env[1][1],
+                     all[i].env[1][2] ? all[i].env[1][2] : "",
+                     all[i].env[1][3] ? all[i].env[1][3] : "",
+                     all[i].text ? all[i].text : all[i].backend);
     }
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
     setenv("FAKE_NCCL_VERSION", "23003", 1);
-    way forced = {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_OK, "nccl", NULL, free_port()};
+    way forced = {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_OK, "nccl",
+                  NULL, free_port()};
     ranks_reset();
     procs_run(2, 20000, goes, &forced);
     ranks_report("NCCL 2.30.3 takes two ranks on a GPU where the user says so");
@@ -444,8 +482,8 @@ static void ways(void) {
     unsetenv("FAKE_NCCL_VERSION");
 }
 
-// NCCL says that a peer is gone, or late. It is the host that knows which one, a little later; and if it does not, the error
-// is still that of a peer.
+// NCCL says that a peer is gone, or late. It is the host that knows which one, a little later; and
+// if it does not, the error is still that of a peer.
 typedef struct remote {
     const char *remote; // FAKE_NCCL_REMOTE
     bool dies;          // rank 1, after half a second
@@ -481,17 +519,20 @@ static int loses(int number, void *arg) {
     o.stream = number == 2 ? new_stream() : NULL;
     for (status = IDIST_OK; status == IDIST_OK && tap_now_ms() - start < 5000; tap_sleep_ms(5))
         status = idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o);
-    rank_check(status == r->status, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
-    rank_check(strstr(idist_last_error(), r->dies ? "rank 1" : "NCCL") != NULL, "rank %d: got \"%s\"", number,
+    rank_check(status == r->status, "rank %d: %s: %s", number, idist_status_name(status),
                idist_last_error());
-    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(strstr(idist_last_error(), r->dies ? "rank 1" : "NCCL") != NULL,
+               "rank %d: got \"%s\"", number, idist_last_error());
+    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
     (void)!idist_finalize();
     return 0;
 }
 
 static void remotes(void) {
     static const char *const names[] = {"its network's connection breaks, and rank 1 dies",
-                                        "its network's connection breaks", "it has waited for too long"};
+                                        "its network's connection breaks",
+                                        "it has waited for too long"};
     remote all[] = {{"2", true, IDIST_ERR_PEER_LOST, 0},
                     {"2", false, IDIST_ERR_PEER_LOST, 0},
                     {"0", false, IDIST_ERR_TIMEOUT, 0}};
@@ -504,9 +545,10 @@ static void remotes(void) {
     }
 }
 
-// Rank 0 has a call on a stream that waits for rank 1, which dies, and stages one with rank 2, for the first time: to pin
-// memory may wait for the device, and meanwhile somebody has to find out about rank 1. The world has failed by then: who
-// ends it takes the pair along, also where the other one still copies. So both end when both are through.
+// Rank 0 has a call on a stream that waits for rank 1, which dies, and stages one with rank 2, for
+// the first time: to pin memory may wait for the device, and meanwhile somebody has to find out
+// about rank 1. The world has failed by then: who ends it takes the pair along, also where the
+// other one still copies. So both end when both are through.
 typedef struct pair {
     int port;
     int *through; // shared
@@ -539,9 +581,11 @@ static int pins(int number, void *arg) {
     CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
     if (number == 2) rank_ok(number, idist_recv(&word, 1, IDIST_I32, 0, 1, NULL, &two));
     if (number == 0) rank_ok(number, idist_send(&word, 1, IDIST_I32, 1, 1, &two));
-    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
     __atomic_add_fetch(p->through, 1, __ATOMIC_ACQ_REL);
-    while (__atomic_load_n(p->through, __ATOMIC_ACQUIRE) < 2 && tap_now_ms() - start < 5000 * test_slow_factor())
+    while (__atomic_load_n(p->through, __ATOMIC_ACQUIRE) < 2 &&
+           tap_now_ms() - start < 5000 * test_slow_factor())
         tap_sleep_ms(5);
     (void)!idist_finalize();
     return 0;
@@ -556,8 +600,8 @@ static void pinned(void) {
     ranks_report("pinning memory beside a call that waits for a dead rank comes back");
 }
 
-// A world that uses less of the machine than it could says so, with the reason and what to do. Without a driver or a GPU
-// there is nothing to say.
+// A world that uses less of the machine than it could says so, with the reason and what to do.
+// Without a driver or a GPU there is nothing to say.
 typedef struct quiet {
     const char *env[2][4]; // of rank 0, of rank 1: NAME, value, ...
     bool used;             // rank 1 has used CUDA and is a child of who did
@@ -569,7 +613,8 @@ static int says(int number, void *arg) {
     const quiet *q = (const quiet *)arg;
     idist_desc d = desc_with(NULL, NULL);
     float x = 1;
-    for (int k = 0; k < 4 && q->env[number][k]; k += 2) setenv(q->env[number][k], q->env[number][k + 1], 1);
+    for (int k = 0; k < 4 && q->env[number][k]; k += 2)
+        setenv(q->env[number][k], q->env[number][k + 1], 1);
     if (q->used && number == 1) {
         int n, status;
         pid_t child;
@@ -597,25 +642,38 @@ static void warnings(void) {
         {BOTH("FAKE_CUDA_DEVICES", "-1"), false, {NULL}, 0},
         {BOTH("FAKE_CUDA_DEVICES", "0"), false, {NULL}, 0},
         {BOTH("FAKE_CUDA_DEVICES", "2"), false, {NULL}, 0},
-        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"), false, {NULL}, 0}, // ipc is the best
+        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"),
+         false,
+         {NULL},
+         0}, // ipc is the best
         {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "staged"), false, {NULL}, 0},
         {{{"FAKE_CUDA_DEVICES", "2"}, {"IDIST_DEVICE", "cpu"}}, false, {NULL}, 0},
-        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
+        {{{"FAKE_CUDA_DEVICES", "2"},
+          {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
          false,
          {"/nowhere", "IDIST_NCCL_LIB", "nvidia-nccl"},
          0},
         {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "-1"}}, false, {"driver", "cpu"}, 0},
-        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "-2"}}, false, {"CUDA 11.4", "update the driver"}, 0},
-        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2"}}, true, {"cudaErrorInitializationError", "exec"}, 0},
-        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaSetDevice:0:46"}},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "-2"}},
+         false,
+         {"CUDA 11.4", "update the driver"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2"}},
+         true,
+         {"cudaErrorInitializationError", "exec"},
+         0},
+        {{{"FAKE_CUDA_DEVICES", "-1"},
+          {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaSetDevice:0:46"}},
          false,
          {"cudaErrorDevicesUnavailable", "nvidia-smi -c 0"},
          0},
-        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:803"}},
+        {{{"FAKE_CUDA_DEVICES", "-1"},
+          {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:803"}},
          false,
          {"803", "reboot"},
          0},
-        {{{"FAKE_CUDA_DEVICES", "-1"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:802"}},
+        {{{"FAKE_CUDA_DEVICES", "-1"},
+          {"FAKE_CUDA_DEVICES", "2", "FAKE_CUDA_FAIL", "cudaGetDeviceCount:0:802"}},
          false,
          {"802", "fabric"},
          0},
@@ -625,12 +683,13 @@ static void warnings(void) {
         ranks_reset();
         all[i].port = free_port();
         procs_run(2, 20000, says, &all[i]);
-        ranks_report("%s %s: %s", all[i].env[1][0], all[i].env[1][1], all[i].said[0] ? all[i].said[0] : "no warning");
+        ranks_report("%s %s: %s", all[i].env[1][0], all[i].env[1][1],
+                     all[i].said[0] ? all[i].said[0] : "no warning");
     }
 }
 
-// A thread of the program's that has chosen no device makes all kinds of calls. That leaves no context on device 0, which
-// is rank 0's: hundreds of MB for each such rank.
+// A thread of the program's that has chosen no device makes all kinds of calls. That leaves no
+// context on device 0, which is rank 0's: hundreds of MB for each such rank.
 extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 
 typedef struct stranger {
@@ -656,7 +715,8 @@ static void *calls_as_stranger(void *arg) {
     rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
     rank_ok(a->number, idist_wait(&r));
     rank_ok(a->number, idist_group_begin());
-    for (int k = 0; k < 2; k++) rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    for (int k = 0; k < 2; k++)
+        rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
     rank_ok(a->number, idist_group_end());
     return NULL;
 }
@@ -683,7 +743,8 @@ static int has_strangers(int number, void *arg) {
     CUDA(cudaStreamSynchronize(a.stream));
     rank_ok(number, idist_finalize());
     if (number == 1) {
-        rank_check(cuDevicePrimaryCtxGetState(0, &flags, &active) == 0 && !active, "there is a context on device 0");
+        rank_check(cuDevicePrimaryCtxGetState(0, &flags, &active) == 0 && !active,
+                   "there is a context on device 0");
 
         // Who has chosen another device keeps it.
         CUDA(cudaSetDevice(0));
@@ -706,7 +767,8 @@ static void strangers(void) {
     ranks_report("a thread that has chosen no device leaves no context on device 0");
 }
 
-// The streams of idist's own have the priority that was asked for, in idist_desc or in the environment.
+// The streams of idist's own have the priority that was asked for, in idist_desc or in the
+// environment.
 typedef struct wish {
     const char *environment;
     bool desc, high;
@@ -734,21 +796,27 @@ static int has_priority(int number, void *arg) {
     o.group = half;
     rank_ok(number, idist_all_reduce(x, x, 5, IDIST_I32, IDIST_SUM, &o));
     CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    rank_check(fake_count_streams(greatest) == (p->high ? 6 : 0), "rank %d: %d", number, fake_count_streams(greatest));
-    rank_check(fake_count_streams(least) == (p->high ? 0 : 6), "rank %d: %d", number, fake_count_streams(least));
+    rank_check(fake_count_streams(greatest) == (p->high ? 6 : 0), "rank %d: %d", number,
+               fake_count_streams(greatest));
+    rank_check(fake_count_streams(least) == (p->high ? 0 : 6), "rank %d: %d", number,
+               fake_count_streams(least));
     cudaFree(x);
     rank_ok(number, idist_finalize());
     return 0;
 }
 
 static void priorities(void) {
-    wish all[] = {{NULL, false, false, 0}, {NULL, true, true, 0}, {"1", false, true, 0}, {"0", false, false, 0}};
+    wish all[] = {{NULL, false, false, 0},
+                  {NULL, true, true, 0},
+                  {"1", false, true, 0},
+                  {"0", false, false, 0}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         tap_running("priority %zu", i);
         ranks_reset();
         all[i].port = free_port();
         procs_run(2, 20000, has_priority, &all[i]);
-        ranks_report("streams of %s priority: desc %d, environment %s", all[i].high ? "high" : "usual", all[i].desc,
+        ranks_report("streams of %s priority: desc %d, environment %s",
+                     all[i].high ? "high" : "usual", all[i].desc,
                      all[i].environment ? all[i].environment : "without");
     }
 }
@@ -832,8 +900,8 @@ static void pinning_strangers(void) {
     ranks_report("to pin and free memory makes no context in a thread that has chosen no device");
 }
 
-// Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It shows in the sum: NCCL rounds
-// 2^(bits of the fraction + 1) + 1 + 1 twice.
+// Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It
+// shows in the sum: NCCL rounds 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
     const char *env[3][4]; // of each rank: NAME, value, ...
     bool served;
@@ -844,18 +912,22 @@ static int adds_up(int number, void *arg) {
     const eight *e = (const eight *)arg;
     static const struct {
         idist_dtype dtype;
-        unsigned char big, one, half_of, by_nccl, once; // 2^(bits of the fraction + 1), 1, 2^(...) / 2, and the sums
-    } types[2] = {{IDIST_F8E4M3, 0x58, 0x38, 0x50, 0x58, 0x59}, {IDIST_F8E5M2, 0x48, 0x3c, 0x44, 0x48, 0x49}};
+        unsigned char big, one, half_of, by_nccl,
+            once; // 2^(bits of the fraction + 1), 1, 2^(...) / 2, and the sums
+    } types[2] = {{IDIST_F8E4M3, 0x58, 0x38, 0x50, 0x58, 0x59},
+                  {IDIST_F8E5M2, 0x48, 0x3c, 0x44, 0x48, 0x49}};
     cudaStream_t s;
     idist_op twice;
     idist_desc d = desc_with(NULL, NULL);
-    for (int k = 0; k < 4 && e->env[number][k]; k += 2) setenv(e->env[number][k], e->env[number][k + 1], 1);
+    for (int k = 0; k < 4 && e->env[number][k]; k += 2)
+        setenv(e->env[number][k], e->env[number][k + 1], 1);
     d.rank = number;
     d.world_size = 3;
     d.master_addr = "127.0.0.1";
     d.master_port = e->port;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    rank_check(strcmp(idist_device_backend(), "nccl") == 0, "rank %d: %s", number, idist_device_backend());
+    rank_check(strcmp(idist_device_backend(), "nccl") == 0, "rank %d: %s", number,
+               idist_device_backend());
     rank_ok(number, idist_op_create_premul_sum(number ? 1.0 : 2.0, NULL, &twice));
     s = new_stream();
     for (int k = 0; k < 2; k++) {
@@ -869,12 +941,13 @@ static int adds_up(int number, void *arg) {
         rank_ok(number, idist_all_reduce(x, x, 1, types[k].dtype, IDIST_SUM, NULL));
         rank_ok(number, idist_all_reduce(x + 1, x + 1, 1, types[k].dtype, IDIST_SUM, &o));
         rank_ok(number, idist_all_reduce(x + 2, x + 2, 1, types[k].dtype, twice, &o));
-        rank_ok(number, idist_all_gather(x + 3 + number, x + 3, 1, types[k].dtype, &o)); // any NCCL moves bytes
+        rank_ok(number, idist_all_gather(x + 3 + number, x + 3, 1, types[k].dtype,
+                                         &o)); // any NCCL moves bytes
         CUDA(cudaStreamSynchronize(s));
         CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
         for (int i = 0; i < 3; i++)
-            rank_check(host[i] == want, "rank %d: %s: sum %d is %02x, not %02x", number, idist_dtype_name(types[k].dtype), i,
-                       host[i], want);
+            rank_check(host[i] == want, "rank %d: %s: sum %d is %02x, not %02x", number,
+                       idist_dtype_name(types[k].dtype), i, host[i], want);
         cudaFree(x);
     }
     cudaStreamDestroy(s);
@@ -884,21 +957,38 @@ static int adds_up(int number, void *arg) {
 }
 
 static void eights(void) {
-    eight all[] = {
-        {{{NULL}}, true, 0},
-        {{{"FAKE_NCCL_VERSION", "22400"}, {"FAKE_NCCL_VERSION", "22400"}, {"FAKE_NCCL_VERSION", "22400"}}, true, 0},
-        {{{"FAKE_NCCL_VERSION", "22304"}, {"FAKE_NCCL_VERSION", "22304"}, {"FAKE_NCCL_VERSION", "22304"}}, false, 0},
-        {{{NULL}, {"FAKE_CUDA_CAPABILITY", "8"}}, false, 0},
-        {{{"FAKE_CUDA_CAPABILITY", "8"}, {"FAKE_CUDA_CAPABILITY", "12"}, {"FAKE_CUDA_CAPABILITY", "9"}}, false, 0},
-        {{{"FAKE_CUDA_CAPABILITY", "10"}, {"FAKE_CUDA_CAPABILITY", "12"}, {"FAKE_CUDA_CAPABILITY", "9"}}, true, 0}};
+    eight all[] = {{{{NULL}}, true, 0},
+                   {{{"FAKE_NCCL_VERSION", "22400"},
+                     {"FAKE_NCCL_VERSION", "22400"},
+                     {"FAKE_NCCL_VERSION", "22400"}},
+                    true,
+                    0},
+                   {{{"FAKE_NCCL_VERSION", "22304"},
+                     {"FAKE_NCCL_VERSION", "22304"},
+                     {"FAKE_NCCL_VERSION", "22304"}},
+                    false,
+                    0},
+                   {{{NULL}, {"FAKE_CUDA_CAPABILITY", "8"}}, false, 0},
+                   {{{"FAKE_CUDA_CAPABILITY", "8"},
+                     {"FAKE_CUDA_CAPABILITY", "12"},
+                     {"FAKE_CUDA_CAPABILITY", "9"}},
+                    false,
+                    0},
+                   {{{"FAKE_CUDA_CAPABILITY", "10"},
+                     {"FAKE_CUDA_CAPABILITY", "12"},
+                     {"FAKE_CUDA_CAPABILITY", "9"}},
+                    true,
+                    0}};
     setenv("FAKE_CUDA_DEVICES", "3", 1);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         tap_running("8-bit floats %zu", i);
         ranks_reset();
         all[i].port = free_port();
         procs_run(3, 20000, adds_up, &all[i]);
-        ranks_report("8-bit floats, rank 1 with %s %s: %s", all[i].env[1][0] ? all[i].env[1][0] : "nothing",
-                     all[i].env[1][0] ? all[i].env[1][1] : "", all[i].served ? "NCCL adds them up" : "staged");
+        ranks_report("8-bit floats, rank 1 with %s %s: %s",
+                     all[i].env[1][0] ? all[i].env[1][0] : "nothing",
+                     all[i].env[1][0] ? all[i].env[1][1] : "",
+                     all[i].served ? "NCCL adds them up" : "staged");
     }
 }
 
@@ -926,7 +1016,8 @@ static void *adopt(void *arg) {
     idist_desc d = desc_with(NULL, NULL);
     ncclComm_t comms[2];
     cudaSetDevice(a->rank);
-    rank_check(ncclCommInitRank(&a->comm, a->n, a->id, a->rank) == ncclSuccess, "rank %d: no communicator", a->rank);
+    rank_check(ncclCommInitRank(&a->comm, a->n, a->id, a->rank) == ncclSuccess,
+               "rank %d: no communicator", a->rank);
     d.rank = a->rank;
     d.world_size = a->n;
     d.store = a->store;
@@ -937,7 +1028,8 @@ static void *adopt(void *arg) {
     adopts(world, a->rank, a->n, comms);
     rank_ok(a->rank, idist_close(&world));
     int count = 0;
-    rank_check(ncclCommCount(a->comm, &count) == ncclSuccess && count == a->n, "rank %d: it is gone", a->rank);
+    rank_check(ncclCommCount(a->comm, &count) == ncclSuccess && count == a->n,
+               "rank %d: it is gone", a->rank);
     rank_check(ncclCommDestroy(a->comm) == ncclSuccess, "rank %d: destroy", a->rank);
     return NULL;
 }
@@ -963,7 +1055,8 @@ static void adopted(void) {
 }
 
 int main(void) {
-    static const char *const versions[] = {"21403", "22806", "22809"}; // of the same behaviour up to the next
+    static const char *const versions[] = {"21403", "22806",
+                                           "22809"}; // of the same behaviour up to the next
     bool plain = true, sized = false;
     tap_deadline(140);
     ways(); // forks: a process that has used CUDA must not
@@ -978,8 +1071,12 @@ int main(void) {
     adopted();
     for (int n = 1; n <= 4; n++) {
         if (n > 1) ranks_case(n, NULL, runs_ahead, NULL, "a rank runs ahead, %d ranks", n);
-        if (n > 1) ranks_case(n, NULL, runs_ahead_of_all, NULL, "a rank runs ahead, every collective, %d ranks", n);
-        if (n > 1) ranks_case(n, NULL, messages_run_ahead, NULL, "messages run ahead of their pair, %d ranks", n);
+        if (n > 1)
+            ranks_case(n, NULL, runs_ahead_of_all, NULL,
+                       "a rank runs ahead, every collective, %d ranks", n);
+        if (n > 1)
+            ranks_case(n, NULL, messages_run_ahead, NULL,
+                       "messages run ahead of their pair, %d ranks", n);
         ranks_case(n, NULL, messages, NULL, "messages on a stream, %d ranks", n);
         ranks_case(n, NULL, groups, NULL, "groups, %d ranks", n);
         ranks_case(n, NULL, in_turn, NULL, "all kinds of calls in turn, %d ranks", n);
@@ -987,8 +1084,10 @@ int main(void) {
         ranks_case(n, NULL, crosswise, NULL, "requests in both directions, %d ranks", n);
     }
     for (int n = 2; n <= 4; n++) {
-        ranks_case_fault(n, NULL, enqueued_mismatch, NULL, "calls on a stream that differ, %d ranks", n);
-        ranks_case_fault(n, NULL, enqueued_late, NULL, "a rank does not come to a call on a stream, %d ranks", n);
+        ranks_case_fault(n, NULL, enqueued_mismatch, NULL,
+                         "calls on a stream that differ, %d ranks", n);
+        ranks_case_fault(n, NULL, enqueued_late, NULL,
+                         "a rank does not come to a call on a stream, %d ranks", n);
     }
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
         setenv("FAKE_NCCL_VERSION", versions[i], 1);
@@ -996,7 +1095,9 @@ int main(void) {
         ranks_case(3, NULL, runs_ahead, NULL, "a rank runs ahead, NCCL %s", versions[i]);
         with_live_graph(versions[i]);
     }
-    ranks_case_fault(2, NULL, other_message, &sized, "a message on a stream met one of another size");
-    ranks_case_fault(2, NULL, other_message, &plain, "a message on a stream met a receive that is not on one");
+    ranks_case_fault(2, NULL, other_message, &sized,
+                     "a message on a stream met one of another size");
+    ranks_case_fault(2, NULL, other_message, &plain,
+                     "a message on a stream met a receive that is not on one");
     return tap_done();
 }

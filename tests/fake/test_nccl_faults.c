@@ -1,5 +1,6 @@
-// test_nccl_faults: what idist makes of an NCCL that does not come back, says that it is not done yet, or fails at the end
-// of a group. Each case in processes of its own, on the stand-ins for libcudart and libnccl.
+// test_nccl_faults: what idist makes of an NCCL that does not come back, says that it is not done
+// yet, or fails at the end of a group. Each case in processes of its own, on the stand-ins for
+// libcudart and libnccl.
 #include "gpu_ranks.h"
 
 typedef struct trouble {
@@ -23,7 +24,8 @@ static idist_desc desc_of(int number, int n, int port) {
     return d;
 }
 
-// The ranks are not connected in time. The thread that does it comes out much later: nothing that it uses is freed before.
+// The ranks are not connected in time. The thread that does it comes out much later: nothing that
+// it uses is freed before.
 static int is_given_up(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int threads = count_threads();
@@ -33,11 +35,12 @@ static int is_given_up(int number, void *arg) {
     setenv("FAKE_CUDA_DESTROYED_ENDS", "1", 1);
     d.init_timeout_ms = 1000 + 500 * test_slow_factor();
     rank_is(number, idist_initialize(&d), IDIST_ERR_DEVICE);
-    rank_check(strstr(idist_last_error(), "NCCL's first call") != NULL, "rank %d: got \"%s\"", number, idist_last_error());
+    rank_check(strstr(idist_last_error(), "NCCL's first call") != NULL, "rank %d: got \"%s\"",
+               number, idist_last_error());
     start = tap_now_ms();
     while (count_threads() > threads && tap_now_ms() - start < 3000) tap_sleep_ms(20);
-    rank_check(test_sanitized() || count_threads() <= threads, "rank %d: %d threads are left", number,
-               count_threads() - threads);
+    rank_check(test_sanitized() || count_threads() <= threads, "rank %d: %d threads are left",
+               number, count_threads() - threads);
     return 0;
 }
 
@@ -61,13 +64,15 @@ static int comes_out_late(int number, void *arg) {
     }
     status = idist_all_to_all(x, x + 2, 1, IDIST_I32, &o);
     if (status == IDIST_OK) status = idist_barrier(&host);
-    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
+    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s: %s", number, idist_status_name(status),
+               idist_last_error());
     (void)!idist_finalize();
     rank_check(strstr(said, "stays in memory") != NULL, "rank %d: got \"%s\"", number, said);
     return 0;
 }
 
-// A revoke never ends. That holds up the end of the world for some seconds, and no thread asks NCCL about it afterwards.
+// A revoke never ends. That holds up the end of the world for some seconds, and no thread asks NCCL
+// about it afterwards.
 static int revokes_in_vain(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -81,7 +86,8 @@ static int revokes_in_vain(int number, void *arg) {
     if (number == 0) (void)!idist_abort(NULL);
     while (idist_barrier(NULL) == IDIST_OK) continue;
     (void)!idist_finalize();
-    rank_check(tap_now_ms() - start < 7000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 7000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
     rank_check(strstr(said, "stays in memory") != NULL, "rank %d: got \"%s\"", number, said);
     start = tap_now_ms();
     do {
@@ -122,12 +128,14 @@ static int ends_beside(int number, void *arg) {
     int64_t start = tap_now_ms();
     d.nccl_config = &config;
     (void)!idist_parallel_run(&d, leaves_a_thread_inside, NULL);
-    rank_check(tap_now_ms() - start < 8000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 8000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
     if (number == 0) rank_check(strstr(said, "stays in memory") != NULL, "got \"%s\"", said);
     return 0;
 }
 
-// What is held back comes to its end where NCCL says of each call in the group that it is in progress.
+// What is held back comes to its end where NCCL says of each call in the group that it is in
+// progress.
 static int holds_back_in_progress(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int32_t *x[3], *y;
@@ -139,15 +147,18 @@ static int holds_back_in_progress(int number, void *arg) {
     y = device_of(-1, 2);
     for (int turn = 0; turn < 2; turn++) {
         rank_ok(number, idist_group_begin());
-        for (int k = 0; k < 3; k++) rank_ok(number, idist_all_reduce(x[k], x[k], 4, IDIST_I32, IDIST_SUM, &o));
+        for (int k = 0; k < 3; k++)
+            rank_ok(number, idist_all_reduce(x[k], x[k], 4, IDIST_I32, IDIST_SUM, &o));
         rank_ok(number, idist_all_to_all(x[2], y, 1, IDIST_I32, &o));
         rank_ok(number, idist_group_end());
     }
     rank_ok(number, idist_all_to_all(x[0], y, 1, IDIST_I32, &o));
     CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
     for (int k = 0; k < 3; k++)
-        rank_check(first_of(x[k]) == 4 * (k + 1), "rank %d: call %d: got %d", number, k, first_of(x[k]));
-    rank_check(first_of(y) == 4 && first_of(y + 1) == 4, "rank %d: got %d and %d", number, first_of(y), first_of(y + 1));
+        rank_check(first_of(x[k]) == 4 * (k + 1), "rank %d: call %d: got %d", number, k,
+                   first_of(x[k]));
+    rank_check(first_of(y) == 4 && first_of(y + 1) == 4, "rank %d: got %d and %d", number,
+               first_of(y), first_of(y + 1));
     rank_ok(number, idist_finalize());
     return 0;
 }
@@ -160,17 +171,22 @@ static int fails_at_the_end(int number, void *arg) {
     idist_status status;
     int32_t *x;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    (void)!idist_barrier(NULL); // that of one rank may end, and the other one fail, before this one's has
+    (void)!idist_barrier(
+        NULL); // that of one rank may end, and the other one fail, before this one's has
     setenv("FAKE_NCCL_IN_PROGRESS", "1", 1);
     setenv("FAKE_NCCL_GROUP_FAIL", "3", 1);
     o.stream = new_stream();
     x = device_of(1, 4);
     rank_ok(number, idist_group_begin());
-    for (int k = 0; k < 2; k++) (void)!idist_all_reduce(x + k, x + k, 1, IDIST_I32, IDIST_SUM, &o); // rank 0 may have failed
+    for (int k = 0; k < 2; k++)
+        (void)!idist_all_reduce(x + k, x + k, 1, IDIST_I32, IDIST_SUM,
+                                &o); // rank 0 may have failed
     status = idist_group_end();
     while (status == IDIST_OK && tap_now_ms() - start < 3000) status = idist_barrier(NULL);
-    rank_check(status == IDIST_ERR_DEVICE, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
-    rank_check(strstr(idist_last_error(), "GROUP_FAIL") != NULL, "rank %d: got \"%s\"", number, idist_last_error());
+    rank_check(status == IDIST_ERR_DEVICE, "rank %d: %s: %s", number, idist_status_name(status),
+               idist_last_error());
+    rank_check(strstr(idist_last_error(), "GROUP_FAIL") != NULL, "rank %d: got \"%s\"", number,
+               idist_last_error());
     (void)!idist_finalize();
     return 0;
 }
@@ -190,13 +206,16 @@ static int never_begins(int number, void *arg) {
     if (number == 0) o.stream = new_stream();
     status = idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o);
     if (status == IDIST_OK) status = idist_barrier(NULL);
-    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s: %s", number, idist_status_name(status), idist_last_error());
-    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+    rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: %s: %s", number, idist_status_name(status),
+               idist_last_error());
+    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
     (void)!idist_finalize();
     return 0;
 }
 
-// Two threads make the first calls of two groups beside each other, while the device is busy for long: nothing waits for it.
+// Two threads make the first calls of two groups beside each other, while the device is busy for
+// long: nothing waits for it.
 typedef struct first_call {
     int number;
     idist_group *group;
@@ -219,7 +238,8 @@ static int released; // atomic
 static void keeps_busy(void *arg) {
     int64_t start = tap_now_ms();
     (void)arg;
-    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE) && tap_now_ms() - start < 8000 * test_slow_factor())
+    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE) &&
+           tap_now_ms() - start < 8000 * test_slow_factor())
         tap_sleep_ms(5);
 }
 
@@ -230,15 +250,18 @@ static int makes_two_groups(int number, void *arg) {
     int64_t start;
     setenv("FAKE_CUDA_ALLOC_US", "200000", 1);
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    for (int k = 0; k < 2; k++) rank_ok(number, idist_split(NULL, number == 2, number, &f[k].group));
+    for (int k = 0; k < 2; k++)
+        rank_ok(number, idist_split(NULL, number == 2, number, &f[k].group));
     rank_ok(number, idist_barrier(NULL));
     if (number < 2) {
         s = new_stream();
         CUDA(cudaLaunchHostFunc(s, keeps_busy, NULL));
         start = tap_now_ms();
-        for (int k = 0; k < 2; k++) rank_check(pthread_create(&f[k].thread, NULL, calls_first, &f[k]) == 0, "no thread");
+        for (int k = 0; k < 2; k++)
+            rank_check(pthread_create(&f[k].thread, NULL, calls_first, &f[k]) == 0, "no thread");
         for (int k = 0; k < 2; k++) pthread_join(f[k].thread, NULL);
-        rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number, (int)(tap_now_ms() - start));
+        rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number,
+                   (int)(tap_now_ms() - start));
         __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
         for (int k = 0; k < 2; k++) { // in turn: they work on the same word
             idist_opts o = on_stream(f[k].group, s);
@@ -257,7 +280,8 @@ int main(void) {
         {"a thread comes out of NCCL too late for the abort", comes_out_late, 2, "22809", 0},
         {"a revoke never ends", revokes_in_vain, 2, "22809", 0},
         {"a world ends while a thread is inside NCCL", ends_beside, 2, "21403", 0},
-        {"first calls of two groups beside each other, on a busy device", makes_two_groups, 3, "22809", 0},
+        {"first calls of two groups beside each other, on a busy device", makes_two_groups, 3,
+         "22809", 0},
         {"each call of a group is in progress", holds_back_in_progress, 2, "21403", 0},
         {"the end of a group fails", fails_at_the_end, 2, "21403", 0},
         {"the end of a group fails", fails_at_the_end, 2, "22809", 0},

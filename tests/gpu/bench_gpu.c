@@ -1,16 +1,20 @@
-// bench_gpu - what idist does with device memory, in time: per device backend, number of ranks, operation, type and size
+// bench_gpu - what idist does with device memory, in time: per device backend, number of ranks,
+// operation, type and size
 //
-//     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake, where no figure means a thing
-//     bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N] [-copy BYTES] [-fake]
+//     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake,
+//     where no figure means a thing bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES]
+//     [-e BYTES] [-rounds N] [-copy BYTES] [-fake]
 //               [-markdown FILE] [-part 2/3]
 //
-// Sizes and bandwidths are those of nccl-tests: all_reduce S = count * size, algbw = S / t, busbw = algbw * 2(n-1)/n;
-// all_gather and reduce_scatter S = count * size * n, busbw = algbw * (n-1)/n; count is at least 1. A time is that of one
-// call of several that follow each other on a stream, of the slowest rank; the median of the rounds, each of which begins
-// with a barrier. After them every element is compared with what it should be.
+// Sizes and bandwidths are those of nccl-tests: all_reduce S = count * size, algbw = S / t, busbw =
+// algbw * 2(n-1)/n; all_gather and reduce_scatter S = count * size * n, busbw = algbw * (n-1)/n;
+// count is at least 1. A time is that of one call of several that follow each other on a stream, of
+// the slowest rank; the median of the rounds, each of which begins with a barrier. After them every
+// element is compared with what it should be.
 //
-// Ranks that share a GPU move nothing between GPUs: each byte of S is read and written in one memory, at best
-// 2 * ranks * S / (rate of copies within the device, read and written bytes together).
+// Ranks that share a GPU move nothing between GPUs: each byte of S is read and written in one
+// memory, at best 2 * ranks * S / (rate of copies within the device, read and written bytes
+// together).
 #define IDIST_IMPLEMENTATION
 #include "gpu.h"
 
@@ -83,7 +87,8 @@ static void measure_copies(void) {
     for (int r = -1; r < opt.rounds; r++) { // the first is to warm up
         CUDA(cudaStreamSynchronize(stream));
         double start = seconds_now();
-        for (int i = 0; i < COPIES; i++) CUDA(cudaMemcpyAsync(to, from, opt.copy_nbytes, cudaMemcpyDeviceToDevice, stream));
+        for (int i = 0; i < COPIES; i++)
+            CUDA(cudaMemcpyAsync(to, from, opt.copy_nbytes, cudaMemcpyDeviceToDevice, stream));
         CUDA(cudaStreamSynchronize(stream));
         if (r >= 0) rates[r] = 2.0 * COPIES * (double)opt.copy_nbytes / (seconds_now() - start);
     }
@@ -115,22 +120,25 @@ static void fill_send(const bench *b, size_t nbytes) {
     for (size_t i = 0; i < count; i += step) {
         size_t k = count - i < step ? count - i : step;
         gpu_fill(b->tables, b->me->rank, i, b->host, k);
-        CUDA(cudaMemcpyAsync(b->send + i * size, b->host, k * size, cudaMemcpyHostToDevice, b->me->stream));
+        CUDA(cudaMemcpyAsync(b->send + i * size, b->host, k * size, cudaMemcpyHostToDevice,
+                             b->me->stream));
         CUDA(cudaStreamSynchronize(b->me->stream));
     }
 }
 
-// count elements of the receive buffer from `at` on, with what a rank (or GPU_REDUCED) has from `start` on.
+// count elements of the receive buffer from `at` on, with what a rank (or GPU_REDUCED) has from
+// `start` on.
 static void check_block(const bench *b, size_t at, size_t count, int rank, size_t start) {
     size_t size = b->tables->size, step = HOST_NBYTES / size;
     for (size_t i = 0; i < count; i += step) {
         size_t k = count - i < step ? count - i : step;
-        CUDA(cudaMemcpyAsync(b->host, b->recv + (at + i) * size, k * size, cudaMemcpyDeviceToHost, b->me->stream));
+        CUDA(cudaMemcpyAsync(b->host, b->recv + (at + i) * size, k * size, cudaMemcpyDeviceToHost,
+                             b->me->stream));
         CUDA(cudaStreamSynchronize(b->me->stream));
         size_t bad = gpu_compare(b->tables, rank, start + i, b->host, k);
         if (bad == k) continue;
-        gpu_fail("rank %d: %s %s x %zu: element %zu is wrong", b->me->rank, op_names[b->op], idist_dtype_name(b->dtype),
-                 count, at + i + bad);
+        gpu_fail("rank %d: %s %s x %zu: element %zu is wrong", b->me->rank, op_names[b->op],
+                 idist_dtype_name(b->dtype), count, at + i + bad);
         return;
     }
 }
@@ -142,7 +150,8 @@ static void check_result(const bench *b, size_t count) {
 }
 
 static void call(const bench *b, size_t count, const idist_opts *o) {
-    if (b->op == 0) IDIST_OK_OR_LEAVE(idist_all_reduce(b->send, b->recv, count, b->dtype, IDIST_SUM, o));
+    if (b->op == 0)
+        IDIST_OK_OR_LEAVE(idist_all_reduce(b->send, b->recv, count, b->dtype, IDIST_SUM, o));
     else if (b->op == 1) IDIST_OK_OR_LEAVE(idist_all_gather(b->send, b->recv, count, b->dtype, o));
     else IDIST_OK_OR_LEAVE(idist_reduce_scatter(b->send, b->recv, count, b->dtype, IDIST_SUM, o));
 }
@@ -184,7 +193,8 @@ static double measure(const bench *b, size_t nbytes) {
 //------------------------------------------------------------------------------
 
 // ncclAllReduce as libnccl.so.2 has it: nccl.h need not be there.
-typedef int (*all_reduce_fn)(const void *, void *, size_t, int dtype, int op, void *comm, cudaStream_t);
+typedef int (*all_reduce_fn)(const void *, void *, size_t, int dtype, int op, void *comm,
+                             cudaStream_t);
 enum { NCCL_SUCCESS = 0, NCCL_FLOAT = 7, NCCL_SUM = 0 };
 
 // Seconds that the caller spends per call; what the calls do comes later.
@@ -196,8 +206,10 @@ static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, void *co
     IDIST_OK_OR_LEAVE(idist_barrier(NULL));
     double start = seconds_now();
     for (int i = 0; i < CALLS; i++)
-        if (!nccl) IDIST_OK_OR_LEAVE(idist_all_reduce(b->send, b->recv, count, IDIST_F32, IDIST_SUM, &o));
-        else if (nccl(b->send, b->recv, count, NCCL_FLOAT, NCCL_SUM, comm, b->me->stream) != NCCL_SUCCESS)
+        if (!nccl)
+            IDIST_OK_OR_LEAVE(idist_all_reduce(b->send, b->recv, count, IDIST_F32, IDIST_SUM, &o));
+        else if (nccl(b->send, b->recv, count, NCCL_FLOAT, NCCL_SUM, comm, b->me->stream) !=
+                 NCCL_SUCCESS)
             gpu_give_up("ncclAllReduce", "failed");
     double seconds = (seconds_now() - start) / CALLS;
     CUDA(cudaStreamSynchronize(b->me->stream));
@@ -286,14 +298,17 @@ static double bus_factor(int op, int n) { return (op == 0 ? 2.0 : 1.0) * (n - 1)
 
 static void print_sizes(const gpu_world *w) {
     out("\nus per call; algbw, busbw in GB/s\n\n|       bytes |");
-    for (int c = 0; c < N_COLUMNS; c++) out(" %14s %-14s |", op_names[c / N_DTYPES], idist_dtype_name(dtypes[c % N_DTYPES]));
+    for (int c = 0; c < N_COLUMNS; c++)
+        out(" %14s %-14s |", op_names[c / N_DTYPES], idist_dtype_name(dtypes[c % N_DTYPES]));
     out("\n| ----------: |");
     for (int c = 0; c < N_COLUMNS; c++) out(" ----------------------------: |");
     for (int row = 0; row < found->n_sizes; row++) {
         out("\n| %11zu |", found->nbytes[row]);
         for (int c = 0; c < N_COLUMNS; c++) {
-            double us = found->us[row][c], algbw = us > 0 ? (double)found->nbytes[row] / us / 1e3 : 0;
-            if (us > 0) out(" %10.1f %8.3f %9.3f |", us, algbw, algbw * bus_factor(c / N_DTYPES, w->n));
+            double us = found->us[row][c],
+                   algbw = us > 0 ? (double)found->nbytes[row] / us / 1e3 : 0;
+            if (us > 0)
+                out(" %10.1f %8.3f %9.3f |", us, algbw, algbw * bus_factor(c / N_DTYPES, w->n));
             else out(" %29s |", "too slow");
         }
     }
@@ -302,11 +317,14 @@ static void print_sizes(const gpu_world *w) {
 
 static void print_enqueue(void) {
     static const char *const sizes[2] = {"1 float", "64 KiB"};
-    if (found->no_enqueue[0]) out("\nThe cost of a call beside NCCL's own: not measured, %s.\n", found->no_enqueue);
+    if (found->no_enqueue[0])
+        out("\nThe cost of a call beside NCCL's own: not measured, %s.\n", found->no_enqueue);
     for (int size = 0; size < 2 && !found->no_enqueue[0]; size++) {
         const double *us = found->enqueue_us[size];
-        out("\nA call on a stream, %s: idist_all_reduce %.2f us, ncclAllReduce alone %.2f us, difference %+.2f us%s.\n",
-            sizes[size], us[0], us[1], us[0] - us[1], us[0] - us[1] <= 1 ? "" : " (more than the 1 us that is the target)");
+        out("\nA call on a stream, %s: idist_all_reduce %.2f us, ncclAllReduce alone %.2f us, "
+            "difference %+.2f us%s.\n",
+            sizes[size], us[0], us[1], us[0] - us[1],
+            us[0] - us[1] <= 1 ? "" : " (more than the 1 us that is the target)");
     }
 }
 
@@ -325,13 +343,16 @@ static double run_world(const char *backend, int n, bool each_its_own, bool *fai
     bool ended = gpu_run(&w, run, NULL, why, sizeof why);
     out("\n## %s\n", name);
     if (is_nccl(&w) && n > 1 && !each_its_own)
-        out("\nNCCL takes these ranks for different hosts (NCCL_HOSTID): they talk through loopback sockets.\n");
+        out("\nNCCL takes these ranks for different hosts (NCCL_HOSTID): they talk through "
+            "loopback sockets.\n");
     if (shared->no_world[0]) out("\nNot run: %s\n", shared->no_world);
-    else if (ended && strcmp(shared->backend, backend) != 0) out("\nNot run: the backend here is %s\n", shared->backend);
+    else if (ended && strcmp(shared->backend, backend) != 0)
+        out("\nNot run: the backend here is %s\n", shared->backend);
     else {
         if (n > 1) print_sizes(&w);
         if (is_nccl(&w)) print_enqueue();
-        for (int k = 0; k < shared->cases[0].n_texts && k < 6; k++) out("\nFAILED: %s\n", shared->cases[0].text[k]);
+        for (int k = 0; k < shared->cases[0].n_texts && k < 6; k++)
+            out("\nFAILED: %s\n", shared->cases[0].text[k]);
         if (shared->cases[0].left[0]) out("\nFAILED: %s\n", shared->cases[0].left);
         if (!ended) out("\nFAILED: %s\n", why);
         if (!ended || shared->cases[0].n_failures) *failed = true;
@@ -348,17 +369,20 @@ static void print_head(const gpu_machine *m) {
     strftime(date, sizeof date, "%Y-%m-%d %H:%M", gmtime_r(&now, &utc));
     out("# bench_gpu%s%s\n\n", opt.part ? ", part " : "", opt.part ? opt.part : "");
     if (opt.fake) out("ON THE STAND-IN FOR CUDA: it works; no figure below means a thing.\n\n");
-    out("- run: %s UTC, idist %s\n- device: %d x %s\n- driver: %s\n- CUDA: runtime %d, driver's %d\n- NCCL: %d\n", date,
-        IDIST_VERSION, m->n_devices, m->name, m->driver_text, m->runtime, m->driver, m->nccl);
+    out("- run: %s UTC, idist %s\n- device: %d x %s\n- driver: %s\n- CUDA: runtime %d, driver's "
+        "%d\n- NCCL: %d\n",
+        date, IDIST_VERSION, m->n_devices, m->name, m->driver_text, m->runtime, m->driver, m->nccl);
 }
 
 static void print_summary(double us[3][GPU_MAX_RANKS + 1]) {
     double bound = found->copy_rate > 0 ? 2.0 * 4 * (double)opt.last / found->copy_rate * 1e6 : 0;
     out("\n## all_reduce, F32, %zu bytes, 4 ranks sharing one GPU\n\n", opt.last);
     out("2 x ranks x bytes / copy rate: %.1f us\n", bound);
-    if (us[1][4] > 0) out("\nipc: %.1f us, %.2f times that (target: 2)\n", us[1][4], us[1][4] / bound);
+    if (us[1][4] > 0)
+        out("\nipc: %.1f us, %.2f times that (target: 2)\n", us[1][4], us[1][4] / bound);
     if (us[2][4] > 0) out("\nstaged: %.1f us, %.2f times that\n", us[2][4], us[2][4] / bound);
-    if (us[1][4] > 0 && us[2][4] > 0) out("\nstaged / ipc: %.1f (target: 20)\n", us[2][4] / us[1][4]);
+    if (us[1][4] > 0 && us[2][4] > 0)
+        out("\nstaged / ipc: %.1f (target: 20)\n", us[2][4] / us[1][4]);
     if (!(us[1][4] > 0)) out("\nipc was not measured%s.\n", opt.part ? " in this part" : "");
 }
 
@@ -367,7 +391,8 @@ static void print_summary(double us[3][GPU_MAX_RANKS + 1]) {
 //------------------------------------------------------------------------------
 
 static void fail_usage(void) {
-    fputs("usage: bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N] [-copy BYTES]\n"
+    fputs("usage: bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] "
+          "[-rounds N] [-copy BYTES]\n"
           "                 [-fake] [-markdown FILE] [-part 2/3]\n",
           stderr);
     exit(2);
@@ -376,7 +401,8 @@ static void fail_usage(void) {
 static size_t number(const char *text) {
     char *end;
     unsigned long long value = strtoull(text, &end, 10);
-    if (*end == 'K' || *end == 'M' || *end == 'G') value <<= *end == 'K' ? 10 : *end == 'M' ? 20 : 30, end++;
+    if (*end == 'K' || *end == 'M' || *end == 'G')
+        value <<= *end == 'K' ? 10 : *end == 'M' ? 20 : 30, end++;
     if (*end || value == 0 || value > (unsigned long long)1 << 40) fail_usage();
     return (size_t)value;
 }
@@ -416,9 +442,11 @@ static void run_worlds(void) {
         for (int k = 0; k < 4; k++) {
             int n = shared_by[k];
             bool wanted = b == 0 ? n <= 4 : n > 1;
-            if (wanted && gpu_listed_number(opt.ranks, n)) times[b][n] = run_world(backends[b], n, false, &failed);
+            if (wanted && gpu_listed_number(opt.ranks, n))
+                times[b][n] = run_world(backends[b], n, false, &failed);
         }
-        if (each > 1 && gpu_listed_number(opt.ranks, each)) run_world(backends[b], each, true, &failed);
+        if (each > 1 && gpu_listed_number(opt.ranks, each))
+            run_world(backends[b], each, true, &failed);
     }
 }
 
@@ -427,12 +455,15 @@ int main(int argc, char **argv) {
     tap_deadline(200);
     const gpu_machine *m = gpu_probe();
     if (m->n_devices == 0) return tap_skip_all(m->why);
-    found = (figures *)mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    found = (figures *)mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                            -1, 0);
     TAP_REQUIRE(found != MAP_FAILED);
-    if (opt.markdown && (markdown = fopen(opt.markdown, "w")) == NULL) tap_bail("%s: %s", opt.markdown, strerror(errno));
+    if (opt.markdown && (markdown = fopen(opt.markdown, "w")) == NULL)
+        tap_bail("%s: %s", opt.markdown, strerror(errno));
     print_head(m);
     if (gpu_alone(measure_copies, 100) != 0) failed = true;
-    out("- copies of %zu bytes within the device: %.1f GB/s, read and written\n", opt.copy_nbytes, found->copy_rate / 1e9);
+    out("- copies of %zu bytes within the device: %.1f GB/s, read and written\n", opt.copy_nbytes,
+        found->copy_rate / 1e9);
     gpu_all_worlds(run_worlds);
     print_summary(times);
     if (failed) out("\nSOMETHING FAILED: see above.\n");

@@ -1,5 +1,6 @@
-// fp8.cc - the 8-bit floats of idist against those of CUDA's cuda_fp8.h, whose conversions also run on the host: all codes,
-// and every STEP-th of all floats (default 61; 1: all). Prints what differs.
+// fp8.cc - the 8-bit floats of idist against those of CUDA's cuda_fp8.h, whose conversions also run
+// on the host: all codes, and every STEP-th of all floats (default 61; 1: all). Prints what
+// differs.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -20,20 +21,24 @@ template <typename T> static int compare(idist_dtype d, uint32_t step) {
         got[0] = (uint8_t)i;
         idist__type_widen(x, got, 1, d);
         float want = (float)theirs;
-        if (is_nan(want) ? !is_nan(x[0]) : idist__float_to_bits(want) != idist__float_to_bits(x[0])) {
-            printf("%s %02x: %g here, %g there\n", idist_dtype_name(d), (unsigned)i, (double)x[0], (double)want);
+        if (is_nan(want) ? !is_nan(x[0])
+                         : idist__float_to_bits(want) != idist__float_to_bits(x[0])) {
+            printf("%s %02x: %g here, %g there\n", idist_dtype_name(d), (unsigned)i, (double)x[0],
+                   (double)want);
             wrong++;
         }
     }
     while (at <= UINT32_MAX) {
         int n = 0;
-        for (uint64_t k = at; n < MANY && k <= UINT32_MAX; k += step) x[n++] = idist__bits_to_float((uint32_t)k);
+        for (uint64_t k = at; n < MANY && k <= UINT32_MAX; k += step)
+            x[n++] = idist__bits_to_float((uint32_t)k);
         idist__type_narrow(got, x, (size_t)n, d);
         for (int i = 0; i < n; i++) {
             T theirs(x[i]);
             if (theirs.__x != got[i] && wrong++ < 10)
-                printf("%s of %08x: %02x here, %02x there\n", idist_dtype_name(d), (unsigned)idist__float_to_bits(x[i]),
-                       (unsigned)got[i], (unsigned)theirs.__x);
+                printf("%s of %08x: %02x here, %02x there\n", idist_dtype_name(d),
+                       (unsigned)idist__float_to_bits(x[i]), (unsigned)got[i],
+                       (unsigned)theirs.__x);
         }
         at += (uint64_t)MANY * step;
     }
@@ -42,5 +47,7 @@ template <typename T> static int compare(idist_dtype d, uint32_t step) {
 
 int main(int argc, char **argv) {
     uint32_t step = argc > 1 ? (uint32_t)atoi(argv[1]) : 61;
-    return compare<__nv_fp8_e4m3>(IDIST_F8E4M3, step) + compare<__nv_fp8_e5m2>(IDIST_F8E5M2, step) ? 1 : 0;
+    return compare<__nv_fp8_e4m3>(IDIST_F8E4M3, step) + compare<__nv_fp8_e5m2>(IDIST_F8E5M2, step)
+               ? 1
+               : 0;
 }

@@ -1,7 +1,8 @@
 // gpu.h - what test_gpu.c and bench_gpu.c share: what this machine has, ranks as processes, values
 //
-// The process that starts the ranks never calls CUDA, so that it can fork. Each rank is a process with a deadline of its
-// own; those that pass it are ended by their number. What ranks find is left in memory that all share.
+// The process that starts the ranks never calls CUDA, so that it can fork. Each rank is a process
+// with a deadline of its own; those that pass it are ended by their number. What ranks find is left
+// in memory that all share.
 #ifndef GPU_H
 #define GPU_H
 
@@ -88,7 +89,8 @@ typedef struct gpu_shared {
 static gpu_shared *gpu_shared_area(void) {
     static gpu_shared *area = NULL; // by main, before the first fork
     if (area) return area;
-    area = (gpu_shared *)mmap(NULL, sizeof *area, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    area = (gpu_shared *)mmap(NULL, sizeof *area, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     TAP_REQUIRE(area != MAP_FAILED);
     return area;
 }
@@ -136,7 +138,8 @@ typedef struct gpu_world {
     int n;
     bool each_its_own; // one GPU per rank; else all share the first
     int seconds;       // deadline
-    bool multi_rank;   // nccl, from 2.30.3: ranks on one GPU in their own right, not as different hosts
+    bool multi_rank;   // nccl, from 2.30.3: ranks on one GPU in their own right, not as different
+                       // hosts
     int dies;          // the rank that is meant to; -1: none
 } gpu_world;
 
@@ -157,14 +160,16 @@ static void gpu_describe(const gpu_world *w, char *text, size_t cap) {
                                : " sharing one GPU");
 }
 
-// NCCL takes ranks on one GPU when it believes that they are on different hosts. They talk through the loopback device then.
+// NCCL takes ranks on one GPU when it believes that they are on different hosts. They talk through
+// the loopback device then.
 static void gpu_environment(const gpu_world *w, int rank) {
     char host[32];
     setenv("IDIST_DEVICE_BACKEND", w->backend, 1);
     if (strcmp(w->backend, "nccl") != 0 || w->n == 1 || w->each_its_own) return;
     if (w->multi_rank) {
         setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-        setenv("NCCL_MAX_CTAS", "2", 1); // each takes some of the GPU, and waits there for the others
+        setenv("NCCL_MAX_CTAS", "2",
+               1); // each takes some of the GPU, and waits there for the others
         return;
     }
     snprintf(host, sizeof host, "idist%d", rank);
@@ -195,7 +200,9 @@ static void gpu_child(const gpu_world *w, int rank, int port, gpu_body body, voi
     desc.world_size = w->n;
     desc.init_timeout_ms = desc.timeout_ms = 500 * w->seconds;
     if (idist_initialize(&desc) != IDIST_OK) {
-        if (rank == 0) snprintf(shared->no_world, sizeof shared->no_world, "idist_initialize: %.600s", idist_last_error());
+        if (rank == 0)
+            snprintf(shared->no_world, sizeof shared->no_world, "idist_initialize: %.600s",
+                     idist_last_error());
         _exit(90);
     }
     if (rank == 0) snprintf(shared->backend, sizeof shared->backend, "%s", idist_device_backend());
@@ -229,8 +236,11 @@ static bool gpu_reap(const gpu_world *w, pid_t *pids, char *why, size_t cap) {
             size_t used = strlen(why);
             if (k == w->dies) continue;
             if (late || alarmed) snprintf(why + used, cap - used, "rank %d: hang. ", k);
-            else if (WIFSIGNALED(status)) snprintf(why + used, cap - used, "rank %d: signal %d. ", k, WTERMSIG(status));
-            else if (status) snprintf(why + used, cap - used, "rank %d: exit status %d. ", k, WEXITSTATUS(status));
+            else if (WIFSIGNALED(status))
+                snprintf(why + used, cap - used, "rank %d: signal %d. ", k, WTERMSIG(status));
+            else if (status)
+                snprintf(why + used, cap - used, "rank %d: exit status %d. ", k,
+                         WEXITSTATUS(status));
         }
         if (n_left > 0) tap_sleep_ms(2);
     }
@@ -242,7 +252,8 @@ static bool gpu_run(const gpu_world *w, gpu_body body, void *arg, char *why, siz
     static int n_worlds;
     gpu_shared *shared = gpu_shared_area();
     pid_t pids[GPU_MAX_RANKS] = {0};
-    int port = 20000 + ((int)getpid() * 64 + n_worlds++) % 40000; // loopback: the name of a local socket, no port is opened
+    int port = 20000 + ((int)getpid() * 64 + n_worlds++) %
+                           40000; // loopback: the name of a local socket, no port is opened
     TAP_REQUIRE(w->n >= 1 && w->n <= GPU_MAX_RANKS);
     memset(shared->cases, 0, sizeof shared->cases);
     memset(shared->results, 0, sizeof shared->results);
@@ -293,7 +304,8 @@ static void gpu_probe_here(void) {
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&prop, 0);
     if (error != cudaSuccess) {
         m->n_devices = 0;
-        snprintf(m->why, sizeof m->why, "no GPU: %s (%s)", cudaGetErrorString(error), cudaGetErrorName(error));
+        snprintf(m->why, sizeof m->why, "no GPU: %s (%s)", cudaGetErrorString(error),
+                 cudaGetErrorName(error));
     }
     snprintf(m->name, sizeof m->name, "%s", prop.name);
 }
@@ -355,8 +367,9 @@ static bool gpu_listed_number(const char *list, int number) {
 }
 
 //------------------------------------------------------------------------------
-// values: element i of a rank's send buffer is entry i modulo a prime of a table of that rank, so that whole buffers are
-// filled and compared as fast as memory goes, and an element that lands elsewhere is seen
+// values: element i of a rank's send buffer is entry i modulo a prime of a table of that rank, so
+// that whole buffers are filled and compared as fast as memory goes, and an element that lands
+// elsewhere is seen
 //------------------------------------------------------------------------------
 
 enum { GPU_PERIOD = 4099, GPU_REDUCED = GPU_MAX_RANKS, GPU_PREMUL = 100, GPU_MOVE = 101 };
@@ -366,21 +379,27 @@ typedef struct gpu_tables {
     int op; // an idist_op, GPU_PREMUL or GPU_MOVE
     int n;
     size_t size;
-    double tolerance;                                                             // 0: to the bit
-    _Alignas(8) unsigned char of[GPU_MAX_RANKS + 1][GPU_PERIOD * sizeof(double)]; // by rank; the last one reduced
+    double tolerance; // 0: to the bit
+    _Alignas(8) unsigned char of[GPU_MAX_RANKS + 1]
+                                [GPU_PERIOD * sizeof(double)]; // by rank; the last one reduced
 } gpu_tables;
 
-static unsigned gpu_mix(int rank, int j) { return (unsigned)(tap_mix((uint64_t)rank * 1000003u + (uint64_t)j) >> 33); }
+static unsigned gpu_mix(int rank, int j) {
+    return (unsigned)(tap_mix((uint64_t)rank * 1000003u + (uint64_t)j) >> 33);
+}
 
 static bool gpu_is_f8(idist_dtype dtype) { return dtype == IDIST_F8E4M3 || dtype == IDIST_F8E5M2; }
 
-// Small enough that sums, products and factors are exact in every type, in floats of 8 bits with up to 8 ranks.
+// Small enough that sums, products and factors are exact in every type, in floats of 8 bits with up
+// to 8 ranks.
 static int gpu_value(idist_dtype dtype, int op, int n, int rank, int j) {
     unsigned mixed = gpu_mix(rank, j);
     bool negative = dtype != IDIST_U8;
-    if (gpu_is_f8(dtype) && op != IDIST_PROD) return op == GPU_PREMUL && rank > 1 ? 0 : (int)(mixed % 3) - 1;
+    if (gpu_is_f8(dtype) && op != IDIST_PROD)
+        return op == GPU_PREMUL && rank > 1 ? 0 : (int)(mixed % 3) - 1;
     if (op == IDIST_PROD) return (rank + j) % n < 3 ? 2 : 1;
-    if (op == IDIST_SUM || op == IDIST_AVG || op == GPU_PREMUL) return negative ? (int)(mixed % 7) - 3 : (int)(mixed % 4);
+    if (op == IDIST_SUM || op == IDIST_AVG || op == GPU_PREMUL)
+        return negative ? (int)(mixed % 7) - 3 : (int)(mixed % 4);
     return negative ? (int)(mixed % 127) - 63 : (int)(mixed % 128);
 }
 
@@ -415,15 +434,16 @@ static uint16_t gpu_half(double x, idist_dtype dtype) {
     gpu_format(dtype, &mantissa, &bias);
     long bits = lrint(ldexp(frexp(fabs(x), &exponent), mantissa + 1));
     if (bits >> (mantissa + 1)) bits >>= 1, exponent++;
-    return (uint16_t)((x < 0 ? gpu_is_f8(dtype) ? 0x80 : 0x8000 : 0) | ((exponent - 1 + bias) << mantissa) |
-                      (bits & ((1 << mantissa) - 1)));
+    return (uint16_t)((x < 0 ? gpu_is_f8(dtype) ? 0x80 : 0x8000 : 0) |
+                      ((exponent - 1 + bias) << mantissa) | (bits & ((1 << mantissa) - 1)));
 }
 
 static double gpu_half_value(uint16_t h, idist_dtype dtype) {
     int mantissa, bias, sign = gpu_is_f8(dtype) ? 0x80 : 0x8000;
     gpu_format(dtype, &mantissa, &bias);
     int exponent = (h & (sign - 1)) >> mantissa;
-    double x = ldexp((h & ((1 << mantissa) - 1)) | (exponent ? 1 << mantissa : 0), exponent - bias - mantissa);
+    double x = ldexp((h & ((1 << mantissa) - 1)) | (exponent ? 1 << mantissa : 0),
+                     exponent - bias - mantissa);
     return h & sign ? -x : x;
 }
 
@@ -434,7 +454,7 @@ static void gpu_encode(void *at, idist_dtype dtype, double x) {
     if (dtype == IDIST_F64) memcpy(at, &x, sizeof x);
     else if (dtype == IDIST_F32) memcpy(at, &f, sizeof f);
     else if (dtype >= IDIST_F16) memcpy(at, &half, idist_dtype_size(dtype)); // little endian
-    else memcpy(at, &word, idist_dtype_size(dtype));                         // the low bytes, little endian
+    else memcpy(at, &word, idist_dtype_size(dtype)); // the low bytes, little endian
 }
 
 static double gpu_decode(const void *at, idist_dtype dtype) {
@@ -449,7 +469,9 @@ static double gpu_decode(const void *at, idist_dtype dtype) {
     case IDIST_F16:
     case IDIST_BF16:
     case IDIST_F8E4M3:
-    case IDIST_F8E5M2: memcpy(&half, at, idist_dtype_size(dtype)); return gpu_half_value(half, dtype);
+    case IDIST_F8E5M2:
+        memcpy(&half, at, idist_dtype_size(dtype));
+        return gpu_half_value(half, dtype);
     case IDIST_I32: memcpy(&i, at, sizeof i); return i;
     case IDIST_I64: memcpy(&l, at, sizeof l); return (double)l;
     default: return *(const unsigned char *)at;
@@ -457,17 +479,20 @@ static double gpu_decode(const void *at, idist_dtype dtype) {
 }
 
 static void gpu_make_tables(gpu_tables *t, idist_dtype dtype, int op, int n) {
-    static const double epsilons[] = {0x1p-11, 0x1p-8, 0x1p-24, 0x1p-53, 0x1p-4, 0x1p-3}; // from F16 on
+    static const double epsilons[] = {0x1p-11, 0x1p-8, 0x1p-24,
+                                      0x1p-53, 0x1p-4, 0x1p-3}; // from F16 on
     double epsilon = dtype < IDIST_F16 ? 0 : epsilons[dtype - IDIST_F16];
     t->dtype = dtype;
     t->op = op;
     t->n = n;
     t->size = idist_dtype_size(dtype);
-    t->tolerance = op == IDIST_AVG && dtype >= IDIST_F16 ? 4 * n * epsilon : 0; // backends round where they like
+    t->tolerance = op == IDIST_AVG && dtype >= IDIST_F16 ? 4 * n * epsilon
+                                                         : 0; // backends round where they like
     for (int j = 0; j < GPU_PERIOD; j++) {
         size_t at = (size_t)j * t->size;
         for (int k = 0; k < n; k++) gpu_encode(&t->of[k][at], dtype, gpu_value(dtype, op, n, k, j));
-        if (op != GPU_MOVE) gpu_encode(&t->of[GPU_REDUCED][at], dtype, gpu_reduced_value(dtype, op, n, j));
+        if (op != GPU_MOVE)
+            gpu_encode(&t->of[GPU_REDUCED][at], dtype, gpu_reduced_value(dtype, op, n, j));
     }
 }
 
@@ -483,17 +508,21 @@ static void gpu_fill(const gpu_tables *t, int rank, size_t start, void *to, size
     }
 }
 
-// The first of count elements that is not what a rank (or GPU_REDUCED) has from `start` on; count when all are.
-static size_t gpu_compare(const gpu_tables *t, int rank, size_t start, const void *from, size_t count) {
+// The first of count elements that is not what a rank (or GPU_REDUCED) has from `start` on; count
+// when all are.
+static size_t gpu_compare(const gpu_tables *t, int rank, size_t start, const void *from,
+                          size_t count) {
     const char *p = (const char *)from;
     for (size_t i = 0; i < count;) {
-        size_t j = (start + i) % GPU_PERIOD, k = GPU_PERIOD - j < count - i ? GPU_PERIOD - j : count - i;
+        size_t j = (start + i) % GPU_PERIOD,
+               k = GPU_PERIOD - j < count - i ? GPU_PERIOD - j : count - i;
         const unsigned char *want = &t->of[rank][j * t->size];
         if (memcmp(p + i * t->size, want, k * t->size) != 0)
             for (size_t m = 0; m < k; m++) {
                 const char *got = p + (i + m) * t->size;
                 if (memcmp(got, want + m * t->size, t->size) == 0) continue;
-                double error = fabs(gpu_decode(got, t->dtype) - gpu_decode(want + m * t->size, t->dtype));
+                double error =
+                    fabs(gpu_decode(got, t->dtype) - gpu_decode(want + m * t->size, t->dtype));
                 if (!(error <= t->tolerance)) return i + m; // also NaN
             }
         i += k;

@@ -51,10 +51,10 @@ pack='
     s{^ ?(\.version \S+) (\.target \S+) (\.address_size 64) ?}{$1\n$2\n$3\n} or die "another head than expected\n";
     s{"}{\\"}g;
     s{\n}{\\n}g;
-    print "static const char *const idist__ptx[] IDIST__UNUSED = {\n";
-    my @lines = /(.{1,113}(?<=[;,:{}> ])|.{1,113}$)/g;
+    print "// clang-format off\nstatic const char *const idist__ptx[] IDIST__UNUSED = {\n";
+    my @lines = /(.{1,91}(?<=[;,:{}> ])|.{1,91}$)/g;
     die "lost some of it\n" if join("", @lines) ne $_;
-    print join(",\n", map { "    \"$_\"" } @lines), "};\n";
+    print join(",\n", map { "    \"$_\"" } @lines), "};\n// clang-format on\n";
 '
 
 [ -x "$nvcc" ] || die 77 "no nvcc (NVCC or CUDA_HOME says where)"

@@ -1,4 +1,5 @@
-// nccl_abi.c - the numbers and sizes that idist_nccl.h takes NCCL's to be, against an nccl.h: it compiles, or they differ
+// nccl_abi.c - the numbers and sizes that idist_nccl.h takes NCCL's to be, against an nccl.h: it
+// compiles, or they differ
 #include <cuda_fp16.h>
 // Old versions want it before them, or hide their BF16.
 #include <cuda_bf16.h>
@@ -31,29 +32,35 @@ SAME(10, ncclFloat8e4m3);
 SAME(11, ncclFloat8e5m2);
 #endif
 
-// What a version added or took away from the arguments of a function would show here: all are called as idist calls them.
+// What a version added or took away from the arguments of a function would show here: all are
+// called as idist calls them.
 static int calls(void *comm, void **made, int *number, cudaStream_t stream) {
     ncclComm_t c = (ncclComm_t)comm;
     ncclUniqueId id;
     ncclRedOp_t op = ncclSum;
     int x = ncclGetVersion(number) | ncclGetUniqueId(&id);
     x |= ncclGetErrorString(ncclSuccess) == ncclGetLastError(c);
-    x |= ncclCommInitRankConfig((ncclComm_t *)made, 1, id, 0, NULL) | ncclCommFinalize(c) | ncclCommDestroy(c);
-    x |= ncclCommAbort(c) | ncclCommGetAsyncError(c, (ncclResult_t *)number) | ncclCommCount(c, number);
+    x |= ncclCommInitRankConfig((ncclComm_t *)made, 1, id, 0, NULL) | ncclCommFinalize(c) |
+         ncclCommDestroy(c);
+    x |= ncclCommAbort(c) | ncclCommGetAsyncError(c, (ncclResult_t *)number) |
+         ncclCommCount(c, number);
     x |= ncclCommUserRank(c, number) | ncclCommCuDevice(c, number) | ncclRedOpDestroy(op, c);
     x |= ncclRedOpCreatePreMulSum(&op, number, ncclFloat32, ncclScalarHostImmediate, c);
-    x |= ncclGroupStart() | ncclGroupEnd() | ncclAllReduce(made, made, 1, ncclFloat32, op, c, stream);
-    x |= ncclReduce(made, made, 1, ncclFloat32, op, 0, c, stream) | ncclBroadcast(made, made, 1, ncclInt8, 0, c, stream);
-    x |= ncclAllGather(made, made, 1, ncclInt8, c, stream) | ncclReduceScatter(made, made, 1, ncclInt8, op, c, stream);
-    return x | (int)ncclSend(made, 1, ncclInt8, 0, c, stream) | (int)ncclRecv(made, 1, ncclInt8, 0, c, stream);
+    x |= ncclGroupStart() | ncclGroupEnd() |
+         ncclAllReduce(made, made, 1, ncclFloat32, op, c, stream);
+    x |= ncclReduce(made, made, 1, ncclFloat32, op, 0, c, stream) |
+         ncclBroadcast(made, made, 1, ncclInt8, 0, c, stream);
+    x |= ncclAllGather(made, made, 1, ncclInt8, c, stream) |
+         ncclReduceScatter(made, made, 1, ncclInt8, op, c, stream);
+    return x | (int)ncclSend(made, 1, ncclInt8, 0, c, stream) |
+           (int)ncclRecv(made, 1, ncclInt8, 0, c, stream);
 }
 
 int main(int argc, char **argv) {
-    static const ncclDataType_t want[IDIST_DTYPE_COUNT] = {ncclInt8,           ncclUint8,         (ncclDataType_t)-1,
-                                                           (ncclDataType_t)-1, ncclInt32,         ncclUint32,
-                                                           ncclInt64,          ncclUint64,        ncclFloat16,
-                                                           (ncclDataType_t)9,  ncclFloat32,       ncclFloat64,
-                                                           (ncclDataType_t)10, (ncclDataType_t)11};
+    static const ncclDataType_t want[IDIST_DTYPE_COUNT] = {
+        ncclInt8,    ncclUint8,   (ncclDataType_t)-1, (ncclDataType_t)-1, ncclInt32,
+        ncclUint32,  ncclInt64,   ncclUint64,         ncclFloat16,        (ncclDataType_t)9,
+        ncclFloat32, ncclFloat64, (ncclDataType_t)10, (ncclDataType_t)11};
     (void)argv;
     for (int i = 0; i < IDIST_DTYPE_COUNT; i++)
         if (idist__nccl_type((idist_dtype)i) != (int)want[i]) return 1;

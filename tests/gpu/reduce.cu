@@ -1,12 +1,15 @@
-// reduce.cu - out = in[0] (op) in[1] ... (op) in[n - 1] on a GPU: the source of the PTX in idist_ipc.h
+// reduce.cu - out = in[0] (op) in[1] ... (op) in[n - 1] on a GPU: the source of the PTX in
+// idist_ipc.h
 //
 //     tests/gpu/make_ptx.sh --write     compiles this with nvcc and puts the text into idist_ipc.h
 //
-// The bits are those of idist__reduce_many on the host: from left to right, no fused multiply-add, denormals kept, 16-bit
-// floats reduced as float and rounded once. MIN and MAX are NaN when any operand is; only a NaN's sign and payload differ.
+// The bits are those of idist__reduce_many on the host: from left to right, no fused multiply-add,
+// denormals kept, 16-bit floats reduced as float and rounded once. MIN and MAX are NaN when any
+// operand is; only a NaN's sign and payload differ.
 //
-// It is plain C too, so that tests without a GPU run the same lines: idist_reduce_f32 and its sisters are then functions,
-// to be called for each thread of the grid with its number (`first`) and the number of all (`step`).
+// It is plain C too, so that tests without a GPU run the same lines: idist_reduce_f32 and its
+// sisters are then functions, to be called for each thread of the grid with its number (`first`)
+// and the number of all (`step`).
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +24,13 @@ typedef struct {
     int op; // of idist_op, or 16: the sum of the operands times factor
 } idist_reduce_args;
 
-enum { IDIST_REDUCE_PROD = 1, IDIST_REDUCE_MIN, IDIST_REDUCE_MAX, IDIST_REDUCE_AVG, IDIST_REDUCE_SCALED = 16 };
+enum {
+    IDIST_REDUCE_PROD = 1,
+    IDIST_REDUCE_MIN,
+    IDIST_REDUCE_MAX,
+    IDIST_REDUCE_AVG,
+    IDIST_REDUCE_SCALED = 16
+};
 
 typedef unsigned long long idist_reduce_size;
 typedef unsigned idist_reduce_word;
@@ -69,9 +78,10 @@ IDIST_REDUCE_FN void idist_reduce_store(void *p, idist_reduce_vector v) {
 #define IDIST_REDUCE_FN static inline
 #define IDIST_REDUCE_UNROLL
 #define IDIST_REDUCE_LOOP
-#define IDIST_REDUCE_KERNEL(name)                                                                   \
-    static inline void name(idist_reduce_args a, idist_reduce_size first, idist_reduce_size step) { \
-        name##_thread(&a, first, step);                                                             \
+#define IDIST_REDUCE_KERNEL(name)                                         \
+    static inline void name(idist_reduce_args a, idist_reduce_size first, \
+                            idist_reduce_size step) {                     \
+        name##_thread(&a, first, step);                                   \
     }
 IDIST_REDUCE_FN float idist_reduce_to_float(unsigned u) {
     float x;
@@ -96,7 +106,7 @@ IDIST_REDUCE_FN unsigned idist_reduce_to_half(float x) {
     const unsigned u = idist_reduce_to_bits(x), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
     if (rest > 0x7f800000u) return 0x7fff;
     if (rest >= 0x477ff000u) return sign | 0x7c00u; // 65520 and up
-    if (rest < 0x38800000u)                         // subnormal: the last bit of a float in [0.5, 1) is 2^-24, too
+    if (rest < 0x38800000u) // subnormal: the last bit of a float in [0.5, 1) is 2^-24, too
         return sign | (idist_reduce_to_bits(idist_reduce_to_float(rest) + 0.5f) - 0x3f000000u);
     return sign | (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
 }
@@ -114,15 +124,21 @@ IDIST_REDUCE_FN void idist_reduce_store(void *p, idist_reduce_vector v) {
 #endif
 
 // Element e of a vector, in the type that is computed with.
-IDIST_REDUCE_FN float idist_reduce_get_f32(const idist_reduce_vector *v, int e) { return idist_reduce_to_float(v->w[e]); }
-IDIST_REDUCE_FN void idist_reduce_put_f32(idist_reduce_vector *v, int e, float x) { v->w[e] = idist_reduce_to_bits(x); }
+IDIST_REDUCE_FN float idist_reduce_get_f32(const idist_reduce_vector *v, int e) {
+    return idist_reduce_to_float(v->w[e]);
+}
+IDIST_REDUCE_FN void idist_reduce_put_f32(idist_reduce_vector *v, int e, float x) {
+    v->w[e] = idist_reduce_to_bits(x);
+}
 
 IDIST_REDUCE_FN double idist_reduce_get_f64(const idist_reduce_vector *v, int e) {
     double x;
     memcpy(&x, &v->w[2 * e], sizeof x);
     return x;
 }
-IDIST_REDUCE_FN void idist_reduce_put_f64(idist_reduce_vector *v, int e, double x) { memcpy(&v->w[2 * e], &x, sizeof x); }
+IDIST_REDUCE_FN void idist_reduce_put_f64(idist_reduce_vector *v, int e, double x) {
+    memcpy(&v->w[2 * e], &x, sizeof x);
+}
 
 IDIST_REDUCE_FN float idist_reduce_get_f16(const idist_reduce_vector *v, int e) {
     return idist_reduce_from_half(v->w[e / 2] >> 16 * (e & 1) & 0xffffu);
@@ -142,20 +158,24 @@ IDIST_REDUCE_FN void idist_reduce_put_bf16(idist_reduce_vector *v, int e, float 
 }
 
 // The next 16 bytes at p, of which the first `left` units are there.
-#define IDIST_REDUCE_ACCESS(unit, units)                                                                          \
-    IDIST_REDUCE_FN idist_reduce_vector idist_reduce_load_##unit(const void *p, idist_reduce_size left) {         \
-        idist_reduce_vector v = {{0, 0, 0, 0}};                                                                   \
-        int e;                                                                                                    \
-        IDIST_REDUCE_UNROLL                                                                                       \
-        for (e = 0; e < units; e++)                                                                               \
-            if ((unsigned)e < left) v.w[e * 4 / units] |= (unsigned)((const unit *)p)[e] << e * 128 / units % 32; \
-        return v;                                                                                                 \
-    }                                                                                                             \
-    IDIST_REDUCE_FN void idist_reduce_store_##unit(void *p, idist_reduce_size left, idist_reduce_vector v) {      \
-        int e;                                                                                                    \
-        IDIST_REDUCE_UNROLL                                                                                       \
-        for (e = 0; e < units; e++)                                                                               \
-            if ((unsigned)e < left) ((unit *)p)[e] = (unit)(v.w[e * 4 / units] >> e * 128 / units % 32);          \
+#define IDIST_REDUCE_ACCESS(unit, units)                                                      \
+    IDIST_REDUCE_FN idist_reduce_vector idist_reduce_load_##unit(const void *p,               \
+                                                                 idist_reduce_size left) {    \
+        idist_reduce_vector v = {{0, 0, 0, 0}};                                               \
+        int e;                                                                                \
+        IDIST_REDUCE_UNROLL                                                                   \
+        for (e = 0; e < units; e++)                                                           \
+            if ((unsigned)e < left)                                                           \
+                v.w[e * 4 / units] |= (unsigned)((const unit *)p)[e] << e * 128 / units % 32; \
+        return v;                                                                             \
+    }                                                                                         \
+    IDIST_REDUCE_FN void idist_reduce_store_##unit(void *p, idist_reduce_size left,           \
+                                                   idist_reduce_vector v) {                   \
+        int e;                                                                                \
+        IDIST_REDUCE_UNROLL                                                                   \
+        for (e = 0; e < units; e++)                                                           \
+            if ((unsigned)e < left)                                                           \
+                ((unit *)p)[e] = (unit)(v.w[e * 4 / units] >> e * 128 / units % 32);          \
     }
 IDIST_REDUCE_ACCESS(idist_reduce_word, 4)
 IDIST_REDUCE_ACCESS(idist_reduce_short, 8)
@@ -169,70 +189,74 @@ IDIST_REDUCE_FN int idist_reduce_aligned(const idist_reduce_args *a) {
     return (bits & 15) == 0;
 }
 
-// One turn takes 16 bytes of each operand, two operands at a time so that two loads are under way. It starts with what
-// changes no bit of the first operand: -0 of a sum, 1 of a product, infinity of MIN. MAX is MIN with all signs flipped;
-// `even` and `odd` are the sign bits in a vector's words.
-#define IDIST_REDUCE(f, type, elements, unit, units, even, odd)                                                            \
-    IDIST_REDUCE_FN void idist_reduce_##f##_thread(const idist_reduce_args *a, idist_reduce_size first,                    \
-                                                   idist_reduce_size step) {                                               \
-        const int aligned = idist_reduce_aligned(a), op = a->op, least = op == IDIST_REDUCE_MIN || op == IDIST_REDUCE_MAX; \
-        const unsigned flip = op == IDIST_REDUCE_MAX ? ~0u : 0;                                                            \
-        const float neutral = op == IDIST_REDUCE_PROD ? 1.0f : least ? INFINITY : -0.0f;                                   \
-        idist_reduce_size i;                                                                                               \
-        IDIST_REDUCE_LOOP                                                                                                  \
-        for (i = first; i * elements < a->count; i += step) {                                                              \
-            const idist_reduce_size left = (a->count - i * elements) * (units / elements);                                 \
-            const int whole = aligned && left >= units;                                                                    \
-            idist_reduce_vector v = {{0, 0, 0, 0}}, next = v;                                                              \
-            type sum[elements], x[elements];                                                                               \
-            int k = 0, e, one_more = 0;                                                                                    \
-            IDIST_REDUCE_UNROLL                                                                                            \
-            for (e = 0; e < elements; e++) sum[e] = neutral;                                                               \
-            IDIST_REDUCE_LOOP                                                                                              \
-            do {                                                                                                           \
-                if (one_more) {                                                                                            \
-                    v = next;                                                                                              \
-                    one_more = 0;                                                                                          \
-                } else if (!whole) {                                                                                       \
-                    v = idist_reduce_load_##unit((const char *)a->in[k] + i * 16, left);                                   \
-                } else {                                                                                                   \
-                    v = idist_reduce_load((const char *)a->in[k] + i * 16);                                                \
-                    one_more = k + 1 < a->n;                                                                               \
-                    if (one_more) next = idist_reduce_load((const char *)a->in[k + 1] + i * 16);                           \
-                }                                                                                                          \
-                IDIST_REDUCE_UNROLL                                                                                        \
-                for (e = 0; e < 4; e++) v.w[e] ^= flip & (e % 2 ? odd : even);                                             \
-                IDIST_REDUCE_UNROLL                                                                                        \
-                for (e = 0; e < elements; e++) x[e] = idist_reduce_get_##f(&v, e);                                         \
-                if (op == IDIST_REDUCE_SCALED) {                                                                           \
-                    IDIST_REDUCE_UNROLL                                                                                    \
-                    for (e = 0; e < elements; e++) x[e] = (type)idist_reduce_mul((double)x[e], a->factor);                 \
-                }                                                                                                          \
-                if (op == IDIST_REDUCE_PROD) {                                                                             \
-                    IDIST_REDUCE_UNROLL                                                                                    \
-                    for (e = 0; e < elements; e++) sum[e] = idist_reduce_mul(sum[e], x[e]);                                \
-                } else if (least) {                                                                                        \
-                    IDIST_REDUCE_UNROLL                                                                                    \
-                    for (e = 0; e < elements; e++) sum[e] = sum[e] < x[e] || sum[e] != sum[e] ? sum[e] : x[e];             \
-                } else {                                                                                                   \
-                    IDIST_REDUCE_UNROLL                                                                                    \
-                    for (e = 0; e < elements; e++) sum[e] = idist_reduce_add(sum[e], x[e]);                                \
-                }                                                                                                          \
-            } while (++k < a->n);                                                                                          \
-            if (op == IDIST_REDUCE_AVG) {                                                                                  \
-                IDIST_REDUCE_UNROLL                                                                                        \
-                for (e = 0; e < elements; e++) sum[e] = idist_reduce_div(sum[e], (type)a->n);                              \
-            }                                                                                                              \
-            IDIST_REDUCE_UNROLL                                                                                            \
-            for (e = 0; e < elements; e++) idist_reduce_put_##f(&v, e, sum[e]);                                            \
-            IDIST_REDUCE_UNROLL                                                                                            \
-            for (e = 0; e < 4; e++) v.w[e] ^= flip & (e % 2 ? odd : even);                                                 \
-            if (whole) idist_reduce_store((char *)a->out + i * 16, v);                                                     \
-            else idist_reduce_store_##unit((char *)a->out + i * 16, left, v);                                              \
-            if (a->also && whole) idist_reduce_store((char *)a->also + i * 16, v);                                         \
-            else if (a->also) idist_reduce_store_##unit((char *)a->also + i * 16, left, v);                                \
-        }                                                                                                                  \
-    }                                                                                                                      \
+// One turn takes 16 bytes of each operand, two operands at a time so that two loads are under way.
+// It starts with what changes no bit of the first operand: -0 of a sum, 1 of a product, infinity of
+// MIN. MAX is MIN with all signs flipped; `even` and `odd` are the sign bits in a vector's words.
+#define IDIST_REDUCE(f, type, elements, unit, units, even, odd)                                  \
+    IDIST_REDUCE_FN void idist_reduce_##f##_thread(const idist_reduce_args *a,                   \
+                                                   idist_reduce_size first,                      \
+                                                   idist_reduce_size step) {                     \
+        const int aligned = idist_reduce_aligned(a), op = a->op,                                 \
+                  least = op == IDIST_REDUCE_MIN || op == IDIST_REDUCE_MAX;                      \
+        const unsigned flip = op == IDIST_REDUCE_MAX ? ~0u : 0;                                  \
+        const float neutral = op == IDIST_REDUCE_PROD ? 1.0f : least ? INFINITY : -0.0f;         \
+        idist_reduce_size i;                                                                     \
+        IDIST_REDUCE_LOOP                                                                        \
+        for (i = first; i * elements < a->count; i += step) {                                    \
+            const idist_reduce_size left = (a->count - i * elements) * (units / elements);       \
+            const int whole = aligned && left >= units;                                          \
+            idist_reduce_vector v = {{0, 0, 0, 0}}, next = v;                                    \
+            type sum[elements], x[elements];                                                     \
+            int k = 0, e, one_more = 0;                                                          \
+            IDIST_REDUCE_UNROLL                                                                  \
+            for (e = 0; e < elements; e++) sum[e] = neutral;                                     \
+            IDIST_REDUCE_LOOP                                                                    \
+            do {                                                                                 \
+                if (one_more) {                                                                  \
+                    v = next;                                                                    \
+                    one_more = 0;                                                                \
+                } else if (!whole) {                                                             \
+                    v = idist_reduce_load_##unit((const char *)a->in[k] + i * 16, left);         \
+                } else {                                                                         \
+                    v = idist_reduce_load((const char *)a->in[k] + i * 16);                      \
+                    one_more = k + 1 < a->n;                                                     \
+                    if (one_more) next = idist_reduce_load((const char *)a->in[k + 1] + i * 16); \
+                }                                                                                \
+                IDIST_REDUCE_UNROLL                                                              \
+                for (e = 0; e < 4; e++) v.w[e] ^= flip & (e % 2 ? odd : even);                   \
+                IDIST_REDUCE_UNROLL                                                              \
+                for (e = 0; e < elements; e++) x[e] = idist_reduce_get_##f(&v, e);               \
+                if (op == IDIST_REDUCE_SCALED) {                                                 \
+                    IDIST_REDUCE_UNROLL                                                          \
+                    for (e = 0; e < elements; e++)                                               \
+                        x[e] = (type)idist_reduce_mul((double)x[e], a->factor);                  \
+                }                                                                                \
+                if (op == IDIST_REDUCE_PROD) {                                                   \
+                    IDIST_REDUCE_UNROLL                                                          \
+                    for (e = 0; e < elements; e++) sum[e] = idist_reduce_mul(sum[e], x[e]);      \
+                } else if (least) {                                                              \
+                    IDIST_REDUCE_UNROLL                                                          \
+                    for (e = 0; e < elements; e++)                                               \
+                        sum[e] = sum[e] < x[e] || sum[e] != sum[e] ? sum[e] : x[e];              \
+                } else {                                                                         \
+                    IDIST_REDUCE_UNROLL                                                          \
+                    for (e = 0; e < elements; e++) sum[e] = idist_reduce_add(sum[e], x[e]);      \
+                }                                                                                \
+            } while (++k < a->n);                                                                \
+            if (op == IDIST_REDUCE_AVG) {                                                        \
+                IDIST_REDUCE_UNROLL                                                              \
+                for (e = 0; e < elements; e++) sum[e] = idist_reduce_div(sum[e], (type)a->n);    \
+            }                                                                                    \
+            IDIST_REDUCE_UNROLL                                                                  \
+            for (e = 0; e < elements; e++) idist_reduce_put_##f(&v, e, sum[e]);                  \
+            IDIST_REDUCE_UNROLL                                                                  \
+            for (e = 0; e < 4; e++) v.w[e] ^= flip & (e % 2 ? odd : even);                       \
+            if (whole) idist_reduce_store((char *)a->out + i * 16, v);                           \
+            else idist_reduce_store_##unit((char *)a->out + i * 16, left, v);                    \
+            if (a->also && whole) idist_reduce_store((char *)a->also + i * 16, v);               \
+            else if (a->also) idist_reduce_store_##unit((char *)a->also + i * 16, left, v);      \
+        }                                                                                        \
+    }                                                                                            \
     IDIST_REDUCE_KERNEL(idist_reduce_##f)
 
 IDIST_REDUCE(f32, float, 4, idist_reduce_word, 4, 0x80000000u, 0x80000000u)

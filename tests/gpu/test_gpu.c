@@ -1,12 +1,14 @@
-// test_gpu - idist on device memory, on a machine with one or more GPUs: every call over every device backend
+// test_gpu - idist on device memory, on a machine with one or more GPUs: every call over every
+// device backend
 //
 //     tests/gpu/test_gpu.sh            builds and runs it; --fake: on the stand-ins of tests/fake
 //     test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]
 //
-// Ranks are processes. They share the first GPU; where there are several, each also gets one of its own. NCCL takes
-// several ranks on a GPU only because each says that it is another host (NCCL_HOSTID): that it is right is tested there, how
-// fast it is says nothing. -small leaves the largest messages out, -thin N runs every Nth of the combinations
-// (default: all with 1 and 2 ranks, every 5th with more).
+// Ranks are processes. They share the first GPU; where there are several, each also gets one of its
+// own. NCCL takes several ranks on a GPU only because each says that it is another host
+// (NCCL_HOSTID): that it is right is tested there, how fast it is says nothing. -small leaves the
+// largest messages out, -thin N runs every Nth of the combinations (default: all with 1 and 2
+// ranks, every 5th with more).
 #define IDIST_IMPLEMENTATION
 #include "gpu.h"
 
@@ -43,13 +45,15 @@ typedef enum kind {
     N_KINDS
 } kind;
 
-static const char *const kind_names[N_KINDS] = {"all_reduce",  "reduce",  "reduce_scatter", "broadcast",
-                                                "all_gather",  "gather",  "scatter",        "all_to_all",
-                                                "all_gatherv", "gatherv", "scatterv",       "all_to_allv"};
+static const char *const kind_names[N_KINDS] = {"all_reduce", "reduce",     "reduce_scatter",
+                                                "broadcast",  "all_gather", "gather",
+                                                "scatter",    "all_to_all", "all_gatherv",
+                                                "gatherv",    "scatterv",   "all_to_allv"};
 
 // How a call is made, and who waits for it.
 typedef enum style { BLOCKING, ON_STREAM, REQUEST, REQUEST_ON_STREAM, WAIT_STREAM, N_STYLES } style;
-static const char *const style_names[N_STYLES] = {"blocking", "on a stream", "request", "request on a stream",
+static const char *const style_names[N_STYLES] = {"blocking", "on a stream", "request",
+                                                  "request on a stream",
                                                   "request on a stream, another stream waits"};
 
 // Elements of a receive buffer and where they come from.
@@ -92,7 +96,9 @@ static void add_part(plan *p, size_t at, size_t count, int from, size_t start) {
 
 // What rank k has in a v-form; what a sends to b in the last of them.
 static size_t v_count(size_t count, int k) { return k % 3 == 2 ? 0 : k % 2 ? count : count / 2; }
-static size_t v_between(size_t count, int a, int b) { return count / (size_t)(1 + (a + 2 * b) % 3); }
+static size_t v_between(size_t count, int a, int b) {
+    return count / (size_t)(1 + (a + 2 * b) % 3);
+}
 
 // With gaps of three elements.
 static void lay_out(size_t *counts, size_t *displs, int n) {
@@ -196,7 +202,9 @@ static idist_status call(const plan *p, const char *send, char *recv, const idis
     case ALL_GATHERV: return idist_all_gatherv(send, own, recv, counts, displs, p->dtype, o);
     case GATHERV: return idist_gatherv(send, own, recv, counts, displs, p->dtype, p->root, o);
     case SCATTERV: return idist_scatterv(send, counts, displs, recv, own, p->dtype, p->root, o);
-    default: return idist_all_to_allv(send, p->counts[0], p->displs[0], recv, counts, displs, p->dtype, o);
+    default:
+        return idist_all_to_allv(send, p->counts[0], p->displs[0], recv, counts, displs, p->dtype,
+                                 o);
     }
 }
 
@@ -207,12 +215,14 @@ static idist_status call(const plan *p, const char *send, char *recv, const idis
 static void describe(const bench *b, const plan *p, char *text, size_t cap) {
     const char *op = b->tables->op == GPU_PREMUL ? "PREMUL" : idist_op_name(p->op);
     bool reduces = p->kind <= REDUCE_SCATTER;
-    snprintf(text, cap, "call %d, rank %d: %s %s%s%s x %zu, root %d, %s, %s", b->n_calls, b->me->rank, kind_names[p->kind],
-             reduces ? op : "", &" "[!reduces], idist_dtype_name(p->dtype), p -> count, p -> root,
+    snprintf(text, cap, "call %d, rank %d: %s %s%s%s x %zu, root %d, %s, %s", b->n_calls,
+             b->me->rank, kind_names[p->kind], reduces ? op : "", &" "[!reduces],
+             idist_dtype_name(p->dtype), p -> count, p -> root,
              p -> in_place ? "in place" : "not in place", style_names[p->style]);
 }
 
-static void check_bytes(const bench *b, const plan *p, const char *at, size_t nbytes, const char *what) {
+static void check_bytes(const bench *b, const plan *p, const char *at, size_t nbytes,
+                        const char *what) {
     char text[300];
     for (size_t i = 0; i < nbytes; i++)
         if ((unsigned char)at[i] != 0x5a) {
@@ -234,14 +244,17 @@ static void check_received(const bench *b, const plan *p, const char *recv) {
         if (bad == x->count) continue;
         describe(b, p, text, sizeof text);
         const unsigned char *want = &b->tables->of[x->from][(x->start + bad) % GPU_PERIOD * size];
-        gpu_fail("%s: element %zu: got %g expected %g", text, x->at + bad, gpu_decode(recv + (x->at + bad) * size, p->dtype),
-                 gpu_decode(want, p->dtype));
+        gpu_fail("%s: element %zu: got %g expected %g", text, x->at + bad,
+                 gpu_decode(recv + (x->at + bad) * size, p->dtype), gpu_decode(want, p->dtype));
         return;
     }
-    if (!p->in_place) check_bytes(b, p, recv + end * size, (p->nrecv - end) * size + GUARD, "what is behind the buffer");
+    if (!p->in_place)
+        check_bytes(b, p, recv + end * size, (p->nrecv - end) * size + GUARD,
+                    "what is behind the buffer");
 }
 
-// Makes the call in its style. Everything that the streams do before and after is given to them without waiting.
+// Makes the call in its style. Everything that the streams do before and after is given to them
+// without waiting.
 static idist_status call_in_style(bench *b, const plan *p, const char *send, char *recv) {
     idist_request request = {NULL};
     idist_opts o;
@@ -251,11 +264,13 @@ static idist_status call_in_style(bench *b, const plan *p, const char *send, cha
     if (p->style != BLOCKING && p->style != REQUEST) o.stream = b->me->stream;
     s = call(p, send, recv, &o);
     if (s != IDIST_OK || !o.request) return s;
-    return p->style == WAIT_STREAM ? idist_wait_stream(&request, b->me->other) : idist_wait(&request);
+    return p->style == WAIT_STREAM ? idist_wait_stream(&request, b->me->other)
+                                   : idist_wait(&request);
 }
 
 static void run_call(bench *b, const plan *p) {
-    size_t size = b->tables->size, shift = (size_t)(b->n_calls % 3) * size; // no better aligned than an element
+    size_t size = b->tables->size,
+           shift = (size_t)(b->n_calls % 3) * size; // no better aligned than an element
     size_t nsend = p->nsend * size, nrecv = p->nrecv * size, send_at = shift + p->send_at * size;
     cudaStream_t stream = b->me->stream, after = stream;
     bool host_waits = p->style == BLOCKING || p->style == REQUEST;
@@ -263,20 +278,24 @@ static void run_call(bench *b, const plan *p) {
     char *recv = b->device[p->in_place ? 0 : 1] + (p->in_place ? shift + p->recv_at * size : shift);
     memset(b->in, 0x5a, shift + nsend + send_at + GUARD);
     gpu_fill(b->tables, b->me->rank, 0, b->in + (send - b->device[0]), p->nsend);
-    CUDA(cudaMemcpyAsync(b->work, b->work + b->nbytes / 2, b->nbytes / 2, cudaMemcpyDeviceToDevice, stream));
+    CUDA(cudaMemcpyAsync(b->work, b->work + b->nbytes / 2, b->nbytes / 2, cudaMemcpyDeviceToDevice,
+                         stream));
     if (!p->in_place) CUDA(cudaMemsetAsync(b->device[1], 0x5a, shift + nrecv + GUARD, stream));
-    CUDA(
-        cudaMemcpyAsync(b->device[0], b->in, (size_t)(send - b->device[0]) + nsend + GUARD, cudaMemcpyHostToDevice, stream));
+    CUDA(cudaMemcpyAsync(b->device[0], b->in, (size_t)(send - b->device[0]) + nsend + GUARD,
+                         cudaMemcpyHostToDevice, stream));
     if (host_waits) CUDA(cudaStreamSynchronize(stream));
     // One pointer at least: a rank without elements says by it where the others have theirs.
     IDIST_OK_OR_LEAVE(call_in_style(b, p, nsend || !nrecv ? send : NULL, nrecv ? recv : NULL));
     if (p->style == REQUEST_ON_STREAM || p->style == WAIT_STREAM) after = b->me->other;
-    CUDA(cudaMemcpyAsync(b->out, recv, nrecv + (p->in_place ? 0 : GUARD), cudaMemcpyDeviceToHost, after));
-    if (!p->in_place && nsend <= 8000) CUDA(cudaMemcpyAsync(b->send_back, send, nsend + 1, cudaMemcpyDeviceToHost, after));
+    CUDA(cudaMemcpyAsync(b->out, recv, nrecv + (p->in_place ? 0 : GUARD), cudaMemcpyDeviceToHost,
+                         after));
+    if (!p->in_place && nsend <= 8000)
+        CUDA(cudaMemcpyAsync(b->send_back, send, nsend + 1, cudaMemcpyDeviceToHost, after));
     CUDA(cudaStreamSynchronize(after));
     if (after != stream) CUDA(cudaStreamSynchronize(stream));
     check_received(b, p, b->out);
-    if (!p->in_place && nsend <= 8000 && memcmp(b->send_back, b->in + (send - b->device[0]), nsend) != 0) {
+    if (!p->in_place && nsend <= 8000 &&
+        memcmp(b->send_back, b->in + (send - b->device[0]), nsend) != 0) {
         char text[300];
         describe(b, p, text, sizeof text);
         gpu_fail("%s: the send buffer was written", text);
@@ -300,16 +319,21 @@ static void run_kind(bench *b, kind k, int *turn) {
     const gpu_tables *t = b->tables;
     size_t n = (size_t)b->me->n;
     for (int c = 0; c < N_COUNTS; c++)
-        for (int in_place = 0; in_place < (k == BROADCAST || k == ALL_TO_ALLV ? 1 : 2); in_place++) {
+        for (int in_place = 0; in_place < (k == BROADCAST || k == ALL_TO_ALLV ? 1 : 2);
+             in_place++) {
             plan p;
             memset(&p, 0, sizeof p);
             p.kind = k;
             p.dtype = t->dtype;
-            p.op = t->op == GPU_PREMUL ? b->premul : t->op == GPU_MOVE ? IDIST_SUM : (idist_op)t->op;
+            p.op = t->op == GPU_PREMUL ? b->premul
+                   : t->op == GPU_MOVE ? IDIST_SUM
+                                       : (idist_op)t->op;
             p.count = all_counts[c];
-            if (p.count == LARGEST && k > REDUCE && k != BROADCAST) p.count = LARGEST / n; // all together
+            if (p.count == LARGEST && k > REDUCE && k != BROADCAST)
+                p.count = LARGEST / n; // all together
             p.in_place = in_place != 0;
-            bool large = c == N_COUNTS - 1, often = t->dtype == IDIST_F32 || t->op == IDIST_SUM || t->op == GPU_MOVE;
+            bool large = c == N_COUNTS - 1,
+                 often = t->dtype == IDIST_F32 || t->op == IDIST_SUM || t->op == GPU_MOVE;
             if (large && (opt.small || !often)) continue;
             if (++*turn % thin) continue;
             p.style = (style)(*turn / thin % N_STYLES);
@@ -368,14 +392,19 @@ static void messages(bench *b) {
         CUDA(cudaMemcpyAsync(b->out, b->device[1], all, cudaMemcpyDeviceToHost, me->stream));
         CUDA(cudaStreamSynchronize(me->stream));
         for (int k = 0; k < me->n; k++) {
-            size_t bad = gpu_compare(b->tables, k, (size_t)me->rank * count, b->out + (size_t)k * each, count);
-            if (bad != count) gpu_fail("rank %d: %zu floats from rank %d: element %zu is wrong", me->rank, count, k, bad);
+            size_t bad = gpu_compare(b->tables, k, (size_t)me->rank * count,
+                                     b->out + (size_t)k * each, count);
+            if (bad != count)
+                gpu_fail("rank %d: %zu floats from rank %d: element %zu is wrong", me->rank, count,
+                         k, bad);
         }
-        __atomic_add_fetch(&gpu_shared_area()->cases[gpu_current_case].n_checks, 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&gpu_shared_area()->cases[gpu_current_case].n_checks, 1,
+                           __ATOMIC_RELAXED);
     }
 }
 
-// Eight at once on two streams; each gets what was meant for it, in whatever order they are waited for.
+// Eight at once on two streams; each gets what was meant for it, in whatever order they are waited
+// for.
 static void in_flight(bench *b) {
     enum { K = 8, COUNT = 5000 };
     gpu_rank *me = b->me;
@@ -391,28 +420,34 @@ static void in_flight(bench *b) {
         memset(&o, 0, sizeof o);
         o.request = &requests[k];
         o.stream = stream;
-        CUDA(cudaMemcpyAsync(x + k * COUNT, in + k * COUNT, sizeof *x * COUNT, cudaMemcpyHostToDevice, stream));
-        IDIST_OK_OR_LEAVE(idist_all_reduce(x + k * COUNT, x + k * COUNT, COUNT, IDIST_I32, IDIST_SUM, &o));
+        CUDA(cudaMemcpyAsync(x + k * COUNT, in + k * COUNT, sizeof *x * COUNT,
+                             cudaMemcpyHostToDevice, stream));
+        IDIST_OK_OR_LEAVE(
+            idist_all_reduce(x + k * COUNT, x + k * COUNT, COUNT, IDIST_I32, IDIST_SUM, &o));
     }
     for (int k = K - 1; k >= 0; k--) {
         if (k % 3 == 0) IDIST_OK_OR_LEAVE(idist_wait_stream(&requests[k], me->stream));
         else IDIST_OK_OR_LEAVE(idist_wait(&requests[k]));
-        CUDA(cudaMemcpyAsync(out + k * COUNT, x + k * COUNT, sizeof *x * COUNT, cudaMemcpyDeviceToHost, me->stream));
+        CUDA(cudaMemcpyAsync(out + k * COUNT, x + k * COUNT, sizeof *x * COUNT,
+                             cudaMemcpyDeviceToHost, me->stream));
     }
     CUDA(cudaStreamSynchronize(me->stream));
     for (int i = 0; i < K * COUNT; i++) {
         int want = n * (100 * (i / COUNT) + i % COUNT) + total;
         if (out[i] != want) {
-            gpu_fail("rank %d: call %d, element %d: got %d expected %d", me->rank, i / COUNT, i % COUNT, out[i], want);
+            gpu_fail("rank %d: call %d, element %d: got %d expected %d", me->rank, i / COUNT,
+                     i % COUNT, out[i], want);
             return;
         }
     }
 }
 
-// idist_ddp with parameters and gradients on the device: three gradients lie one after the other, the others apart.
+// idist_ddp with parameters and gradients on the device: three gradients lie one after the other,
+// the others apart.
 enum { N_PARAMS = 6, EACH = 3000, APART = 64 };
 
-static void check_ddp(bench *b, const float *grads, size_t total, int step, int active, double scale) {
+static void check_ddp(bench *b, const float *grads, size_t total, int step, int active,
+                      double scale) {
     gpu_rank *me = b->me;
     float *out = (float *)(void *)b->out;
     CUDA(cudaMemcpyAsync(out, grads, sizeof *out * total, cudaMemcpyDeviceToHost, me->stream));
@@ -425,8 +460,8 @@ static void check_ddp(bench *b, const float *grads, size_t total, int step, int 
             for (int r = me->n - active; r < me->n; r++) sum += 100 * r + (double)(i % 50) + step;
             off = (double)out[i] - sum * scale;
             if (off * off <= 1e-8 * sum * sum * scale * scale + 1e-12) continue;
-            gpu_fail("rank %d, step %d: gradient %d[%zu]: got %g expected %g", me->rank, step, p, i - at, (double)out[i],
-                     sum * scale);
+            gpu_fail("rank %d, step %d: gradient %d[%zu]: got %g expected %g", me->rank, step, p,
+                     i - at, (double)out[i], sum * scale);
             return;
         }
     }
@@ -435,7 +470,8 @@ static void check_ddp(bench *b, const float *grads, size_t total, int step, int 
 static void run_ddp(bench *b, bool uneven, double prescale) {
     gpu_rank *me = b->me;
     size_t total = N_PARAMS * EACH + 3 * APART;
-    float *in = (float *)(void *)b->in, *grads = (float *)(void *)b->device[0], *params = (float *)(void *)b->device[1];
+    float *in = (float *)(void *)b->in, *grads = (float *)(void *)b->device[0],
+          *params = (float *)(void *)b->device[1];
     idist_tensor p[N_PARAMS], g[N_PARAMS];
     idist_ddp_desc desc;
     idist_ddp *ddp = NULL;
@@ -462,7 +498,8 @@ static void run_ddp(bench *b, bool uneven, double prescale) {
     IDIST_OK_OR_LEAVE(idist_ddp_create(&desc, &ddp));
     CUDA(cudaMemcpyAsync(b->out, params, sizeof *in * total, cudaMemcpyDeviceToHost, me->stream));
     CUDA(cudaStreamSynchronize(me->stream));
-    if (((float *)(void *)b->out)[5] != 1) gpu_fail("rank %d: the parameters are not those of rank 0", me->rank);
+    if (((float *)(void *)b->out)[5] != 1)
+        gpu_fail("rank %d: the parameters are not those of rank 0", me->rank);
     for (int step = 0; step < steps; step++) {
         for (size_t i = 0; i < total; i++) in[i] = (float)(100 * me->rank + (int)(i % 50) + step);
         CUDA(cudaMemcpyAsync(grads, in, sizeof *in * total, cudaMemcpyHostToDevice, me->stream));
@@ -486,7 +523,8 @@ static void ddp(bench *b) {
 // Everything else that idist_ddp can do gives on the device what it gives on the host.
 typedef struct ddp_way {
     idist_compression compression;
-    double tolerance; // beside the largest summand: the libraries may add up, and round, in another order
+    double tolerance; // beside the largest summand: the libraries may add up, and round, in another
+                      // order
     bool find_unused, uneven, by_active, hook, own_memory, part_of_world;
     double prescale, postscale;
     int shift; // bytes that the gradients are away from where floats lie
@@ -494,7 +532,8 @@ typedef struct ddp_way {
 
 static idist_status hook_start(idist_bucket *bucket, void *arg) {
     ++*(int *)arg;
-    return idist_all_reduce(bucket->data, bucket->data, bucket->count, bucket->dtype, IDIST_AVG, &bucket->opts);
+    return idist_all_reduce(bucket->data, bucket->data, bucket->count, bucket->dtype, IDIST_AVG,
+                            &bucket->opts);
 }
 
 static idist_status hook_finish(idist_bucket *bucket, void *arg) {
@@ -510,18 +549,21 @@ static bool is_unused(const ddp_way *w, int k, int rank, int step) {
 // Whole numbers over four, which halves hold; for bytes, any.
 static float ddp_value(const ddp_way *w, int k, int rank, int step, int i) {
     unsigned x = (unsigned)(i * 7 + k * 11 + rank * 5 + step * 3);
-    if (w->compression == IDIST_COMPRESS_I8) return (float)((int)(x * 2654435761u >> 8) - (1 << 23)) / (float)(1 + i % 1000);
+    if (w->compression == IDIST_COMPRESS_I8)
+        return (float)((int)(x * 2654435761u >> 8) - (1 << 23)) / (float)(1 + i % 1000);
     return (float)((int)(x % 61) - 30) / 4;
 }
 
-static void ddp_step(bench *b, const ddp_way *w, idist_ddp *ddp, bool device, int step, float *result) {
+static void ddp_step(bench *b, const ddp_way *w, idist_ddp *ddp, bool device, int step,
+                     float *result) {
     gpu_rank *me = b->me;
     float *staged = (float *)(void *)b->in;
     for (int k = 0; k < N_PARAMS; k++) {
         void *grad = idist_ddp_grad(ddp, k);
         for (int i = 0; i < EACH; i++) staged[k * EACH + i] = ddp_value(w, k, me->rank, step, i);
         if (device)
-            CUDA(cudaMemcpyAsync(grad, staged + k * EACH, sizeof *staged * EACH, cudaMemcpyHostToDevice, me->stream));
+            CUDA(cudaMemcpyAsync(grad, staged + k * EACH, sizeof *staged * EACH,
+                                 cudaMemcpyHostToDevice, me->stream));
         else memcpy(grad, staged + k * EACH, sizeof *staged * EACH);
     }
     if (w->find_unused && step == 3) { // what is ready in a pass that sends nothing counts as well
@@ -534,7 +576,9 @@ static void ddp_step(bench *b, const ddp_way *w, idist_ddp *ddp, bool device, in
     IDIST_OK_OR_LEAVE(idist_ddp_wait(ddp));
     for (int k = 0; k < N_PARAMS; k++, result += EACH + 1) {
         void *grad = idist_ddp_grad(ddp, k);
-        if (device) CUDA(cudaMemcpyAsync(b->out, grad, sizeof *result * EACH, cudaMemcpyDeviceToHost, me->stream));
+        if (device)
+            CUDA(cudaMemcpyAsync(b->out, grad, sizeof *result * EACH, cudaMemcpyDeviceToHost,
+                                 me->stream));
         if (device) CUDA(cudaStreamSynchronize(me->stream));
         memcpy(result, device ? b->out : grad, sizeof *result * EACH);
         result[EACH] = idist_ddp_used(ddp, k);
@@ -542,7 +586,8 @@ static void ddp_step(bench *b, const ddp_way *w, idist_ddp *ddp, bool device, in
 }
 
 // Returns the calls of the hook.
-static int ddp_iterations(bench *b, const ddp_way *w, idist_group *g, bool device, int steps, float *results) {
+static int ddp_iterations(bench *b, const ddp_way *w, idist_group *g, bool device, int steps,
+                          float *results) {
     gpu_rank *me = b->me;
     size_t total = N_PARAMS * EACH + 3 * APART;
     float *host = (float *)calloc(2 * total + 1, sizeof *host);
@@ -586,7 +631,8 @@ static int ddp_iterations(bench *b, const ddp_way *w, idist_group *g, bool devic
     return n_calls;
 }
 
-// One rank gives host memory where the others have theirs on the device: all fail, and only their group does.
+// One rank gives host memory where the others have theirs on the device: all fail, and only their
+// group does.
 static void ddp_odd_one_out(bench *b) {
     gpu_rank *me = b->me;
     float host[100] = {0}, *params = (float *)(void *)b->device[1];
@@ -603,30 +649,33 @@ static void ddp_odd_one_out(bench *b) {
     desc.stream = me->stream;
     idist_status s = idist_ddp_create(&desc, &ddp);
     if (s == IDIST_OK && me->n > 1)
-        gpu_fail("rank %d: ddp_create with the host memory of another rank: got %s", me->rank, idist_status_name(s));
+        gpu_fail("rank %d: ddp_create with the host memory of another rank: got %s", me->rank,
+                 idist_status_name(s));
     idist_ddp_free(&ddp);
     IDIST_OK_OR_LEAVE(idist_free_group(&g));
     IDIST_OK_OR_LEAVE(idist_barrier(NULL));
 }
 
 static void ddp_as_on_host(bench *b) {
-    static const ddp_way ways[] = {{IDIST_COMPRESS_F16, 1e-3, false, false, false, false, false, false, 0, 0, 0},
-                                   {IDIST_COMPRESS_BF16, 1e-2, false, true, true, false, false, true, 0.5, 0.25, 0},
-                                   {IDIST_COMPRESS_I8, 0, false, false, false, false, false, false, 0, 0, 0},
-                                   {IDIST_COMPRESS_I8, 0, true, true, true, false, true, true, 0.5, 3, 0},
-                                   {IDIST_COMPRESS_NONE, 1e-6, true, false, false, false, false, false, 0, 0, 0},
-                                   {IDIST_COMPRESS_NONE, 1e-6, false, true, true, false, false, true, 0.5, 0.25, 0},
-                                   {IDIST_COMPRESS_NONE, 1e-6, true, true, false, true, false, false, 0, 0, 0},
-                                   {IDIST_COMPRESS_NONE, 1e-6, true, false, false, false, true, false, 0, 3, 0},
-                                   {IDIST_COMPRESS_NONE, 1e-6, false, false, false, false, false, false, 0.5, 0, 1},
-                                   {IDIST_COMPRESS_I8, 0, true, false, false, false, false, false, 0, 3, 2}};
+    static const ddp_way ways[] = {
+        {IDIST_COMPRESS_F16, 1e-3, false, false, false, false, false, false, 0, 0, 0},
+        {IDIST_COMPRESS_BF16, 1e-2, false, true, true, false, false, true, 0.5, 0.25, 0},
+        {IDIST_COMPRESS_I8, 0, false, false, false, false, false, false, 0, 0, 0},
+        {IDIST_COMPRESS_I8, 0, true, true, true, false, true, true, 0.5, 3, 0},
+        {IDIST_COMPRESS_NONE, 1e-6, true, false, false, false, false, false, 0, 0, 0},
+        {IDIST_COMPRESS_NONE, 1e-6, false, true, true, false, false, true, 0.5, 0.25, 0},
+        {IDIST_COMPRESS_NONE, 1e-6, true, true, false, true, false, false, 0, 0, 0},
+        {IDIST_COMPRESS_NONE, 1e-6, true, false, false, false, true, false, 0, 3, 0},
+        {IDIST_COMPRESS_NONE, 1e-6, false, false, false, false, false, false, 0.5, 0, 1},
+        {IDIST_COMPRESS_I8, 0, true, false, false, false, false, false, 0, 3, 2}};
     gpu_rank *me = b->me;
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         const ddp_way *w = &ways[i];
         int steps = w->uneven ? 2 + me->rank : 4, n_calls[2];
         size_t size = (size_t)steps * N_PARAMS * (EACH + 1);
         float *want = (float *)calloc(2 * size, sizeof *want), *got = want + size;
-        double allowed = 7.5 * w->tolerance * (w->prescale != 0 ? w->prescale : 1) * (w->postscale != 0 ? w->postscale : 1);
+        double allowed = 7.5 * w->tolerance * (w->prescale != 0 ? w->prescale : 1) *
+                         (w->postscale != 0 ? w->postscale : 1);
         bool outside = w->part_of_world && me->n > 2 && me->rank == me->n - 1;
         idist_group *g = NULL;
         if (w->part_of_world) IDIST_OK_OR_LEAVE(idist_split(NULL, outside ? -1 : 0, me->rank, &g));
@@ -635,13 +684,15 @@ static void ddp_as_on_host(bench *b) {
         for (size_t k = 0; k < size && !outside; k++) {
             double off = (double)got[k] - (double)want[k];
             if (off <= allowed && -off <= allowed) continue;
-            gpu_fail("rank %d, way %zu, step %zu, parameter %zu, element %zu: %.9g on the device, %.9g on the host",
-                     me->rank, i, k / (N_PARAMS * (EACH + 1)), k / (EACH + 1) % N_PARAMS, k % (EACH + 1), (double)got[k],
-                     (double)want[k]);
+            gpu_fail("rank %d, way %zu, step %zu, parameter %zu, element %zu: %.9g on the device, "
+                     "%.9g on the host",
+                     me->rank, i, k / (N_PARAMS * (EACH + 1)), k / (EACH + 1) % N_PARAMS,
+                     k % (EACH + 1), (double)got[k], (double)want[k]);
             break;
         }
         if (!outside && (n_calls[0] != n_calls[1] || (n_calls[0] > 0) != w->hook))
-            gpu_fail("rank %d, way %zu: the hook was called %d and %d times", me->rank, i, n_calls[0], n_calls[1]);
+            gpu_fail("rank %d, way %zu: the hook was called %d and %d times", me->rank, i,
+                     n_calls[0], n_calls[1]);
         if (g) IDIST_OK_OR_LEAVE(idist_free_group(&g));
         free(want);
     }
@@ -674,9 +725,11 @@ static void loader(bench *b) {
     for (size_t k = 0; k < idist_loader_count(l); k++) {
         IDIST_OK_OR_LEAVE(idist_loader_next(l, &batch));
         CUDA(cudaPointerGetAttributes(&attributes, batch.data));
-        if (attributes.type != cudaMemoryTypeHost) gpu_fail("rank %d: batch %zu is not pinned", me->rank, k);
+        if (attributes.type != cudaMemoryTypeHost)
+            gpu_fail("rank %d: batch %zu is not pinned", me->rank, k);
         float *out = (float *)(void *)b->out, *x = (float *)(void *)b->device[0];
-        CUDA(cudaMemcpyAsync(x, batch.data, batch.n * sizeof *x, cudaMemcpyHostToDevice, me->stream));
+        CUDA(cudaMemcpyAsync(x, batch.data, batch.n * sizeof *x, cudaMemcpyHostToDevice,
+                             me->stream));
         CUDA(cudaMemcpyAsync(out, x, batch.n * sizeof *x, cudaMemcpyDeviceToHost, me->stream));
         CUDA(cudaStreamSynchronize(me->stream));
         for (size_t i = 0; i < batch.n; i++) {
@@ -699,7 +752,8 @@ static cudaError_t instantiate(cudaGraphExec_t *exec, cudaGraph_t graph) {
 typedef enum captured_call { SUMS, PIECES, IN_PLACE, N_CAPTURED } captured_call;
 enum { CAPTURED = 4000, PIECE = 300 };
 
-// Integers that differ by rank, turn and place; the pieces for all_to_all are as many as there are ranks.
+// Integers that differ by rank, turn and place; the pieces for all_to_all are as many as there are
+// ranks.
 static int32_t value_of(int rank, int turn, int i) { return 1000000 * turn + 10000 * rank + i; }
 
 static idist_status call_to_capture(bench *b, captured_call which, const idist_opts *o) {
@@ -726,11 +780,13 @@ static void check_captured(bench *b, captured_call which, int turn, const char *
     gpu_rank *me = b->me;
     int32_t *out = (int32_t *)(void *)b->out;
     int count = which == SUMS ? CAPTURED : PIECE * me->n;
-    CUDA(cudaMemcpyAsync(out, b->device[which != IN_PLACE], CAPTURED * sizeof *out, cudaMemcpyDeviceToHost, me->stream));
+    CUDA(cudaMemcpyAsync(out, b->device[which != IN_PLACE], CAPTURED * sizeof *out,
+                         cudaMemcpyDeviceToHost, me->stream));
     CUDA(cudaStreamSynchronize(me->stream));
     for (int i = 0; i < count; i++) {
         if (out[i] == expected_of(me, which, turn, i)) continue;
-        gpu_fail("rank %d: %s, call %d, turn %d: element %d: got %d", me->rank, name, (int)which, turn, i, out[i]);
+        gpu_fail("rank %d: %s, call %d, turn %d: element %d: got %d", me->rank, name, (int)which,
+                 turn, i, out[i]);
         return;
     }
 }
@@ -738,11 +794,12 @@ static void check_captured(bench *b, captured_call which, int turn, const char *
 static void fill_captured(bench *b, int turn) {
     int32_t *in = (int32_t *)(void *)b->in;
     for (int i = 0; i < CAPTURED; i++) in[i] = value_of(b->me->rank, turn, i);
-    CUDA(cudaMemcpyAsync(b->device[0], in, CAPTURED * sizeof *in, cudaMemcpyHostToDevice, b->me->stream));
+    CUDA(cudaMemcpyAsync(b->device[0], in, CAPTURED * sizeof *in, cudaMemcpyHostToDevice,
+                         b->me->stream));
 }
 
-// Each call captured once and run three times, each time with other values. Backends whose part of the host cannot be
-// captured say so, and the capture goes on.
+// Each call captured once and run three times, each time with other values. Backends whose part of
+// the host cannot be captured say so, and the capture goes on.
 static void graph(bench *b) {
     gpu_rank *me = b->me;
     bool can = strcmp(me->world->backend, "nccl") == 0;
@@ -757,7 +814,8 @@ static void graph(bench *b) {
         CUDA(cudaStreamBeginCapture(me->stream, cudaStreamCaptureModeThreadLocal));
         idist_status s = call_to_capture(b, which, &o);
         if (s != (can ? IDIST_OK : IDIST_ERR_UNSUPPORTED))
-            gpu_fail("rank %d: in a capture: %s: %s", me->rank, idist_status_name(s), s ? idist_last_error() : "");
+            gpu_fail("rank %d: in a capture: %s: %s", me->rank, idist_status_name(s),
+                     s ? idist_last_error() : "");
         CUDA(cudaStreamEndCapture(me->stream, &captured));
         if (s == IDIST_OK) CUDA(instantiate(&exec, captured));
         for (int turn = 1; turn <= 3 && s == IDIST_OK; turn++) {
@@ -770,7 +828,8 @@ static void graph(bench *b) {
     }
 }
 
-// While a stream is captured that blocks the default one, a call that waits for the default one is refused, and both go on.
+// While a stream is captured that blocks the default one, a call that waits for the default one is
+// refused, and both go on.
 static void beside_a_capture(bench *b) {
     gpu_rank *me = b->me;
     cudaStream_t blocking;
@@ -782,7 +841,8 @@ static void beside_a_capture(bench *b) {
         o.stream = turn ? (void *)cudaStreamLegacy : NULL;
         CUDA(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
         idist_status s = call_to_capture(b, SUMS, &o);
-        if (s != IDIST_ERR_UNSUPPORTED) gpu_fail("rank %d: beside a capture: %s", me->rank, idist_status_name(s));
+        if (s != IDIST_ERR_UNSUPPORTED)
+            gpu_fail("rank %d: beside a capture: %s", me->rank, idist_status_name(s));
         CUDA(cudaStreamEndCapture(blocking, &captured));
         CUDA(cudaGraphDestroy(captured));
         fill_captured(b, turn);
@@ -794,7 +854,8 @@ static void beside_a_capture(bench *b) {
     CUDA(cudaStreamDestroy(blocking));
 }
 
-// Two all_to_all in place between group_begin and group_end: what they put out of the way is kept until both are through.
+// Two all_to_all in place between group_begin and group_end: what they put out of the way is kept
+// until both are through.
 static void held_back_in_place(bench *b) {
     gpu_rank *me = b->me;
     char *second = b->device[1];
@@ -803,18 +864,21 @@ static void held_back_in_place(bench *b) {
     o.stream = me->stream;
     for (int turn = 1; turn <= 3; turn++) {
         fill_captured(b, turn);
-        CUDA(cudaMemcpyAsync(second, b->device[0], CAPTURED * sizeof(int32_t), cudaMemcpyDeviceToDevice, me->stream));
+        CUDA(cudaMemcpyAsync(second, b->device[0], CAPTURED * sizeof(int32_t),
+                             cudaMemcpyDeviceToDevice, me->stream));
         IDIST_OK_OR_LEAVE(idist_group_begin());
         IDIST_OK_OR_LEAVE(idist_all_to_all(b->device[0], b->device[0], PIECE, IDIST_I32, &o));
         IDIST_OK_OR_LEAVE(idist_all_to_all(second, second, PIECE, IDIST_I32, &o));
         IDIST_OK_OR_LEAVE(idist_group_end());
         check_captured(b, IN_PLACE, turn, "the first of two");
-        CUDA(cudaMemcpyAsync(b->device[0], second, CAPTURED * sizeof(int32_t), cudaMemcpyDeviceToDevice, me->stream));
+        CUDA(cudaMemcpyAsync(b->device[0], second, CAPTURED * sizeof(int32_t),
+                             cudaMemcpyDeviceToDevice, me->stream));
         check_captured(b, IN_PLACE, turn, "the second of two");
     }
 }
 
-// Copies on one stream while an all_reduce is under way on the other: the time of both beside that of each.
+// Copies on one stream while an all_reduce is under way on the other: the time of both beside that
+// of each.
 static double timed(bench *b, int ncopies, bool reduce, size_t count) {
     gpu_rank *me = b->me;
     idist_request request = {NULL};
@@ -825,8 +889,11 @@ static double timed(bench *b, int ncopies, bool reduce, size_t count) {
     o.request = &request;
     o.stream = me->stream;
     for (int i = 0; i < ncopies; i++)
-        CUDA(cudaMemcpyAsync(b->work, b->work + b->nbytes / 2, b->nbytes / 2, cudaMemcpyDeviceToDevice, me->other));
-    if (reduce) IDIST_OK_OR_LEAVE(idist_all_reduce(b->device[0], b->device[1], count, IDIST_F32, IDIST_SUM, &o));
+        CUDA(cudaMemcpyAsync(b->work, b->work + b->nbytes / 2, b->nbytes / 2,
+                             cudaMemcpyDeviceToDevice, me->other));
+    if (reduce)
+        IDIST_OK_OR_LEAVE(
+            idist_all_reduce(b->device[0], b->device[1], count, IDIST_F32, IDIST_SUM, &o));
     if (reduce) IDIST_OK_OR_LEAVE(idist_wait(&request));
     CUDA(cudaStreamSynchronize(me->other));
     double ms = (double)(tap_now_ns() - start) / 1e6, slowest = 0;
@@ -839,7 +906,8 @@ static void overlap(bench *b) {
     double reduce, copy, both;
     gpu_make_tables(b->tables, IDIST_F32, IDIST_SUM, b->me->n);
     gpu_fill(b->tables, b->me->rank, 0, b->in, count);
-    CUDA(cudaMemcpyAsync(b->device[0], b->in, count * sizeof(float), cudaMemcpyHostToDevice, b->me->stream));
+    CUDA(cudaMemcpyAsync(b->device[0], b->in, count * sizeof(float), cudaMemcpyHostToDevice,
+                         b->me->stream));
     timed(b, 4, true, count);
     reduce = timed(b, 0, true, count);
     copy = timed(b, 16, false, count);
@@ -847,13 +915,15 @@ static void overlap(bench *b) {
     if (ncopies > 4000) ncopies = 4000;
     copy = timed(b, ncopies, false, count);
     both = timed(b, ncopies, true, count);
-    CUDA(cudaMemcpyAsync(b->out, b->device[1], count * sizeof(float), cudaMemcpyDeviceToHost, b->me->stream));
+    CUDA(cudaMemcpyAsync(b->out, b->device[1], count * sizeof(float), cudaMemcpyDeviceToHost,
+                         b->me->stream));
     CUDA(cudaStreamSynchronize(b->me->stream));
     size_t bad = gpu_compare(b->tables, GPU_REDUCED, 0, b->out, count);
     if (bad != count) gpu_fail("rank %d: element %zu is wrong", b->me->rank, bad);
     gpu_case *c = &gpu_shared_area()->cases[gpu_current_case];
     if (b->me->rank == 0)
-        snprintf(c->note, sizeof c->note, "all_reduce of %zu floats %.3f ms, %d copies %.3f ms, together %.3f ms", count,
+        snprintf(c->note, sizeof c->note,
+                 "all_reduce of %zu floats %.3f ms, %d copies %.3f ms, together %.3f ms", count,
                  reduce, ncopies, copy, both);
 }
 
@@ -907,8 +977,8 @@ static void run_cases(gpu_rank *me) {
 
 enum { VICTIM = 1, DIES_AT = 20, COUNT_OF_VICTIM = 20000 };
 
-// All_reduces one after the other, on a stream or by request, until one fails. Nothing is waited for that cannot end: who
-// waits for the stream looks at it, and at idist again after 50 ms.
+// All_reduces one after the other, on a stream or by request, until one fails. Nothing is waited
+// for that cannot end: who waits for the stream looks at it, and at idist again after 50 ms.
 static void until_it_dies(gpu_rank *me) {
     const bool *by_request = (const bool *)me->arg;
     gpu_shared *shared = gpu_shared_area();
@@ -930,7 +1000,9 @@ static void until_it_dies(gpu_rank *me) {
         s = idist_all_reduce(x, x, COUNT_OF_VICTIM, IDIST_F32, IDIST_SUM, &o);
         if (s == IDIST_OK && *by_request) s = idist_wait(&request);
         int64_t until = tap_now_ns() + 50000000;
-        while (s == IDIST_OK && cudaStreamQuery(me->stream) == cudaErrorNotReady && tap_now_ns() < until) usleep(20);
+        while (s == IDIST_OK && cudaStreamQuery(me->stream) == cudaErrorNotReady &&
+               tap_now_ns() < until)
+            usleep(20);
         cudaGetLastError();
     }
     int64_t now = tap_now_ns(), died = __atomic_load_n(&shared->died_ns, __ATOMIC_ACQUIRE);
@@ -951,7 +1023,8 @@ static void until_it_dies(gpu_rank *me) {
 // worlds
 //------------------------------------------------------------------------------
 
-static const char usage[] = "usage: test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]\n";
+static const char usage[] =
+    "usage: test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]\n";
 
 // The cases of the world that has just ended.
 static void report(const gpu_world *w, bool ended, const char *why) {
@@ -1039,10 +1112,13 @@ static void run_worlds(void) {
         if (!gpu_listed(opt.backends, backends[b])) continue;
         for (int k = 0; k < 5; k++) {
             if (nccl && (shared_by[k] == 3 || shared_by[k] == 8)) continue;
-            if (gpu_listed_number(opt.ranks, shared_by[k])) run_world(backends[b], shared_by[k], false, false);
+            if (gpu_listed_number(opt.ranks, shared_by[k]))
+                run_world(backends[b], shared_by[k], false, false);
         }
-        if (each > 1 && gpu_listed_number(opt.ranks, each)) run_world(backends[b], each, true, false);
-        if (nccl && m->nccl >= 23003 && gpu_listed_number(opt.ranks, 2)) run_world(backends[b], 2, false, true);
+        if (each > 1 && gpu_listed_number(opt.ranks, each))
+            run_world(backends[b], each, true, false);
+        if (nccl && m->nccl >= 23003 && gpu_listed_number(opt.ranks, 2))
+            run_world(backends[b], 2, false, true);
         run_death(backends[b], nccl ? 2 : 3, false);
         if (each > 1) run_death(backends[b], each, true);
     }
@@ -1052,8 +1128,8 @@ int main(int argc, char **argv) {
     parse(argc, argv);
     const gpu_machine *m = gpu_probe();
     if (m->n_devices == 0) return tap_skip_all(m->why);
-    tap_diag("%d x %s, driver %s, CUDA %d (driver's: %d), NCCL %d", m->n_devices, m->name, m->driver_text, m->runtime,
-             m->driver, m->nccl);
+    tap_diag("%d x %s, driver %s, CUDA %d (driver's: %d), NCCL %d", m->n_devices, m->name,
+             m->driver_text, m->runtime, m->driver, m->nccl);
     gpu_all_worlds(run_worlds);
     if (opt.part) tap_diag("part %s: %d worlds in all parts", opt.part, gpu_cut.n_worlds);
     return tap_done();

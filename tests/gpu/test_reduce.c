@@ -1,7 +1,8 @@
-// test_reduce.c - the kernels of reduce.cu and pack.cu, compiled for the host, against idist__reduce_many and
-// [train:compress]: bit for bit but for NaNs
+// test_reduce.c - the kernels of reduce.cu and pack.cu, compiled for the host, against
+// idist__reduce_many and [train:compress]: bit for bit but for NaNs
 //
-//     cc -std=gnu11 -ffp-contract=off -I. -Itests/lib tests/gpu/test_reduce.c -o test_reduce -lpthread && ./test_reduce
+//     cc -std=gnu11 -ffp-contract=off -I. -Itests/lib tests/gpu/test_reduce.c -o test_reduce
+//     -lpthread && ./test_reduce
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_train.h"
@@ -14,11 +15,13 @@
 #define GUARD 0x5C
 
 static const idist_dtype dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16};
-static const int ops[] = {IDIST_SUM, IDIST_PROD, IDIST_MIN, IDIST_MAX, IDIST_AVG, IDIST_REDUCE_SCALED};
+static const int ops[] = {IDIST_SUM, IDIST_PROD, IDIST_MIN,
+                          IDIST_MAX, IDIST_AVG,  IDIST_REDUCE_SCALED};
 static const int ns[] = {1, 2, 3, 8, 16};
 static const size_t counts[] = {0, 1, 2, 3, 7, 8, 9, 17, MAX_COUNT};
 static const double factors[] = {0.1, -3, 1e-40, 0x1p-20};
-static unsigned char operands[MAX_N][ROOM] __attribute__((aligned(64))), output[ROOM] __attribute__((aligned(64)));
+static unsigned char operands[MAX_N][ROOM] __attribute__((aligned(64))),
+    output[ROOM] __attribute__((aligned(64)));
 static unsigned char expected[ROOM], second[ROOM] __attribute__((aligned(64)));
 static float wide[MAX_N][MAX_COUNT];
 static double scaled[MAX_N][MAX_COUNT];
@@ -44,8 +47,9 @@ static bool is_nan(idist_dtype d, const unsigned char *at) {
 
 // Values of one size, so that bits get lost; any bits; and the ends of the range.
 static void fill(unsigned char *at, idist_dtype d) {
-    static const double ends[] = {0.0,      -0.0,  INFINITY, -INFINITY, NAN,     1,      0x1p-24, 0x1.8p-24,
-                                  0x1p-149, 3e-39, 0x1p-133, 65504,     3.38e38, 5e-324, 1.7e308, 65520};
+    static const double ends[] = {0.0,     -0.0,      INFINITY, -INFINITY, NAN,      1,
+                                  0x1p-24, 0x1.8p-24, 0x1p-149, 3e-39,     0x1p-133, 65504,
+                                  3.38e38, 5e-324,    1.7e308,  65520};
     uint64_t bits = tap_rand(&state);
     unsigned which = (unsigned)tap_rand(&state) % 8;
     size_t size = idist_dtype_size(d);
@@ -57,7 +61,8 @@ static void fill(unsigned char *at, idist_dtype d) {
     else idist__type_narrow(at, &f, 1, d);
 }
 
-static void reference(void *out, const void *const *in, int n, size_t count, idist_dtype d, int op, double factor) {
+static void reference(void *out, const void *const *in, int n, size_t count, idist_dtype d, int op,
+                      double factor) {
     bool half = d == IDIST_F16 || d == IDIST_BF16;
     const void *from[MAX_N];
     float sum[MAX_COUNT];
@@ -69,9 +74,11 @@ static void reference(void *out, const void *const *in, int n, size_t count, idi
         from[k] = half ? (void *)wide[k] : (void *)scaled[k];
         if (half) idist__type_widen(wide[k], in[k], count, d);
         else memcpy(scaled[k], in[k], count * idist_dtype_size(d));
-        idist__reduce_scale(half ? (void *)wide[k] : (void *)scaled[k], count, half ? IDIST_F32 : d, factor);
+        idist__reduce_scale(half ? (void *)wide[k] : (void *)scaled[k], count, half ? IDIST_F32 : d,
+                            factor);
     }
-    idist__reduce_many(half ? (void *)sum : out, from, n, count, half ? IDIST_F32 : d, IDIST_SUM, 0);
+    idist__reduce_many(half ? (void *)sum : out, from, n, count, half ? IDIST_F32 : d, IDIST_SUM,
+                       0);
     if (half) idist__type_narrow(out, sum, count, d);
 }
 
@@ -84,7 +91,8 @@ static void launch(idist_dtype d, const idist_reduce_args *a, idist_reduce_size 
     }
 }
 
-// Element by element, and that nothing else was written. out may be the buffer of operand `same`, or of none (-1).
+// Element by element, and that nothing else was written. out may be the buffer of operand `same`,
+// or of none (-1).
 static bool one_call(idist_dtype d, int op, int n, size_t count, const layout *l, int same) {
     size_t size = idist_dtype_size(d);
     idist_reduce_args a;
@@ -116,21 +124,26 @@ static bool one_call(idist_dtype d, int op, int n, size_t count, const layout *l
         uint64_t bits[2] = {0, 0};
         memcpy(&bits[0], got, size);
         memcpy(&bits[1], want, size);
-        tap_diag("%s, n %d, count %zu, %s, out is operand %d: element %zu is %llx, expected %llx", idist_dtype_name(d), n,
-                 count, l->name, same, i, (unsigned long long)bits[0], (unsigned long long)bits[1]);
+        tap_diag("%s, n %d, count %zu, %s, out is operand %d: element %zu is %llx, expected %llx",
+                 idist_dtype_name(d), n, count, l->name, same, i, (unsigned long long)bits[0],
+                 (unsigned long long)bits[1]);
         return false;
     }
     bool twice = !a.also || memcmp(also, out, count * size) == 0;
     for (unsigned char *at = second; at < second + ROOM && twice; at++)
         if (!a.also || at < also || at >= also + count * size) twice = *at == GUARD;
-    if (!twice) tap_diag("%s, n %d, count %zu, %s: the second result", idist_dtype_name(d), n, count, l->name);
+    if (!twice)
+        tap_diag("%s, n %d, count %zu, %s: the second result", idist_dtype_name(d), n, count,
+                 l->name);
     if (!twice) return false;
     if (memcmp(buffer, expected, ROOM) == 0) return true;
-    tap_diag("%s, n %d, count %zu, %s: it wrote beside the buffer", idist_dtype_name(d), n, count, l->name);
+    tap_diag("%s, n %d, count %zu, %s: it wrote beside the buffer", idist_dtype_name(d), n, count,
+             l->name);
     return false;
 }
 
-#define FOR_EACH(type, x, list) for (const type *x = list; x < list + sizeof list / sizeof *list; x++)
+#define FOR_EACH(type, x, list) \
+    for (const type *x = list; x < list + sizeof list / sizeof *list; x++)
 
 static void all_calls(idist_dtype d, int op) {
     bool good = true;
@@ -141,7 +154,8 @@ static void all_calls(idist_dtype d, int op) {
         if (*n > 1) good = good && one_call(d, op, *n, *count, l, *n - 1);
         if (*n > 2) good = good && one_call(d, op, *n, *count, l, *n / 2);
     }
-    tap_ok(good, "%s %s", idist_dtype_name(d), op == IDIST_REDUCE_SCALED ? "scaled sum" : idist_op_name((idist_op)op));
+    tap_ok(good, "%s %s", idist_dtype_name(d),
+           op == IDIST_REDUCE_SCALED ? "scaled sum" : idist_op_name((idist_op)op));
 }
 
 // Of 16-bit floats from float: a NaN stays one, and all else has the bits of the host's conversion.
@@ -154,7 +168,8 @@ static bool narrowed(float x) {
     return half == idist__float_to_half(x) && bf16 == idist__float_to_bf16(x);
 }
 
-// All of 16 bits to float and back; to 16 bits also some floats of each upper half, and those around the middle of two.
+// All of 16 bits to float and back; to 16 bits also some floats of each upper half, and those
+// around the middle of two.
 static bool conversions(void) {
     for (uint32_t h = 0; h < 65536; h++) {
         float f = idist__half_to_float((uint16_t)h), g = idist_reduce_from_half(h);
@@ -163,7 +178,8 @@ static bool conversions(void) {
         for (uint32_t low = 0; low < 65536; low += low < 4 || (low & 0x7fff) > 0x7ff0 ? 1 : 0xffb)
             if (!narrowed(idist__bits_to_float(h << 16 | low))) return false;
         for (uint32_t by = 0; by < 3; by++)
-            if (!narrowed(idist__bits_to_float(idist__float_to_bits(middle) + by - 1))) return false;
+            if (!narrowed(idist__bits_to_float(idist__float_to_bits(middle) + by - 1)))
+                return false;
     }
     return narrowed(idist__bits_to_float(0x7fffffff)) && narrowed(idist__bits_to_float(0xffffffff));
 }
@@ -188,12 +204,14 @@ static bool same_floats(const float *a, const float *b, size_t count) {
 static bool same_packed(const char *a, const char *b, size_t chunks) {
     for (size_t k = 0; k < chunks; k++, a += IDIST__CHUNK_NBYTES, b += IDIST__CHUNK_NBYTES) {
         float x = idist__byte_scale(a), y = idist__byte_scale(b);
-        if (!same_floats(&x, &y, 1) || memcmp(a + sizeof x, b + sizeof x, IDIST__CHUNK) != 0) return false;
+        if (!same_floats(&x, &y, 1) || memcmp(a + sizeof x, b + sizeof x, IDIST__CHUNK) != 0)
+            return false;
     }
     return true;
 }
 
-static void run_pack(void (*kernel)(idist_pack_args, idist_reduce_size, idist_reduce_size), const idist_pack_args *a) {
+static void run_pack(void (*kernel)(idist_pack_args, idist_reduce_size, idist_reduce_size),
+                     const idist_pack_args *a) {
     for (idist_reduce_size i = 0; i < N_THREADS; i++) kernel(*a, i, N_THREADS);
 }
 
@@ -207,8 +225,10 @@ static void halves(int op, idist_dtype wire) {
         idist__type_narrow((char *)packed[1], x, PACKED - 3, wire);
         run_pack(idist_pack_halves, &a);
         for (int i = 0; i < PACKED - 3; i++)
-            good = good && (x[i] != x[i] || packed[0][i] == packed[1][i]) && packed[0][PACKED - 3] == 0;
-        idist_pack_args b = {packed[1], NULL, back[0], PACKED - 3, 0, 0, 0, op + IDIST_UNPACK_F16 - IDIST_PACK_F16};
+            good = good && (x[i] != x[i] || packed[0][i] == packed[1][i]) &&
+                   packed[0][PACKED - 3] == 0;
+        idist_pack_args b = {packed[1], NULL, back[0], PACKED - 3,
+                             0,         0,    0,       op + IDIST_UNPACK_F16 - IDIST_PACK_F16};
         run_pack(idist_pack_halves, &b);
         idist__type_widen(back[1], packed[1], PACKED - 3, wire);
         good = good && same_floats(back[0], back[1], PACKED);
@@ -216,11 +236,13 @@ static void halves(int op, idist_dtype wire) {
     tap_ok(good, "packed to %s and back", idist_dtype_name(wire));
 }
 
-// n ranks' blocks of two chunks each, of which the last lacks some gradients; then one of them adds up its block.
+// n ranks' blocks of two chunks each, of which the last lacks some gradients; then one of them adds
+// up its block.
 static void bytes(int n, float factor) {
     enum { BLOCK = 2 * IDIST__CHUNK, NBYTES = 2 * IDIST__CHUNK_NBYTES };
     static float x[2][8 * BLOCK], error[2][8 * BLOCK], own[2][BLOCK], out[2][BLOCK];
-    static char packed[2][8 * NBYTES] __attribute__((aligned(4))), sum[2][NBYTES] __attribute__((aligned(4)));
+    static char packed[2][8 * NBYTES] __attribute__((aligned(4))),
+        sum[2][NBYTES] __attribute__((aligned(4)));
     size_t padded = (size_t)n * BLOCK, count = padded - 1500;
     bool good = true;
     memset(error, 0, sizeof error);
@@ -228,18 +250,22 @@ static void bytes(int n, float factor) {
     for (int round = 0; round < 30 && good; round++) {
         bool tame = round % 3 > 0; // every third round has all that a float can be
         for (size_t i = 0; i < count; i++)
-            x[0][i] = tame ? (float)(int32_t)tap_rand(&state) * (float)(1 + i % 97) : random_float();
+            x[0][i] =
+                tame ? (float)(int32_t)tap_rand(&state) * (float)(1 + i % 97) : random_float();
         for (size_t i = 0; i < count; i++) error[1][i] += x[0][i];
         idist__byte_pack(error[1], padded, packed[1]);
         idist_pack_args give = {x[0], error[0], packed[0], count, padded, 0, 0, IDIST_PACK_GIVE};
         run_pack(idist_pack_bytes, &give);
-        good = good && same_packed(packed[0], packed[1], padded / IDIST__CHUNK) && same_floats(error[0], error[1], padded);
+        good = good && same_packed(packed[0], packed[1], padded / IDIST__CHUNK) &&
+               same_floats(error[0], error[1], padded);
 
         for (int r = 0; r < n; r++)
             for (size_t at = 0; at < BLOCK; at++) {
-                const char *from = packed[1] + (size_t)r * NBYTES + at / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
+                const char *from =
+                    packed[1] + (size_t)r * NBYTES + at / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
                 float scale = idist__byte_scale(from) * factor;
-                own[1][at] += (float)((const signed char *)from)[sizeof scale + at % IDIST__CHUNK] * scale;
+                own[1][at] +=
+                    (float)((const signed char *)from)[sizeof scale + at % IDIST__CHUNK] * scale;
             }
         idist__byte_pack(own[1], BLOCK, sum[1]);
         idist_pack_args add = {packed[0], own[0], sum[0], 0, BLOCK, factor, n, IDIST_PACK_ADD};
@@ -248,7 +274,8 @@ static void bytes(int n, float factor) {
 
         for (size_t at = 0; at < BLOCK - 5; at++) {
             const char *from = sum[1] + at / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
-            out[1][at] = (float)((const signed char *)from)[sizeof(float) + at % IDIST__CHUNK] * idist__byte_scale(from);
+            out[1][at] = (float)((const signed char *)from)[sizeof(float) + at % IDIST__CHUNK] *
+                         idist__byte_scale(from);
         }
         idist_pack_args take = {sum[0], NULL, out[0], BLOCK - 5, 0, 0, 0, 0};
         run_pack(idist_unpack_bytes, &take);
