@@ -3,23 +3,27 @@
 // build:  cc -DIDIST_IMPLEMENTATION examples/01_hello.c -o 01_hello
 // run:    ./01_hello              no launcher: a world of 1
 //         ./01_hello 3            starts 3 ranks itself (idist_spawn)
-//         for r in 0 1; do        started by somebody else; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29501 ./01_hello & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29501 \
+//             ./01_hello &
+//         done; wait
 //
 // expected output of ./01_hello 3, on a machine called box:
-//         hello from rank 0 of 3: local rank 0 of 3, node 0 of 1, host box, backend ring, launcher spawn
-//         hello from rank 1 of 3: local rank 1 of 3, node 0 of 1, host box, backend ring, launcher spawn
-//         hello from rank 2 of 3: local rank 2 of 3, node 0 of 1, host box, backend ring, launcher spawn
+//    hello from rank 0 of 3: local rank 0 of 3, node 0 of 1, host box, backend ring, launcher spawn
+//    hello from rank 1 of 3: local rank 1 of 3, node 0 of 1, host box, backend ring, launcher spawn
+//    hello from rank 2 of 3: local rank 2 of 3, node 0 of 1, host box, backend ring, launcher spawn
 //
-// One file of a program defines IDIST_IMPLEMENTATION (here: the build line does) and includes idist.h before anything
-// else. Exit code: 0 when the ranks agree on who is there, 1 when something failed, 2 for a bad argument.
+// One file of a program defines IDIST_IMPLEMENTATION (here: the build line does) and includes
+// idist.h before anything else. Exit code: 0 when the ranks agree on who is there, 1 when
+// something failed, 2 for a bad argument.
 #include "../idist.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-// Everything that can fail returns an idist_status; idist_last_error() is the sentence that belongs to it.
+// Everything that can fail returns an idist_status; idist_last_error() is the sentence that belongs
+// to it.
 #define CHECK(call)                                                        \
     do {                                                                   \
         if ((call) != IDIST_OK) {                                          \

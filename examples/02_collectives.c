@@ -1,27 +1,29 @@
-// 02_collectives.c - all_reduce, all_gather, broadcast and barrier, as in Ignite's tutorial on collective communication
+// 02_collectives.c - all_reduce, all_gather, broadcast, barrier, as in Ignite's tutorial
 //
 // build:  cc -DIDIST_IMPLEMENTATION examples/02_collectives.c -o 02_collectives
 // run:    ./02_collectives          starts 3 ranks itself
-//         for r in 0 1 2; do        or joins the ranks that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29502 ./02_collectives & done; wait
+//         for r in 0 1 2; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29502 \
+//             ./02_collectives &
+//         done; wait
 //
 // expected output:
-//         rank 0: all_reduce SUM of [1, 2] -> [9, 12]
-//         rank 1: all_reduce SUM of [3, 4] -> [9, 12]
-//         rank 2: all_reduce SUM of [5, 6] -> [9, 12]
-//         rank 0: all_gather of 0.0 -> [0.0, 2.0, 4.0]
-//         rank 1: all_gather of 2.0 -> [0.0, 2.0, 4.0]
-//         rank 2: all_gather of 4.0 -> [0.0, 2.0, 4.0]
-//         rank 0: strings gathered: "i am 0" "i am 1, a bit longer" "i am 2, a bit longer, a bit longer"
-//         rank 0: broadcast of "hello from rank 0" -> "hello from rank 0"
-//         rank 1: broadcast of "hello from rank 1" -> "hello from rank 0"
-//         rank 2: broadcast of "hello from rank 2" -> "hello from rank 0"
-//         rank 0: downloads the data
-//         rank 1: finds the data
-//         rank 2: finds the data
+//    rank 0: all_reduce SUM of [1, 2] -> [9, 12]
+//    rank 1: all_reduce SUM of [3, 4] -> [9, 12]
+//    rank 2: all_reduce SUM of [5, 6] -> [9, 12]
+//    rank 0: all_gather of 0.0 -> [0.0, 2.0, 4.0]
+//    rank 1: all_gather of 2.0 -> [0.0, 2.0, 4.0]
+//    rank 2: all_gather of 4.0 -> [0.0, 2.0, 4.0]
+//    rank 0: strings gathered: "i am 0" "i am 1, a bit longer" "i am 2, a bit longer, a bit longer"
+//    rank 0: broadcast of "hello from rank 0" -> "hello from rank 0"
+//    rank 1: broadcast of "hello from rank 1" -> "hello from rank 0"
+//    rank 2: broadcast of "hello from rank 2" -> "hello from rank 0"
+//    rank 0: downloads the data
+//    rank 1: finds the data
+//    rank 2: finds the data
 //
-// Every rank makes the same calls in the same order: that is the one rule of collectives. Exit code: 0 when all results
-// are right, else 1.
+// Every rank makes the same calls in the same order: that is the one rule of collectives. Exit
+// code: 0 when all results are right, else 1.
 #include "../idist.h"
 
 #include <stdio.h>
@@ -47,7 +49,8 @@ enum { RANKS = 3, TEXT = 256 };
         }                                                                              \
     } while (0)
 
-// Prints the lines of all ranks in the order of the ranks: rank k speaks between the k-th barrier and the next.
+// Prints the lines of all ranks in the order of the ranks: rank k speaks between the k-th barrier
+// and the next.
 static int print_in_turn(const char *line) {
     for (int turn = 0; turn < idist_get_world_size(); turn++) {
         if (turn == idist_get_rank()) {
@@ -85,7 +88,8 @@ static int all_gather_example(int rank) {
     return 0;
 }
 
-// Strings differ in length. The bytes of all ranks arrive one after the other; sizes says how many are whose.
+// Strings differ in length. The bytes of all ranks arrive one after the other; sizes says how many
+// are whose.
 static int gather_strings_example(int rank) {
     static const char *const words[RANKS] = {"i am 0", "i am 1, a bit longer",
                                              "i am 2, a bit longer, a bit longer"};
@@ -134,8 +138,9 @@ static int get_data(void *arg) {
     return fclose(f) == 0 && ok ? 0 : 1;
 }
 
-// Rank 0 runs get_data first, alone; the others when it is through, and not at all when it failed. (Here: one rank of each
-// host, which is rank 0 when there is one host.) It is a barrier with the error handling that one forgets to write.
+// Rank 0 runs get_data first, alone; the others when it is through, and not at all when it failed.
+// (Here: one rank of each host, which is rank 0 when there is one host.) It is a barrier with the
+// error handling that one forgets to write.
 static int barrier_example(void) {
     data d;
     int64_t id = (int64_t)getpid();
@@ -165,7 +170,8 @@ int main(void) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    // Set: start that many processes. Not set: join what a launcher made, which is known from the environment.
+    // Set: start that many processes. Not set: join what a launcher made, which is known from the
+    // environment.
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = RANKS;
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;

@@ -3,20 +3,23 @@
 // build:  cc -DIDIST_IMPLEMENTATION examples/04_ring_allreduce.c -o 04_ring_allreduce
 // run:    ./04_ring_allreduce       starts 3 ranks itself
 //         ./04_ring_allreduce 4     starts 4
-//         for r in 0 1; do          or joins the ranks that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29504 ./04_ring_allreduce & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29504 \
+//             ./04_ring_allreduce &
+//         done; wait
 //
 // expected output:
-//         3 ranks,       0 numbers: same as idist_all_reduce
-//         3 ranks,       1 numbers: same as idist_all_reduce
-//         3 ranks,       2 numbers: same as idist_all_reduce
-//         3 ranks,       3 numbers: same as idist_all_reduce
-//         3 ranks,       4 numbers: same as idist_all_reduce
-//         3 ranks,    1000 numbers: same as idist_all_reduce
-//         3 ranks,  100003 numbers: same as idist_all_reduce
+//    3 ranks,       0 numbers: same as idist_all_reduce
+//    3 ranks,       1 numbers: same as idist_all_reduce
+//    3 ranks,       2 numbers: same as idist_all_reduce
+//    3 ranks,       3 numbers: same as idist_all_reduce
+//    3 ranks,       4 numbers: same as idist_all_reduce
+//    3 ranks,    1000 numbers: same as idist_all_reduce
+//    3 ranks,  100003 numbers: same as idist_all_reduce
 //
-// The ranks stand in a ring, and everybody talks to its neighbours only: it sends to the right and receives from the
-// left. The array is cut into n chunks. Three ranks with the chunks a, b, c; "a01" is the sum of a over the ranks 0 and 1:
+// The ranks stand in a ring, and everybody talks to its neighbours only: it sends to the right and
+// receives from the left. The array is cut into n chunks. Three ranks with the chunks a, b, c;
+// "a01" is the sum of a over the ranks 0 and 1:
 //
 //                       rank 0             rank 1             rank 2
 //     start             a0   b0   c0       a1   b1   c1       a2   b2   c2
@@ -24,16 +27,17 @@
 //       step 0   sends  a0                      b1                      c2
 //                has    a0   b0   c02      a01  b1   c1       a2   b12  c2
 //       step 1   sends            c02      a01                     b12
-//                has    a0   b012 c02      a01  b1   c012     a012 b12  c2        everybody has one chunk complete
+//                has    a0   b012 c02      a01  b1   c012     a012 b12  c2      one chunk complete
 //     all-gather: n-1 steps; what comes in is kept
 //       step 0   sends       b012                    c012     a012
 //                has    a012 b012 c02      a01  b012 c012     a012 b12  c012
 //       step 1   sends  a012                    b012                    c012
 //                has    a012 b012 c012     a012 b012 c012     a012 b012 c012
 //
-// In every step all links are busy, and each rank sends 2 (n-1)/n of the array in all, nearly independent of n: no
-// algorithm sends less. The price is 2 (n-1) steps one after the other, which is much for small messages: there
-// idist_all_reduce takes another algorithm. Exit code: 0 when all elements are equal, else 1; 2 for a bad argument.
+// In every step all links are busy, and each rank sends 2 (n-1)/n of the array in all, nearly
+// independent of n: no algorithm sends less. The price is 2 (n-1) steps one after the other, which
+// is much for small messages: there idist_all_reduce takes another algorithm. Exit code: 0 when
+// all elements are equal, else 1; 2 for a bad argument.
 #include "../idist.h"
 
 #include <stdio.h>
@@ -50,14 +54,15 @@ enum { MAX_RANKS = 64, TAG = 1 };
         }                                                                  \
     } while (0)
 
-// Chunk k is [begin(k), begin(k + 1)). They differ by one at most, so n need not divide count; some may be empty.
+// Chunk k is [begin(k), begin(k + 1)). They differ by one at most, so n need not divide count; some
+// may be empty.
 static size_t begin(size_t count, int k, int n) {
     size_t parts = (size_t)n, part = (size_t)k;
     return count / parts * part + count % parts * part / parts; // count * k / n without overflow
 }
 
-// Sends chunk `out` of x to the right and receives chunk `in`, into `to`, from the left, both at once. If every rank sent
-// first and received then, all of them might wait for a receiver for ever.
+// Sends chunk `out` of x to the right and receives chunk `in`, into `to`, from the left, both at
+// once. If every rank sent first and received then, all of them might wait for a receiver for ever.
 static int step(const int64_t *x, size_t count, int out, int64_t *to, int in) {
     int rank = idist_get_rank(), n = idist_get_world_size();
     size_t first = begin(count, out, n), nout = begin(count, out + 1, n) - first;

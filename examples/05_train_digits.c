@@ -1,38 +1,43 @@
 // 05_train_digits.c - several processes train one network on real images (data-parallel training)
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o 05_train_digits
-// run:    ./05_train_digits                      one rank per core, at least 2, started by idist_spawn
+// run:    ./05_train_digits                 one rank per core, at least 2, by idist_spawn
 //         ./05_train_digits --ranks 1            alone
-//         for r in 0 1; do                       ranks started by somebody else; MASTER_PORT is any free port
-//           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 ./05_train_digits & done; wait
-//         idistrun -n 2 --max-restarts 3 ./05_train_digits --checkpoint digits.ckpt      goes on when a rank has died
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 \
+//             ./05_train_digits &
+//         done; wait
+//         idistrun -n 2 --max-restarts 3 ./05_train_digits --checkpoint digits.ckpt
+//                                           continues from the checkpoint when a rank has died
 //
 // expected output, when it is not a terminal (there, a progress bar runs as well):
-//         data      examples/data/digits.csv: 1797 images, 1442 to train and 355 to test
-//         model     conv 3x3x16, conv 3x3x16, max pool 2x2, dense 10: 5050 parameters
-//         ranks     2 (backend ring, launcher spawn)
-//         training  30 epochs, batch 64 in all (32 per rank), seed 1
-//         epoch   1/30  loss 1.513284  train  49.10 %     .... samples/s
-//         ...
-//         epoch  30/30  loss 0.022489  train  99.24 %     .... samples/s
-//         accuracy  99.44 % (353 of 355 test images)
-//         time      ... s, ... % of it communicating
-//         checksum 0x................ on all 2 ranks
+//    data      examples/data/digits.csv: 1797 images, 1442 to train and 355 to test
+//    model     conv 3x3x16, conv 3x3x16, max pool 2x2, dense 10: 5050 parameters
+//    ranks     2 (backend ring, launcher spawn)
+//    training  30 epochs, batch 64 in all (32 per rank), seed 1
+//    epoch   1/30  loss 1.513284  train  49.10 %     .... samples/s
+//    ...
+//    epoch  30/30  loss 0.022489  train  99.24 %     .... samples/s
+//    accuracy  99.44 % (353 of 355 test images)
+//    time      ... s, ... % of it communicating
+//    checksum 0x................ on all 2 ranks
 // Dots: speed, time and checksum depend on machine and compiler.
 //
-// How the work is divided. All ranks hold the same weights. Every epoch they shuffle the images with the same seed, and
-// so agree, without a message, on which images each global batch has; each takes its share of the batch, computes the
-// gradient of that share, and one idist_all_reduce adds the shares up:
+// How the work is divided. All ranks hold the same weights. Every epoch they shuffle the images
+// with the same seed, and so agree, without a message, on which images each global batch has; each
+// takes its share of the batch, computes the gradient of that share, and one idist_all_reduce adds
+// the shares up:
 //
 //     batch   | 17  3 88 41 | 62  9 70  5 |       images, after the shuffle
 //               rank 0        rank 1              each: gradient of its share
-//               `--- all_reduce SUM ---'          both: gradient of the batch, divided by the size of the batch
+//               `--- all_reduce SUM ---'        both: gradient of the batch, divided by its size
 //
-// The sum does not depend on where the cuts are: any number of ranks trains the same network, up to rounding. The numbers
-// here are doubles, so that this rounding stays below the digits printed. (Large networks use float, and live with it.)
+// The sum does not depend on where the cuts are: any number of ranks trains the same network, up
+// to rounding. The numbers here are doubles, so that this rounding stays below the digits printed.
+// (Large networks use float, and live with it.)
 //
-// Exit code: 0 when the weights are the same on all ranks and, with the default epochs and batch, accuracy is 97 % or
-// more; 1 when something failed; 2 for bad options or data.
+// Exit code: 0 when the weights are the same on all ranks and, with the default epochs and batch,
+// accuracy is 97 % or more; 1 when something failed; 2 for bad options or data.
 #include "../idist.h"
 
 #include <errno.h>
@@ -63,7 +68,8 @@ enum {
 // Feature maps have CH channels and carry a border of zeros, so that a 3x3 window fits everywhere.
 enum { CH = 16, PAD = SIDE + 2, HALF = SIDE / 2, POOLED = HALF * HALF * CH };
 
-// All parameters lie in one array, and so do their gradients: one all_reduce does it. Two more sums ride along.
+// All parameters lie in one array, and so do their gradients: one all_reduce does it. Two more sums
+// ride along.
 enum {
     W1 = 0,
     B1 = W1 + 9 * CH,
@@ -94,7 +100,7 @@ typedef struct job {
     int exit_code;  // what the worker returned, when it ran in this process
 } job;
 
-// ---- small things -------------------------------------------------------------------------------------------------
+// ---- small things ----
 
 static double now_s(void) {
     struct timespec t;
@@ -133,7 +139,7 @@ static uint64_t fnv1a(uint64_t hash, const void *data, size_t nbytes) {
     return hash;
 }
 
-// ---- data ---------------------------------------------------------------------------------------------------------
+// ---- data ----
 
 // 64 pixels and the label, divided by commas; nothing else. Gives what is wrong, or NULL.
 static const char *parse_line(const char *s, image *out) {
@@ -160,7 +166,8 @@ static bool append(images *to, const image *one) {
     return true;
 }
 
-// Every fifth image of each class is kept for the test: a split that depends on nothing but the file.
+// Every fifth image of each class is kept for the test: a split that depends on nothing but the
+// file.
 static bool read_images(job *j, FILE *f) {
     char line[512];
     image one;
@@ -180,7 +187,8 @@ static bool read_images(job *j, FILE *f) {
     return false;
 }
 
-// Where digits.csv may be: below the current folder, beside this source file, beside or above the program.
+// Where digits.csv may be: below the current folder, beside this source file, beside or above the
+// program.
 static const char *find_data(const char *program) {
     static char path[1024];
     const char *bases[] = {"", __FILE__, program, program, program};
@@ -218,7 +226,7 @@ static bool load_data(job *j, const char *program) {
     return ok;
 }
 
-// ---- the network: conv, conv, max pool, dense, softmax ---------------------------------------------------------------
+// ---- the network: conv, conv, max pool, dense, softmax ----
 
 typedef struct layers { // what one image makes of the layers, and the gradients on the way back
     double input[PAD * PAD], map1[PAD * PAD * CH], map2[PAD * PAD * CH], pooled[POOLED],
@@ -229,8 +237,8 @@ typedef struct layers { // what one image makes of the layers, and the gradients
 
 static int place(int y, int x) { return (y + 1) * PAD + x + 1; }
 
-// out = relu(conv3x3(in) + b). Channels lie innermost: the loops over them have no branches and vectorise. After a relu
-// about half of `in` is zero, and what is zero is skipped.
+// out = relu(conv3x3(in) + b). Channels lie innermost: the loops over them have no branches and
+// vectorise. After a relu about half of `in` is zero, and what is zero is skipped.
 static void conv_forward(const double *in, int nin, const double *w, const double *b, double *out) {
     for (int y = 0; y < SIDE; y++) {
         for (int x = 0; x < SIDE; x++) {
@@ -249,8 +257,8 @@ static void conv_forward(const double *in, int nin, const double *w, const doubl
     }
 }
 
-// Adds to dw and db what follows from dout, and to din where it is wanted (not for the image) and `in` is not zero: where
-// a relu gave zero, nothing flows back.
+// Adds to dw and db what follows from dout, and to din where it is wanted (not for the image) and
+// `in` is not zero: where a relu gave zero, nothing flows back.
 static void conv_backward(const double *in, int nin, const double *w, const double *dout,
                           double *dw, double *db, double *din) {
     for (int y = 0; y < SIDE; y++) {
@@ -287,8 +295,9 @@ static void pool_forward(layers *l) {
     }
 }
 
-// Fills l->prob; gives the class that is most likely, and in *loss the cross entropy to the label. The image is moved by
-// `shift` places, at most one in each direction: its edge may slide into the border.
+// Fills l->prob; gives the class that is most likely, and in *loss the cross entropy to the label.
+// The image is moved by `shift` places, at most one in each direction: its edge may slide into the
+// border.
 static int forward(const double *w, const image *im, int shift, layers *l, double *loss) {
     double logit[CLASSES], sum = 0;
     int best = 0;
@@ -345,7 +354,7 @@ static void initialise(double *w, uint64_t seed) { // biases stay 0
     draw(w + W3, POOLED * CLASSES, 0.1531, &seed);
 }
 
-// ---- training -----------------------------------------------------------------------------------------------------
+// ---- training ----
 
 typedef struct trainer {
     job *j;
@@ -387,15 +396,17 @@ static void draw_bar(trainer *t, int epoch, int done, double loss, double epoch_
     fflush(stdout);
 }
 
-// Half of the images are moved by up to one pixel, so that the network learns shapes, not places. Like the shuffle, this
-// depends on the seed, the epoch and the image only, not on the rank that happens to have it.
+// Half of the images are moved by up to one pixel, so that the network learns shapes, not places.
+// Like the shuffle, this depends on the seed, the epoch and the image only, not on the rank that
+// happens to have it.
 static int choose_shift(uint64_t seed, int epoch, int n) {
     uint64_t state = seed * 7919u + (uint64_t)epoch * 1000003u + (uint64_t)n,
              r = random_u64(&state);
     return r % 2 ? 0 : (int)(r / 2 % 3 - 1) * PAD + (int)(r / 6 % 3 - 1);
 }
 
-// One global batch: own share of the gradient, sum over the ranks, step. Momentum 0.9, weight decay 1e-3.
+// One global batch: own share of the gradient, sum over the ranks, step. Momentum 0.9, weight decay
+// 1e-3.
 static idist_status train_batch(trainer *t, int epoch, int first, int size, double rate) {
     int begin = first + (int)((int64_t)size * t->rank / t->ranks);
     int end = first + (int)((int64_t)size * (t->rank + 1) / t->ranks);
@@ -620,7 +631,7 @@ static int worker(int local_rank, void *arg) {
     return j->exit_code = work(j, idist_get_rank(), idist_get_world_size());
 }
 
-// ---- options ------------------------------------------------------------------------------------------------------
+// ---- options ----
 
 static void usage(FILE *out) {
     fprintf(out,
@@ -714,7 +725,8 @@ int main(int argc, char **argv) {
     int code = parse_options(&j, argc, argv);
     if (code) return code == 1 ? 0 : code;
     j.bad_input = !load_data(&j, argc > 0 ? argv[0] : "");
-    // Under a launcher the others may have read theirs: join them, and let everybody end with the same code.
+    // Under a launcher the others may have read theirs: join them, and let everybody end with the
+    // same code.
     code = j.bad_input && !is_launched() ? 2 : launch(&j);
     free(j.train.at);
     free(j.test.at);

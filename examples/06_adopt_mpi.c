@@ -4,13 +4,13 @@
 // run:    mpirun -n 4 ./06_adopt_mpi
 //
 // expected output:
-//         MPI counts 4 ranks, idist 4 by mpi
-//         the halves have 2 and 2 ranks: sums 10 and 50 of rank numbers times 10
-//         MPI goes on: 4 ranks at the end
+//    MPI counts 4 ranks, idist 4 by mpi
+//    the halves have 2 and 2 ranks: sums 10 and 50 of rank numbers times 10
+//    MPI goes on: 4 ranks at the end
 //
-// The program owns MPI: it initialises it, hands idist a communicator (or nothing, for MPI_COMM_WORLD), and finalizes it.
-// idist works on a duplicate, so the messages of both never meet, and leaves nothing behind.
-// Exit code: 0 when every number is right, 1 when not.
+// The program owns MPI: it initialises it, hands idist a communicator (or nothing, for
+// MPI_COMM_WORLD), and finalizes it. idist works on a duplicate, so the messages of both never
+// meet, and leaves nothing behind. Exit code: 0 when every number is right, 1 when not.
 #include "../idist_mpi.h"
 
 #include <mpi.h>

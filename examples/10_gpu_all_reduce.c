@@ -1,24 +1,28 @@
-// 10_gpu_all_reduce.c - all_reduce of device memory: on a stream and blocking, checked and timed; plain C, no kernels
+// 10_gpu_all_reduce.c - all_reduce of device memory, on a stream and blocking; plain C, no kernels
 //
-// build:  cc -O2 -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include examples/10_gpu_all_reduce.c
-//             -L$CUDA_HOME/lib64 -Wl,-rpath,$CUDA_HOME/lib64 -lcudart -o 10_gpu_all_reduce
+// build:  cc -O2 -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include
+//             examples/10_gpu_all_reduce.c -L$CUDA_HOME/lib64
+//             -Wl,-rpath,$CUDA_HOME/lib64 -lcudart -o 10_gpu_all_reduce
 // run:    ./10_gpu_all_reduce              starts 2 ranks itself
 //         ./10_gpu_all_reduce 8 256        8 ranks, 256 MiB
-//         for r in 0 1; do                 or joins those that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29510 ./10_gpu_all_reduce & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29510 \
+//             ./10_gpu_all_reduce &
+//         done; wait
 //
 // expected output, with a GPU for each rank; dots depend on the machine:
-//         world of 2, device cuda:0, device backend nccl, 16 MiB
-//         on a stream: right on all ranks, ... ms, bus bandwidth ... GB/s
-//         blocking: right on all ranks, ... ms, bus bandwidth ... GB/s
+//    world of 2, device cuda:0, device backend nccl, 16 MiB
+//    on a stream: right on all ranks, ... ms, bus bandwidth ... GB/s
+//    blocking: right on all ranks, ... ms, bus bandwidth ... GB/s
 //
-// Ranks that share a GPU are served too, by another device backend, and a line says that no link between GPUs is measured
-// then. Without a device a line says so, and the same calls run on host memory. The build is one line, cut in two; CUDA_HOME
-// is where the toolkit is, mostly /usr/local/cuda. NCCL is looked for when the program runs.
+// Ranks that share a GPU are served too, by another device backend, and a line says that no link
+// between GPUs is measured then. Without a device a line says so, and the same calls run on host
+// memory. The build is one line, cut in two; CUDA_HOME is where the toolkit is, mostly
+// /usr/local/cuda. NCCL is looked for when the program runs.
 //
-// Bus bandwidth is what nccl-tests calls so: bytes / time * 2(n-1)/n, that is, the speed of the slowest link if every rank
-// sends and receives as little as an all_reduce can. Exit code: 0 when every element is right on every rank, 1 when not or
-// when something failed, 2 for bad arguments.
+// Bus bandwidth is what nccl-tests calls so: bytes / time * 2(n-1)/n, that is, the speed of the
+// slowest link if every rank sends and receives as little as an all_reduce can. Exit code: 0 when
+// every element is right on every rank, 1 when not or when something failed, 2 for bad arguments.
 #include "../idist.h"
 
 #include <cuda_runtime_api.h>
@@ -76,7 +80,8 @@ static int verify(const job *j, const char *how) {
     return 0;
 }
 
-// Copy, sum and copy back follow one another on the stream. Where NCCL serves, the host waits only at the end.
+// Copy, sum and copy back follow one another on the stream. Where NCCL serves, the host waits only
+// at the end.
 static int reduce_on_stream(const job *j, cudaStream_t stream) {
     size_t nbytes = j->count * sizeof(float);
     idist_opts opts;
@@ -91,7 +96,8 @@ static int reduce_on_stream(const job *j, cudaStream_t stream) {
     return verify(j, "on a stream");
 }
 
-// Without a stream the call begins after what the default stream holds, and its result is there when it returns.
+// Without a stream the call begins after what the default stream holds, and its result is there
+// when it returns.
 static int reduce_blocking(const job *j) {
     size_t nbytes = j->count * sizeof(float);
     fill(j);
@@ -129,7 +135,8 @@ typedef struct place { // of a GPU
     char bus[28];
 } place;
 
-// Two ranks may call one GPU by different numbers (CUDA_VISIBLE_DEVICES); its place on the bus of its host is its own.
+// Two ranks may call one GPU by different numbers (CUDA_VISIBLE_DEVICES); its place on the bus of
+// its host is its own.
 static int ranks_share_a_gpu(bool *shared) {
     int device, n = idist_get_world_size();
     place mine, *all = (place *)malloc((size_t)n * sizeof *all);
@@ -211,7 +218,8 @@ int main(int argc, char **argv) {
     j.count = ((size_t)mib << 20) / sizeof(float);
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    // Set: start that many processes. Nothing has called CUDA until here, so that they may be forked.
+    // Set: start that many processes. Nothing has called CUDA until here, so that they may be
+    // forked.
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
     CHECK(idist_parallel_run(&desc, worker, &j));
     return 0;

@@ -1,31 +1,36 @@
-// 11_gpu_train.cu - data-parallel training on GPUs: gradients are summed while the backward pass goes on
+// 11_gpu_train.cu - data-parallel training on GPUs; all_reduce during the backward pass
 //
 // build:  nvcc -O2 -DIDIST_IMPLEMENTATION examples/11_gpu_train.cu -o 11_gpu_train
 // run:    ./11_gpu_train          starts 2 ranks itself
 //         ./11_gpu_train 4        starts 4; the number divides 64, the size of a batch
-//         for r in 0 1; do        or joins those that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 ./11_gpu_train & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 \
+//             ./11_gpu_train &
+//         done; wait
 //
 // expected output; dots depend on the machine:
-//         world of 2, device cuda:0, device backend nccl: 1438 images to train, 359 to test, 4810 parameters
-//         epoch  5: loss 0.1..., ... % right
-//         epoch 10: loss 0.0..., ... % right
-//         epoch 15: loss 0.0..., ... % right
-//         epoch 20: loss 0.0..., ... % right
-//         accuracy 9... % (... of 359 test images), ... s
-//         checksum 0x... on all ranks
+//    world of 2, device cuda:0, device backend nccl: 1438 images to train, ... 4810 parameters
+//    epoch  5: loss 0.1..., ... % right
+//    epoch 10: loss 0.0..., ... % right
+//    epoch 15: loss 0.0..., ... % right
+//    epoch 20: loss 0.0..., ... % right
+//    accuracy 9... % (... of 359 test images), ... s
+//    checksum 0x... on all ranks
 //
-// Without a device a line says so, and the same functions run on the processor (05_train_digits.c is better at that).
+// Without a device a line says so, and the same functions run on the processor (05_train_digits.c
+// is better at that).
 //
-// Every rank computes the gradient of its share of each batch; an all_reduce with AVG makes it that of the batch. The last
-// layer's gradient is there first, and crosses to the other ranks while that of the first layer is still being computed:
+// Every rank computes the gradient of its share of each batch; an all_reduce with AVG makes it
+// that of the batch. The last layer's gradient is there first, and crosses to the other ranks
+// while that of the first layer is still being computed:
 //
 //     stream    forward | gradient 2 | back | gradient 1 | sum 1 | wait for sum 2 | step |
 //     beside                          | sum 2 ....... |
 //
-// That is stream and request together: begin after what the stream holds now, go on beside it; idist_wait_stream joins the
-// two again. Where NCCL serves, the host never waits within an epoch. Exit code: 0 when the parameters are the same on all
-// ranks and 95 % or more of the test images are recognised; 1 when not, or when something failed; 2 for a bad argument.
+// That is stream and request together: begin after what the stream holds now, go on beside it;
+// idist_wait_stream joins the two again. Where NCCL serves, the host never waits within an epoch.
+// Exit code: 0 when the parameters are the same on all ranks and 95 % or more of the test images
+// are recognised; 1 when not, or when something failed; 2 for a bad argument.
 #include "../idist_nccl.h"
 
 #include <cuda_runtime.h>
@@ -60,8 +65,8 @@ enum {
     TRAIN = IMAGES - TEST
 };
 enum { RANKS = 2, EPOCHS = 20, BATCH = 64 };
-// Where the parameters of each layer begin. Their gradients lie the same way; the loss and the hits ride along with those
-// of the last layer.
+// Where the parameters of each layer begin. Their gradients lie the same way; the loss and the hits
+// ride along with those of the last layer.
 enum {
     W1 = 0,
     B1 = W1 + PIXELS * HIDDEN,
@@ -84,7 +89,8 @@ typedef struct batch { // the own share of it: images order[first] ...
     float rate;
 } batch;
 
-// ---- the network, in elements that do not depend on one another: one thread each, or one turn of a loop ----------------
+// ---- the network, in elements that do not depend on one another: one thread each, or one turn of
+// a loop ----
 
 __host__ __device__ static void forward1(net *t, batch b, int i) {
     const float *x = t->images + t->order[b.first + i / HIDDEN] * PIXELS;
@@ -157,7 +163,7 @@ static void each(net *t, batch b, int n, cudaStream_t stream) {
         for (int i = 0; i < n; i++) element(t, b, i);
 }
 
-// ---- training ---------------------------------------------------------------------------------------------------------
+// ---- training ----
 
 // Between host and device. Without a device the two are the same memory.
 static int copy(void *to, const void *from, size_t nbytes, cudaStream_t stream) {
@@ -167,7 +173,8 @@ static int copy(void *to, const void *from, size_t nbytes, cudaStream_t stream) 
     return 0;
 }
 
-// The request is on its way while the stream goes on. All ranks make these calls in this order, as ever.
+// The request is on its way while the stream goes on. All ranks make these calls in this order, as
+// ever.
 static int train_batch(net *t, batch b, cudaStream_t stream) {
     idist_request request;
     idist_opts beside, in_order;
@@ -195,7 +202,8 @@ static uint64_t random_u64(uint64_t *state) { // splitmix64
     return z ^ (z >> 31);
 }
 
-// All ranks draw the same numbers: they begin with the same parameters and shuffle alike. Each takes its share of a batch.
+// All ranks draw the same numbers: they begin with the same parameters and shuffle alike. Each
+// takes its share of a batch.
 static int train(net *t, net *host, cudaStream_t stream) {
     int rank = idist_get_rank(), batches = TRAIN / BATCH;
     uint64_t state = 1;
@@ -229,7 +237,8 @@ static int train(net *t, net *host, cudaStream_t stream) {
     return copy(host->w, t->w, sizeof t->w, stream);
 }
 
-// Each rank recognises its share of the test images. The sum is one of host memory, beside those of device memory.
+// Each rank recognises its share of the test images. The sum is one of host memory, beside those of
+// device memory.
 static int test(net *t, net *host, cudaStream_t stream, int64_t *hits) {
     int rank = idist_get_rank(), n = idist_get_world_size(), from = TEST * rank / n;
     batch b;
@@ -322,7 +331,8 @@ int main(int argc, char **argv) {
     if (read_data(&host)) return 1;
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    // Set: start that many processes. Nothing has called CUDA until here, so that they may be forked.
+    // Set: start that many processes. Nothing has called CUDA until here, so that they may be
+    // forked.
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
     CHECK(idist_parallel_run(&desc, worker, &host));
     return 0;

@@ -1,29 +1,34 @@
-// 12_zero.cu - a sharded optimiser (ZeRO, stage 1): every rank keeps the moments of its share of the parameters only
+// 12_zero.cu - a sharded optimiser (ZeRO, stage 1)
 //
 // build:  nvcc -O2 -DIDIST_IMPLEMENTATION examples/12_zero.cu -o 12_zero
 // run:    ./12_zero               starts 2 ranks itself
 //         ./12_zero 4             starts 4
-//         for r in 0 1; do        or joins those that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 ./12_zero & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 \
+//             ./12_zero &
+//         done; wait
 //
 // expected output; dots depend on the machine:
-//         world of 2, device cuda:0, device backend nccl: 10001 parameters, padded to 10002
-//         unsharded: loss 0.59... -> 0.01..., optimiser state 80016 bytes per rank
-//         sharded:   loss 0.59... -> 0.01..., optimiser state 40008 bytes per rank
-//         largest difference of a parameter: 0
+//    world of 2, device cuda:0, device backend nccl: 10001 parameters, padded to 10002
+//    unsharded: loss 0.59... -> 0.01..., optimiser state 80016 bytes per rank
+//    sharded:   loss 0.59... -> 0.01..., optimiser state 40008 bytes per rank
+//    largest difference of a parameter: 0
 //
 // Without a device a line says so, and the same functions run on the processor.
 //
-// AdamW keeps two numbers for each parameter. When all ranks do the same update, all keep all of them. Here each rank
-// updates one n-th of the parameters, and an all_reduce falls into its two halves, with the update between them:
+// AdamW keeps two numbers for each parameter. When all ranks do the same update, all keep all of
+// them. Here each rank updates one n-th of the parameters, and an all_reduce falls into its two
+// halves, with the update between them:
 //
 //     unsharded    all_reduce(g)       update all             the same on every rank
 //     sharded      reduce_scatter(g)   update own n-th        all_gather(parameters)
 //
-// The bytes sent are the same, the optimiser's memory and work are one n-th. The parameters are padded to a multiple of the
-// number of ranks, and every call works in place. Both ways train here from the same start; with 1 and 2 ranks the results
-// are the same bits, with more the order of the additions may differ, and the results by 1e-4 at most after these few steps.
-// Exit code: 0 when it is so and the loss has fallen to a tenth; 1 when not, or when something failed; 2 for a bad argument.
+// The bytes sent are the same, the optimiser's memory and work are one n-th. The parameters are
+// padded to a multiple of the number of ranks, and every call works in place. Both ways train here
+// from the same start; with 1 and 2 ranks the results are the same bits, with more the order of
+// the additions may differ, and the results by 1e-4 at most after these few steps. Exit code: 0
+// when it is so and the loss has fallen to a tenth; 1 when not, or when something failed; 2 for a
+// bad argument.
 #include "../idist_nccl.h"
 
 #include <cuda_runtime.h>
@@ -64,7 +69,8 @@ typedef struct adam { // the moments of `count` parameters from `first` on
     float fix_m, fix_v; // they start at 0 and are too small in the first steps
 } adam;
 
-// ---- the work, in elements that do not depend on one another: one thread each, or one turn of a loop --------------------
+// ---- the work, in elements that do not depend on one another: one thread each, or one turn of a
+// loop ----
 
 __host__ __device__ static void hidden(model *t, adam, int i) {
     float sum = t->w[B1 + i % HIDDEN];
@@ -110,7 +116,7 @@ static void each(model *t, adam a, int n, cudaStream_t stream) {
         for (int i = 0; i < n; i++) element(t, a, i);
 }
 
-// ---- memory -----------------------------------------------------------------------------------------------------------
+// ---- memory ----
 
 // Between host and device. Without a device the two are the same memory.
 static int copy(void *to, const void *from, size_t nbytes, cudaStream_t stream) {
@@ -150,7 +156,7 @@ static void begin(model *host) {
     }
 }
 
-// ---- training ---------------------------------------------------------------------------------------------------------
+// ---- training ----
 
 // What is enqueued on the stream runs in this order; where NCCL serves, the host waits for nothing.
 static int step(model *t, adam a, bool sharded, cudaStream_t stream) {
@@ -261,7 +267,8 @@ int main(int argc, char **argv) {
     }
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    // Set: start that many processes. Nothing has called CUDA until here, so that they may be forked.
+    // Set: start that many processes. Nothing has called CUDA until here, so that they may be
+    // forked.
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;

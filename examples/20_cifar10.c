@@ -1,46 +1,53 @@
-// 20_cifar10.c - a residual network learns CIFAR-10, or the digits that come along, on any number of ranks
+// 20_cifar10.c - a residual network learns CIFAR-10, or the digits in examples/data
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/20_cifar10.c -o 20_cifar10
-// run:    ./20_cifar10 --data cifar-10-batches-bin     one rank, on the six files of CIFAR-10's binary version
-//         ./20_cifar10 --side 16 --nproc-per-node 2    two ranks, started by idist_spawn, on the digits
-//         torchrun --no_python --nproc_per_node 2 ./20_cifar10 --side 16         ranks that a launcher starts
+// run:    ./20_cifar10 --data cifar-10-batches-bin     one rank; CIFAR-10's binary version
+//         ./20_cifar10 --side 16 --nproc-per-node 2    two ranks, by idist_spawn; the digits
+//         torchrun --no_python --nproc_per_node 2 ./20_cifar10 --side 16    under a launcher
 //         mpirun -n 2 ./20_cifar10 --side 16
 //         srun -n 2 ./20_cifar10 --side 16
-//         for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29520 ./20_cifar10 & done; wait
-//         ./20_cifar10 --side 16 --nproc-per-node 2 --resume-from latest         goes on from the last checkpoint
+//         for r in 0 1; do
+//           RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29520 \
+//             ./20_cifar10 &
+//       done; wait
+//         ./20_cifar10 --side 16 --nproc-per-node 2 --resume-from latest    continues
 // Without --resume-from the folder of the checkpoints, --output-path, has none of another training.
 //
 // expected output of the second line, on stderr; a progress bar where that is a terminal:
-//         2026-01-30 19:26:12,180 CIFAR10-Training INFO: Train resnet8 on examples/data/digits.csv: 1442 images ...
-//         ...                                          versions, the world, all options
-//         ... INFO: Epoch [1/24]: loss 2.3557, .... images/s, ... % of the time in wait for gradients
-//         ...
-//         ... INFO: Epoch 24 - Evaluation time (seconds): 0.10 - Test metrics:
-//         ... INFO:     Accuracy: 0.99....
-//         ... INFO:     Loss: 0.0....
-//         ... INFO: Best accuracy 0.99..; checksum of the weights ................ on all 2 ranks
-// It takes some 15 s on two cores. How the last digits fall depends on compiler, machine and number of ranks.
+//    2026-01-30 19:26:12,180 CIFAR10-Training INFO: Train resnet8 on examples/data/digits.csv: ...
+//    ...                                          versions, the world, all options
+//    ... INFO: Epoch [1/24]: loss 2.3557, .... images/s, ... % of the time in wait for gradients
+//    ...
+//    ... INFO: Epoch 24 - Evaluation time (seconds): 0.10 - Test metrics:
+//    ... INFO:     Accuracy: 0.99....
+//    ... INFO:     Loss: 0.0....
+//    ... INFO: Best accuracy 0.99..; checksum of the weights ................ on all 2 ranks
+// It takes some 15 s on two cores. How the last digits fall depends on compiler, machine and
+// number of ranks.
 //
-// Other builds: with -DUSE_BLAS and -lopenblas (or -lblas) at the end, that library multiplies the matrices; with mpicc and
-// -DUSE_MPI there is --backend mpi.
+// Other builds: with -DUSE_BLAS and -lopenblas (or -lblas) at the end, that library multiplies the
+// matrices; with mpicc and -DUSE_MPI there is --backend mpi.
 //
-// The program is that of the CIFAR10 example of PyTorch-Ignite (examples/cifar10/main.py), and its options are called as
-// there: a rate that warms up and falls, Nesterov's momentum, weight decay, images moved and mirrored, a validation every
-// few epochs of which the two best networks are kept, checkpoints from which a training goes on bit for bit, and
-// --bf16 for gradients in 16 bits on their way (--with_amp there). Defaults are for processors: a network of 8 layers
-// (--model resnet20 and more for CIFAR-10; the original has resnet18), batches of 64 (512), the rate of such batches (0.1;
-// 0.4), a checkpoint every 200 iterations (1000), 2 worker threads in all (12).
+// The program is that of the CIFAR10 example of PyTorch-Ignite (examples/cifar10/main.py), and its
+// options are called as there: a rate that warms up and falls, Nesterov's momentum, weight decay,
+// images moved and mirrored, a validation every few epochs of which the two best networks are
+// kept, checkpoints from which a training goes on bit for bit, and --bf16 for gradients in 16 bits
+// on their way (--with_amp there). Defaults are for processors: a network of 8 layers (--model
+// resnet20 and more for CIFAR-10; the original has resnet18), batches of 64 (512), the rate of
+// such batches (0.1; 0.4), a checkpoint every 200 iterations (1000), 2 worker threads in all (12).
 //
 // What every rank does, and what idist_train.h does about it:
-//     its share of the images         idist_sampler, and idist_loader, whose threads prepare the next batches meanwhile
-//     forward and backward            resnet.h, which calls idist_ddp_ready for each gradient that is complete ...
-//     the mean of all gradients       ... and idist_ddp sends it while the ones before it are computed
+//     its share of the images         idist_sampler; idist_loader, whose threads prepare batches
+//     forward and backward            resnet.h, which calls idist_ddp_ready for each gradient
+//     the mean of all gradients       idist_ddp, while earlier gradients are still computed
 //     the same step everywhere        idist_auto_optim
 //     accuracy and loss               idist_accuracy and idist_mean, over all ranks
-//     what is said and kept           idist_train_log, idist_progress, idist_checkpoint: the first rank only
-// The statistics of the batch norms are those of each rank's own part of the batch, the running ones those of rank 0.
+//     output and checkpoints          idist_train_log, idist_progress, idist_checkpoint: rank 0
+// The statistics of the batch norms are those of each rank's own part of the batch, the running
+// ones those of rank 0.
 //
-// Exit code: 0 when all ranks end with the same weights; 1 when something failed; 2 for bad options, data or checkpoints.
+// Exit code: 0 when all ranks end with the same weights; 1 when something failed; 2 for bad
+// options, data or checkpoints.
 #ifdef USE_MPI
 #include "../idist_mpi.h"
 #endif
@@ -68,7 +75,7 @@
 enum { CIFAR_SIDE = 32, DIGIT_SIDE = 8, DIGIT_PIXELS = DIGIT_SIDE * DIGIT_SIDE };
 enum { MIN_IMAGES = 20, MAX_IMAGES = 1000000 };
 
-// ---- options ------------------------------------------------------------------------------------------------------
+// ---- options ----
 
 typedef struct config {
     int seed, batch_size, num_workers, num_epochs, num_warmup_epochs, validate_every,
@@ -158,7 +165,8 @@ static void usage(FILE *out) {
         fprintf(out, "  --%-18s %s [%s]\n", o->name, o->help, option_text(o, text, sizeof text));
 }
 
-// How many characters of `s` spell the option's name: all up to the end or a '='; 0 when it is another one.
+// How many characters of `s` spell the option's name: all up to the end or a '='; 0 when it is
+// another one.
 static size_t match(const char *s, const char *name) {
     size_t i = 0;
     while (name[i] && (s[i] == name[i] || (s[i] == '-' && name[i] == '_'))) i++;
@@ -216,7 +224,7 @@ static int parse_options(int argc, char **argv) {
     return 0;
 }
 
-// ---- small things -------------------------------------------------------------------------------------------------
+// ---- small things ----
 
 static uint64_t fnv1a(uint64_t hash, const void *data, size_t nbytes) {
     const unsigned char *p = (const unsigned char *)data;
@@ -230,7 +238,7 @@ static double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---- data ---------------------------------------------------------------------------------------------------------
+// ---- data ----
 
 typedef struct image_set {
     int count, side;
@@ -311,7 +319,8 @@ static bool read_cifar(const char *folder, image_set *train, image_set *test) {
     return read_cifar_file(folder, "test_batch.bin", test);
 }
 
-// 64 pixels of 0 .. 16 and the label, divided by commas; nothing else. Gives what is wrong, or NULL.
+// 64 pixels of 0 .. 16 and the label, divided by commas; nothing else. Gives what is wrong, or
+// NULL.
 static const char *parse_digit(const char *s, unsigned char *pixels, int *label) {
     for (int i = 0; i <= DIGIT_PIXELS; i++) {
         int value = 0, digits = 0;
@@ -326,7 +335,8 @@ static const char *parse_digit(const char *s, unsigned char *pixels, int *label)
     return s[strspn(s, "\r\n")] ? "something follows the label" : NULL;
 }
 
-// Grey digits as images in three equal colours, each pixel a square. Every fifth of a class is kept for the test.
+// Grey digits as images in three equal colours, each pixel a square. Every fifth of a class is kept
+// for the test.
 static bool read_digits(const char *path, int side, image_set *train, image_set *test) {
     const image_set grey = {.side = side,
                             .mean = {0.3f, 0.3f, 0.3f},
@@ -355,7 +365,8 @@ static bool read_digits(const char *path, int side, image_set *train, image_set 
     return !error;
 }
 
-// Where digits.csv may be: below the current folder, beside this source file, beside or above the program.
+// Where digits.csv may be: below the current folder, beside this source file, beside or above the
+// program.
 static const char *find_digits(const char *program) {
     static char path[1024];
     const char *bases[] = {"", __FILE__, program, program, program};
@@ -377,8 +388,9 @@ typedef struct source {
     _Atomic uint64_t epoch; // of the augmentation: worker threads read it
 } source;
 
-// Images as floats of about mean 0 and deviation 1: all red planes, then all green, then all blue. With augment moved by up
-// to an eighth, and perhaps mirrored, as seed, epoch and index have it, whichever rank and thread does it.
+// Images as floats of about mean 0 and deviation 1: all red planes, then all green, then all blue.
+// With augment moved by up to an eighth, and perhaps mirrored, as seed, epoch and index have it,
+// whichever rank and thread does it.
 static int fetch(void *batch, const size_t *indices, size_t n, void *arg) {
     source *s = (source *)arg;
     const image_set *set = &s->set;
@@ -411,7 +423,7 @@ static int fetch(void *batch, const size_t *indices, size_t n, void *arg) {
     return 0;
 }
 
-// ---- training -----------------------------------------------------------------------------------------------------
+// ---- training ----
 
 // How far the training is; part of a checkpoint.
 typedef struct position {
@@ -511,7 +523,8 @@ static int resume(trainer *t) {
     return 0;
 }
 
-// A training that does not go on from the checkpoints of its folder would keep them, where they are better, and not its own.
+// A training that does not go on from the checkpoints of its folder would keep them, where they are
+// better, and not its own.
 static int folder_is_free(const trainer *t) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
     char found[1024];
@@ -526,8 +539,8 @@ static int folder_is_free(const trainer *t) {
     return 2;
 }
 
-// The images of a set, shared out in order. A set that does not divide evenly is filled up with its first images: those
-// come last here, and do not count.
+// The images of a set, shared out in order. A set that does not divide evenly is filled up with its
+// first images: those come last here, and do not count.
 static int evaluate(trainer *t, const source *s, idist_loader *loader, const char *tag,
                     double *accuracy) {
     static const char *const names[] = {"Accuracy", "Loss"};
@@ -624,7 +637,7 @@ static int train(trainer *t) {
     return 0;
 }
 
-// ---- the parts put together ---------------------------------------------------------------------------------------
+// ---- the parts put together ----
 
 // Reads the data. 0 is success.
 static int read_data(void *arg) {

@@ -1,37 +1,42 @@
-// 21_average_gradients.c - synchronous SGD by hand, as in PyTorch's tutorial "Writing distributed applications"
+// 21_average_gradients.c - synchronous SGD by hand, after PyTorch's tutorial
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/21_average_gradients.c -o 21_average_gradients
 // run:    ./21_average_gradients          starts 2 ranks itself
 //         ./21_average_gradients 4        starts 4; any number from 1 to 64
-//         for r in 0 1; do                or joins the ranks that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29521 ./21_average_gradients & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29521 \
+//             ./21_average_gradients &
+//         done; wait
 //
 // expected output:
-//         1257 images to train, 359 to validate, 179 to test; each of 2 ranks has 628, in batches of 64
-//         epoch 0: loss of each rank 2.0866 2.1070, validation 53.48 %
-//         epoch 1: loss of each rank 1.1136 1.1247, validation 86.91 %
-//         epoch 2: loss of each rank 0.4642 0.4790, validation 88.58 %
-//         epoch 3: loss of each rank 0.2675 0.3011, validation 88.58 %
-//         epoch 4: loss of each rank 0.1946 0.2027, validation 92.20 %
-//         epoch 5: loss of each rank 0.1537 0.1615, validation 93.31 %
-//         epoch 6: loss of each rank 0.1304 0.1331, validation 94.43 %
-//         epoch 7: loss of each rank 0.1224 0.1234, validation 94.43 %
-//         epoch 8: loss of each rank 0.1014 0.1053, validation 94.43 %
-//         epoch 9: loss of each rank 0.0949 0.0990, validation 95.26 %
-//         test accuracy 94.97 %, with the weights of the best validation
-//         the same weights on every rank
+//    1257 images to train, 359 to validate, 179 to test; each of 2 ranks has 628, in batches of 64
+//    epoch 0: loss of each rank 2.0866 2.1070, validation 53.48 %
+//    epoch 1: loss of each rank 1.1136 1.1247, validation 86.91 %
+//    epoch 2: loss of each rank 0.4642 0.4790, validation 88.58 %
+//    epoch 3: loss of each rank 0.2675 0.3011, validation 88.58 %
+//    epoch 4: loss of each rank 0.1946 0.2027, validation 92.20 %
+//    epoch 5: loss of each rank 0.1537 0.1615, validation 93.31 %
+//    epoch 6: loss of each rank 0.1304 0.1331, validation 94.43 %
+//    epoch 7: loss of each rank 0.1224 0.1234, validation 94.43 %
+//    epoch 8: loss of each rank 0.1014 0.1053, validation 94.43 %
+//    epoch 9: loss of each rank 0.0949 0.0990, validation 95.26 %
+//    test accuracy 94.97 %, with the weights of the best validation
+//    the same weights on every rank
 //
-// Every rank has a part of the training images, and the weights that rank 0 drew. It computes the gradient of a batch of
-// its own part; average_gradients makes the mean of these gradients of all ranks; and every rank makes the same step:
+// Every rank has a part of the training images, and the weights that rank 0 drew. It computes the
+// gradient of a batch of its own part; average_gradients makes the mean of these gradients of all
+// ranks; and every rank makes the same step:
 //
-//     images   | train 0.7 ................ | validation 0.2 | test 0.1 |     idist_partition, the same on every rank
+//     images   | train 0.7 ................ | validation 0.2 | test 0.1 |     idist_partition
 //     train    | rank 0: 1/n | rank 1: 1/n | ...                              idist_partition again
 //
-// The parts are equally long, because fractions are rounded down: so every rank has the same number of batches, and makes
-// the same number of calls. A batch is 128 / n images per rank, so that a step is that of 128 images or a few less.
+// The parts are equally long, because fractions are rounded down: so every rank has the same
+// number of batches, and makes the same number of calls. A batch is 128 / n images per rank, so
+// that a step is that of 128 images or a few less.
 //
-// idist_ddp (idist_train.h) does the same with the averaging hidden behind the backward pass. Exit code: 0 when all ranks
-// end with the same weights and the accuracy is 90 % or more, else 1; 2 for a bad argument.
+// idist_ddp (idist_train.h) does the same with the averaging hidden behind the backward pass. Exit
+// code: 0 when all ranks end with the same weights and the accuracy is 90 % or more, else 1; 2 for
+// a bad argument.
 #include "../idist_train.h"
 
 #include "digits.h"

@@ -1,38 +1,43 @@
-// 22_pipeline.c - model parallelism: the layers lie on different ranks, and a batch flows through them in pieces
+// 22_pipeline.c - pipeline parallelism: layers on different ranks, a batch in micro-batches
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/22_pipeline.c -o 22_pipeline
 // run:    ./22_pipeline           starts 3 ranks itself
 //         ./22_pipeline 4         starts 4; any number from 1 to the 4 layers
-//         for r in 0 1; do        or joins the ranks that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29522 ./22_pipeline & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29522 \
+//             ./22_pipeline &
+//         done; wait
 //
 // expected output:
-//         rank 0, layers 0 to 0: F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7
-//         rank 1, layers 1 to 1: F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7
-//         rank 2, layers 2 to 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7
-//         epoch 1: loss 1.8135
-//         epoch 2: loss 0.6305
-//         epoch 3: loss 0.3556
-//         epoch 4: loss 0.1731
-//         epoch 5: loss 0.0977
-//         epoch 6: loss 0.0729
-//         weights: the same bits as those of training on 1 rank
-//         accuracy: 366 of 384 test images
+//    rank 0, layers 0 to 0: F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7
+//    rank 1, layers 1 to 1: F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7
+//    rank 2, layers 2 to 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7
+//    epoch 1: loss 1.8135
+//    epoch 2: loss 0.6305
+//    epoch 3: loss 0.3556
+//    epoch 4: loss 0.1731
+//    epoch 5: loss 0.0977
+//    epoch 6: loss 0.0729
+//    weights: the same bits as those of training on 1 rank
+//    accuracy: 366 of 384 test images
 //
-// A batch of 64 images is cut into 8 micro-batches. F2 is the forward pass of micro-batch 2 through the layers of one rank,
-// B2 the backward pass. Activations travel to the next rank, their gradients to the previous one. If all forward passes came
-// before all backward passes, a rank would have to keep the activations of the whole batch. In the schedule called 1F1B it
-// begins the backward pass of a micro-batch as soon as it can, and keeps those of n - rank micro-batches at most:
+// A batch of 64 images is cut into 8 micro-batches. F2 is the forward pass of micro-batch 2
+// through the layers of one rank, B2 the backward pass. Activations travel to the next rank, their
+// gradients to the previous one. If all forward passes came before all backward passes, a rank
+// would have to keep the activations of the whole batch. In the schedule called 1F1B it begins the
+// backward pass of a micro-batch as soon as it can, and keeps those of n - rank micro-batches at
+// most:
 //
 //     rank 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 .. B6 .. B7
 //     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 .. B7 ..
 //     rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 .. ..
 //              warm-up        steady: one forward, one backward     cool-down
 //
-// The dots are idle: 2 (n-1) of 2 (8 + n-1) steps; more micro-batches waste less. Every rank adds up the gradients of its
-// layers in the order of the micro-batches, whatever n is: the weights are those of training on 1 rank, bit for bit. Rank 0
-// collects them, does that training as well, and compares. Exit code: 0 when they are the same and the accuracy is 90 % or
-// more, else 1; 2 for a bad argument.
+// The dots are idle: 2 (n-1) of 2 (8 + n-1) steps; more micro-batches waste less. Every rank adds
+// up the gradients of its layers in the order of the micro-batches, whatever n is: the weights are
+// those of training on 1 rank, bit for bit. Rank 0 collects them, does that training as well, and
+// compares. Exit code: 0 when they are the same and the accuracy is 90 % or more, else 1; 2 for a
+// bad argument.
 #include "../idist.h"
 
 #include "digits.h"
@@ -112,10 +117,10 @@ static void destroy(stage *s) {
     free(s->slots);
 }
 
-// ---- the computation: knows nothing of other ranks ----------------------------------------------------------------------
+// ---- the computation: knows nothing of other ranks ----
 
-// The n-th image in an order that has nothing to do with that of the file: 1001 and the number of images have no divisor in
-// common. The first TRAIN of them are for training.
+// The n-th image in an order that has nothing to do with that of the file: 1001 and the number of
+// images have no divisor in common. The first TRAIN of them are for training.
 static int nth(int n) { return n * 1001 % DIGITS_COUNT; }
 
 static void load(slot *at, const digits *d, int first) {
@@ -158,10 +163,11 @@ static void update(stage *s) {
     }
 }
 
-// ---- the pipeline -------------------------------------------------------------------------------------------------------
+// ---- the pipeline ----
 
-// The sends are immediate: neighbours send to each other at the same time, and if each waited for the other to receive, both
-// would wait for ever. Before a slot is used again, what went out of it has left.
+// The sends are immediate: neighbours send to each other at the same time, and if each waited for
+// the other to receive, both would wait for ever. Before a slot is used again, what went out of it
+// has left.
 static int forward_micro(stage *s, const digits *d, int image, int m) {
     slot *at = &s->slots[m % s->n_slots];
     idist_opts opts = {.request = &at->forward};
@@ -193,8 +199,8 @@ static int backward_micro(stage *s, const digits *d, int image, int m) {
     return 0;
 }
 
-// One batch, from image `first` on. 1F1B is this: forward as long as a slot is free, and there are n - rank of them; else
-// backward, which frees one. `text` tells what was done in which order.
+// One batch, from image `first` on. 1F1B is this: forward as long as a slot is free, and there are
+// n - rank of them; else backward, which frees one. `text` tells what was done in which order.
 static int train_batch(stage *s, const digits *d, int first, char *text) {
     int forwards = 0, backwards = 0, at = 0;
     while (backwards < MICROS) {
@@ -232,9 +238,10 @@ static int train(stage *s, const digits *d, int rank, int n) {
     return 0;
 }
 
-// ---- the check ----------------------------------------------------------------------------------------------------------
+// ---- the check ----
 
-// The same training on one rank, without a word to the others; then the number of test images that are right.
+// The same training on one rank, without a word to the others; then the number of test images that
+// are right.
 static int train_alone(stage *s, const digits *d) {
     double grad[MICRO * WIDEST];
     slot *at = s->slots;

@@ -1,40 +1,44 @@
-// 23_parameter_server.c - asynchronous training: rank 0 serves the weights, the others pull them and push gradients
+// 23_parameter_server.c - asynchronous training with a parameter server
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/23_parameter_server.c -o 23_parameter_server
 // run:    ./23_parameter_server          starts 4 ranks itself: the server and 3 workers
 //         ./23_parameter_server 2        one worker; any number of ranks from 2 to 16
 //         ./23_parameter_server 4 50000  50000 updates instead of 2000
-//         for r in 0 1 2; do             or joins the ranks that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29523 ./23_parameter_server & done; wait
+//         for r in 0 1 2; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29523 \
+//             ./23_parameter_server &
+//         done; wait
 //
 // expected output; dots depend on the machine, and differ from run to run:
-//         server on rank 0, 3 workers: 1257 images to train, 539 to test
-//         500 updates: mean loss ...
-//         1000 updates: mean loss ...
-//         1500 updates: mean loss ...
-//         2000 updates: mean loss ...
-//         worker 1: ... updates, staleness ... on average and ... at most
-//         worker 2: ... updates, staleness ... on average and ... at most
-//         worker 3: ... updates, staleness ... on average and ... at most
-//         accuracy ... %
+//    server on rank 0, 3 workers: 1257 images to train, 539 to test
+//    500 updates: mean loss ...
+//    1000 updates: mean loss ...
+//    1500 updates: mean loss ...
+//    2000 updates: mean loss ...
+//    worker 1: ... updates, staleness ... on average and ... at most
+//    worker 2: ... updates, staleness ... on average and ... at most
+//    worker 3: ... updates, staleness ... on average and ... at most
+//    accuracy ... %
 //
-// No collective, no common step: the server takes messages in the order in which they come, from whomever.
+// No collective, no common step: the server takes messages in the order in which they come, from
+// whomever.
 //
 //     worker                                     server
 //     PULL  nothing                        ->
-//                                          <-    WEIGHTS  all weights, and the number of updates they have seen
+//                                          <-    WEIGHTS  all weights, and their number of updates
 //     gradient of a batch of its own images
 //     PUSH  gradient, loss, that number    ->    weights -= rate * gradient: one update more
 //     ... and again, until the answer to PULL is STOP
 //
-// While a worker computes, others push: its gradient is that of weights which are some updates old by then. That is called
-// staleness, and is what asynchronous training pays for never waiting for the slowest: steps along old gradients overshoot.
-// So the server makes them shorter, rate / (1 + staleness), and more workers need more updates. Every run is another one;
-// only with one worker, where nothing is stale, all are the same. A worker that dies is an error of the whole world, which
-// names it: nobody waits for it for ever.
+// While a worker computes, others push: its gradient is that of weights which are some updates old
+// by then. That is called staleness, and is what asynchronous training pays for never waiting for
+// the slowest: steps along old gradients overshoot. So the server makes them shorter, rate / (1 +
+// staleness), and more workers need more updates. Every run is another one; only with one worker,
+// where nothing is stale, all are the same. A worker that dies is an error of the whole world,
+// which names it: nobody waits for it for ever.
 //
-// Exit code: 0 when the accuracy is 90 % or more, or fewer updates than 2000 were asked for; 1 when not, or when something
-// failed; 2 for a bad argument.
+// Exit code: 0 when the accuracy is 90 % or more, or fewer updates than 2000 were asked for; 1
+// when not, or when something failed; 2 for a bad argument.
 #include "../idist_train.h"
 
 #include "digits.h"
@@ -72,7 +76,7 @@ static int take_part(const double *fractions, int n, int which, const subset *wh
     return 0;
 }
 
-// ---- the server ---------------------------------------------------------------------------------------------------------
+// ---- the server ----
 
 typedef struct tally { // of one worker
     int updates, oldest;
@@ -140,7 +144,7 @@ static int run_server(const digits *d, const subset *train, const subset *test, 
     return accuracy >= 90 || updates < UPDATES ? 0 : 1;
 }
 
-// ---- a worker -----------------------------------------------------------------------------------------------------------
+// ---- a worker ----
 
 static int run_worker(const digits *d, const subset *mine) {
     static double weights[MESSAGE], push[MESSAGE];

@@ -1,44 +1,47 @@
-// 24_simulators.c - simulators on all ranks train one policy: ragged rollouts, the same bits on any number of ranks
+// 24_simulators.c - simulators on all ranks train one policy; ragged rollouts
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/24_simulators.c -o 24_simulators
 // run:    ./24_simulators                        starts 3 ranks itself
 //         ./24_simulators --ranks 1              alone; the checksum is the same
 //         ./24_simulators --slow 1               rank 1 has a slow simulator: see who waits
-//         for r in 0 1; do                       ranks started by somebody else; MASTER_PORT is any free port
-//           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29524 ./24_simulators & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29524 \
+//             ./24_simulators &
+//         done; wait
 //         torchrun --no_python --nproc_per_node 2 ./24_simulators
 //         mpirun -n 2 ./24_simulators
 //
 // expected output:
-//         100 simulators on 3 ranks, seed 1
-//         generation   1: mean return ... of 500, episodes of ... to ... steps
-//         ...
-//         solved after ... generations: a mean return of 475 is asked for
-//         rank 0: 33 simulators, ... steps, ... steps/s, ... % of the time waiting
-//         rank 1: 33 simulators, ... steps, ... steps/s, ... % of the time waiting
-//         rank 2: 34 simulators, ... steps, ... steps/s, ... % of the time waiting
-//         checksum 0x... on all 3 ranks
-// Dots: speed depends on the machine, and what is learned, in its last digits, on processor and compiler. A rank waits when
-// it is in a collective.
+//    100 simulators on 3 ranks, seed 1
+//    generation   1: mean return ... of 500, episodes of ... to ... steps
+//    ...
+//    solved after ... generations: a mean return of 475 is asked for
+//    rank 0: 33 simulators, ... steps, ... steps/s, ... % of the time waiting
+//    rank 1: 33 simulators, ... steps, ... steps/s, ... % of the time waiting
+//    rank 2: 34 simulators, ... steps, ... steps/s, ... % of the time waiting
+//    checksum 0x... on all 3 ranks
+// Dots: speed depends on the machine, and what is learned, in its last digits, on processor and
+// compiler. A rank waits when it is in a collective.
 //
-// A simulator is a cart with a pole to be kept upright by pushes from the left or the right (Barto, Sutton and Anderson,
-// 1983). A small network gives the probability of a push to the right; it learns by REINFORCE: what went better than it did
-// for the others at that time becomes more likely. One generation, in which every simulator plays one episode:
+// A simulator is a cart with a pole to be kept upright by pushes from the left or the right
+// (Barto, Sutton and Anderson, 1983). A small network gives the probability of a push to the
+// right; it learns by REINFORCE: what went better than it did for the others at that time becomes
+// more likely. One generation, in which every simulator plays one episode:
 //
-//     simulators   0 1 2 ... 32 | 33 ... 65 | 66 ... 99      those of a rank step together until all episodes have ended
+//     simulators   0 1 2 ... 32 | 33 ... 65 | 66 ... 99      those of a rank step together
 //                     rank 0        rank 1       rank 2
-//     all_gatherv  lengths: one number per simulator         everybody knows who has how many simulators, ...
-//     all_gatherv  steps: |=======|==|====|=|==...           ... and from the lengths, who has how many steps
-//     gradient     32 pieces of all steps, equally long      a rank whose poles fell early has no less to do
+//     all_gatherv  lengths: one number per simulator         the counts per rank are known
+//     all_gatherv  steps: |=======|==|====|=|==...           the lengths give the counts
+//     gradient     32 pieces of all steps, equally long      an equal share for every rank
 //     gatherv      32 gradients to rank 0, which adds them up in order and moves the weights
 //     broadcast    the weights, for the next generation
 //
-// There is no barrier: ranks wait for each other in the collectives, and a dead one ends them with an error that names it.
-// The result does not depend on the number of ranks: each simulator has random numbers of its own, and no sum is taken in
-// an order that depends on where ranks begin.
+// There is no barrier: ranks wait for each other in the collectives, and a dead one ends them with
+// an error that names it. The result does not depend on the number of ranks: each simulator has
+// random numbers of its own, and no sum is taken in an order that depends on where ranks begin.
 //
-// Exit code: 0 when it is solved and the weights are the same on all ranks; 1 when not, or when something failed; 2 for bad
-// options.
+// Exit code: 0 when it is solved and the weights are the same on all ranks; 1 when not, or when
+// something failed; 2 for bad options.
 #include "../idist.h"
 
 #include <errno.h>
@@ -118,14 +121,15 @@ static uint64_t fnv1a(const void *data, size_t nbytes) {
     return hash;
 }
 
-// ---- the simulator ------------------------------------------------------------------------------------------------
+// ---- the simulator ----
 
 // A step of 1/50 s. False when the pole fell or the cart left its track; also for NaN.
 static bool move(float *s, bool right) {
     double a = s[2], a2 = a * a; // at most 0.21, so that a few terms of the series are enough
     double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))),
            cosine = 1 - a2 / 2 * (1 - a2 / 12 * (1 - a2 / 30));
-    // Newtons, metres, kilograms: a push of 10, half the pole is 0.5, the pole 0.1, pole and cart together 1.1.
+    // Newtons, metres, kilograms: a push of 10, half the pole is 0.5, the pole 0.1, pole and cart
+    // together 1.1.
     double push = ((right ? 10 : -10) + 0.05 * s[3] * s[3] * sine) / 1.1;
     double turn = (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
     s[1] += (float)(0.02 *
@@ -136,7 +140,7 @@ static bool move(float *s, bool right) {
     return s[0] > -2.4f && s[0] < 2.4f && s[2] > -0.2095f && s[2] < 0.2095f; // 12 degrees
 }
 
-// ---- the policy ---------------------------------------------------------------------------------------------------
+// ---- the policy ----
 
 static double exp_of(double x) { // our own, so that the program links without -lm; |x| <= 30
     double y = x / 64, sum = 1;
@@ -145,7 +149,8 @@ static double exp_of(double x) { // our own, so that the program links without -
     return sum;
 }
 
-// The probability of a push to the right. Hidden units are x / (1 + |x|), which bends like tanh and needs no exp.
+// The probability of a push to the right. Hidden units are x / (1 + |x|), which bends like tanh and
+// needs no exp.
 static double decide(const double *w, const float *state, double *in, double *hidden) {
     static const double scale[STATE] = {0.4, 0.5, 5, 0.5}; // to about -1 .. 1
     double logit = w[B2];
@@ -173,7 +178,7 @@ static void add_gradient(const double *w, const step *s, double advantage, doubl
     }
 }
 
-// ---- one generation -----------------------------------------------------------------------------------------------
+// ---- one generation ----
 
 // Where the share of a rank begins; that of rank `ranks` is the end.
 static int border(const trainer *t, int n, int rank) { return (int)((int64_t)n * rank / t->ranks); }
@@ -232,8 +237,9 @@ static int gather_steps(trainer *t) {
     return 0;
 }
 
-// How much a step and what followed brought (each step counts 0.99 of the one before), compared with the average of all
-// episodes that got so far; divided by the mean size, so that the rate of learning need not change.
+// How much a step and what followed brought (each step counts 0.99 of the one before), compared
+// with the average of all episodes that got so far; divided by the mean size, so that the rate of
+// learning need not change.
 static void compare_episodes(trainer *t) {
     double worth[LIMIT + 1] = {0}, mean[LIMIT] = {0}, size = 1e-9;
     int alive[LIMIT] = {0};
@@ -275,7 +281,7 @@ static int learn(trainer *t) {
     return 0;
 }
 
-// ---- the worker ---------------------------------------------------------------------------------------------------
+// ---- the worker ----
 
 // *same: whether all ranks have this value.
 static int compare_ranks(uint64_t value, bool *same) {

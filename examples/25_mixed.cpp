@@ -1,33 +1,36 @@
-// 25_mixed.cpp - the same API from C++17: templates over the dtype, guards that clean up, exceptions, lambdas
+// 25_mixed.cpp - the API from C++17: templates over the dtype, RAII, exceptions, lambdas
 //
 // build:  c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o 25_mixed
 // run:    ./25_mixed              starts 2 ranks itself
 //         ./25_mixed 4            starts 4; any number from 1 to 64
-//         for r in 0 1; do        or joins the ranks that somebody else started; MASTER_PORT is any free port
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29525 ./25_mixed & done; wait
+//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
+//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29525 \
+//             ./25_mixed &
+//         done; wait
 //
 // expected output:
-//         1437 images to train, 359 to test, on 2 ranks
-//         epoch 1: loss 1.5523, test accuracy 86.35 %
-//         epoch 2: loss 0.3561, test accuracy 90.53 %
-//         epoch 3: loss 0.2007, test accuracy 92.48 %
-//         epoch 4: loss 0.1391, test accuracy 93.04 %
-//         epoch 5: loss 0.1099, test accuracy 93.04 %
-//         epoch 6: loss 0.1048, test accuracy 93.59 %
-//         epoch 7: loss 0.0863, test accuracy 94.99 %
-//         epoch 8: loss 0.0706, test accuracy 93.59 %
-//         the same weights on every rank
+//    1437 images to train, 359 to test, on 2 ranks
+//    epoch 1: loss 1.5523, test accuracy 86.35 %
+//    epoch 2: loss 0.3561, test accuracy 90.53 %
+//    epoch 3: loss 0.2007, test accuracy 92.48 %
+//    epoch 4: loss 0.1391, test accuracy 93.04 %
+//    epoch 5: loss 0.1099, test accuracy 93.04 %
+//    epoch 6: loss 0.1048, test accuracy 93.59 %
+//    epoch 7: loss 0.0863, test accuracy 94.99 %
+//    epoch 8: loss 0.0706, test accuracy 93.59 %
+//    the same weights on every rank
 //
 // The headers are C, and C++ as they are. What C++ adds here, in some seventy lines:
 //
 //     check(status)     an exception that carries idist_last_error
-//     sum, broadcast    IDIST_DTYPE picks the dtype from the type of the elements; one that has none does not compile
-//     world             idist_initialize and idist_finalize; when an exception passes, idist_abort, so that nobody waits
-//     request           waits at the end of its block, so that no buffer goes before the call that uses it is complete
+//     sum, broadcast    IDIST_DTYPE picks the dtype of the elements; other types do not compile
+//     world             idist_initialize and idist_finalize; on an exception, idist_abort
+//     request           waits in its destructor, so that buffers outlive the call
 //     handle            std::unique_ptr for what has a _free: idist_ddp, idist_sampler
-//     parallel_run      any function object as the worker; exceptions end there, because they must not pass through C
+//     parallel_run      any function object as the worker; no exception passes through C
 //
-// Exit code: 0 when all ranks end with the same weights and the accuracy is 90 % or more, else 1; 2 for a bad argument.
+// Exit code: 0 when all ranks end with the same weights and the accuracy is 90 % or more, else 1;
+// 2 for a bad argument.
 #include "../idist_train.h"
 
 #include "digits.h"
@@ -42,7 +45,7 @@
 
 enum { RANKS = 2, MAX_RANKS = 64, DEADLINE_MS = 60000 };
 
-// ---- idist, as C++ likes it --------------------------------------------------------------------------------------------
+// ---- idist, as C++ likes it ----
 
 static void check(idist_status status) {
     if (status != IDIST_OK) throw std::runtime_error(idist_last_error());
@@ -104,7 +107,7 @@ template <class F> static idist_status parallel_run(const idist_desc &desc, F &w
     return idist_parallel_run(&desc, call, &work);
 }
 
-// ---- a training with them ----------------------------------------------------------------------------------------------
+// ---- a training with them ----
 
 struct settings {
     int epochs;

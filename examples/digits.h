@@ -1,5 +1,6 @@
-// digits.h - what the examples 21 to 25 share, so that each shows its own subject only: the images of data/digits.csv, a
-// network of fully connected layers, its loss. C and C++; nothing in here communicates, and nothing needs -lm.
+// digits.h - what the examples 21 to 25 share: the images of data/digits.csv, a
+// network of fully connected layers, its loss. C and C++; nothing in here communicates, and
+// nothing needs -lm.
 #ifndef DIGITS_H
 #define DIGITS_H
 
@@ -16,9 +17,10 @@ typedef struct digits {
     int label[DIGITS_COUNT];                    // 0 .. 9
 } digits;
 
-// ---- the program's start ----------------------------------------------------------------------------------------------
+// ---- the program's start ----
 
-// The number of ranks that the only argument asks for, or `none_given`; 0 when it is wrong, and says so.
+// The number of ranks that the only argument asks for, or `none_given`; 0 when it is wrong, and
+// says so.
 static inline int digits_ranks(int argc, char **argv, int none_given, int min, int max) {
     char *end = NULL;
     long ranks = argc > 1 ? strtol(argv[1], &end, 10) : none_given;
@@ -28,7 +30,8 @@ static inline int digits_ranks(int argc, char **argv, int none_given, int min, i
     return 0;
 }
 
-// Below the current folder, or beside this file. False, and says why, when it is not there or not what it should be.
+// Below the current folder, or beside this file. False, and says why, when it is not there or not
+// what it should be.
 static inline bool digits_load(digits *d) {
     char beside[1024];
     const char *slash = strrchr(__FILE__, '/');
@@ -58,7 +61,7 @@ static inline bool digits_load(digits *d) {
     return false;
 }
 
-// ---- a layer ----------------------------------------------------------------------------------------------------------
+// ---- a layer ----
 
 // Its parameters lie together: a row of `inputs` weights per output, then the biases.
 static inline int dense_params(int inputs, int outputs) { return (inputs + 1) * outputs; }
@@ -88,7 +91,8 @@ static inline void dense_forward(const double *w, const double *in, int inputs, 
     }
 }
 
-// From the gradient of `out`: adds that of the parameters to g, and writes that of `in` to din, unless it is NULL.
+// From the gradient of `out`: adds that of the parameters to g, and writes that of `in` to din,
+// unless it is NULL.
 static inline void dense_backward(const double *w, double *g, const double *in, int inputs,
                                   double *din, const double *out, const double *dout, int outputs,
                                   bool relu) {
@@ -102,7 +106,7 @@ static inline void dense_backward(const double *w, double *g, const double *in, 
     }
 }
 
-// ---- the loss ---------------------------------------------------------------------------------------------------------
+// ---- the loss ----
 
 static inline double digits_exp(double x) { // x <= 0
     double y = x / 1024, sum = 1;
@@ -139,7 +143,7 @@ static inline double digits_loss(const double *logit, int label, double *dlogit)
     return digits_log(sum) + top - logit[label];
 }
 
-// ---- a small network: 64 pixels, 32 hidden units with relu, 10 classes ------------------------------------------------
+// ---- a small network: 64 pixels, 32 hidden units with relu, 10 classes ----
 
 enum { DIGITS_HIDDEN = 32, DIGITS_LAYER1 = (DIGITS_PIXELS + 1) * DIGITS_HIDDEN };
 enum {

@@ -4,22 +4,27 @@
 //     build/idistrun -n 4 --tag ./sim args
 //     build/idistrun --hosts alpha:4,beta:2 ./sim args
 //
-// Each rank finds its place in the environment: IDIST_RANK and its siblings, and what torchrun would set, so that programs
-// for PyTorch run as well.
+// Each rank finds its place in the environment: IDIST_RANK and its siblings, and what torchrun
+// would set, so that programs for PyTorch run as well.
 //
-// With --hosts the idistrun that you call, the head, has ssh start one more on every host: the same file, in the same
-// folder. IDIST_RSH is the command, if yours needs options: IDIST_RSH="ssh -p 2222 -i key". ssh must not ask for anything.
-// The head tells each of them through ssh's stdin what to run, the variables IDIST_* of its environment (IDIST_ADDR and
-// IDIST_HOSTID belong to one host and stay), a secret for the job, and later which signals to pass on; where that ends, the
-// ranks do. Without ssh run idistrun once on each host, with --nnodes, --node-rank, --master-addr and --master-port.
+// With --hosts the idistrun that you call, the head, has ssh start one more on every host: the
+// same file, in the same folder. IDIST_RSH is the command, if yours needs options: IDIST_RSH="ssh
+// -p 2222 -i key". ssh must not ask for anything. The head tells each of them through ssh's stdin
+// what to run, the variables IDIST_* of its environment (IDIST_ADDR and IDIST_HOSTID belong to one
+// host and stay), a secret for the job, and later which signals to pass on; where that ends, the
+// ranks do. Without ssh run idistrun once on each host, with --nnodes, --node-rank, --master-addr
+// and --master-port.
 //
-// The first rank that fails decides: its code is idistrun's, its name is printed, all others get SIGTERM and, after the
-// grace period, SIGKILL. If it wrote an exception to the file TORCHELASTIC_ERROR_FILE, as torch's @record does, that is
-// printed as well. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT go to all ranks; a second one kills them. Codes of our own:
-// 2 for a wrong option, 125 for a host that cannot be reached, 126 and 127 for a program that cannot be run.
+// The first rank that fails decides: its code is idistrun's, its name is printed, all others get
+// SIGTERM and, after the grace period, SIGKILL. If it wrote an exception to the file
+// TORCHELASTIC_ERROR_FILE, as torch's @record does, that is printed as well. SIGINT (Ctrl-C),
+// SIGTERM, SIGHUP and SIGQUIT go to all ranks; a second one kills them. Codes of our own: 2 for a
+// wrong option, 125 for a host that cannot be reached, 126 and 127 for a program that cannot be
+// run.
 //
-// With --trace each rank writes its events (see idist_trace.h) to a file of its own in a temporary folder. When all have
-// ended, however they did, these become one; nodes send theirs to the head. Of several tries the last one is in it.
+// With --trace each rank writes its events (see idist_trace.h) to a file of its own in a temporary
+// folder. When all have ended, however they did, these become one; nodes send theirs to the head.
+// Of several tries the last one is in it.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -72,8 +77,8 @@ static const char *const usage =
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o "
     "ServerAliveInterval=10).\n";
 
-// What a node's idistrun says to the head only, in lines of its stderr: FAILED CODE tab TEXT tab JSON, and at the end EVENT
-// JSON for each event of the timeline.
+// What a node's idistrun says to the head only, in lines of its stderr: FAILED CODE tab TEXT tab
+// JSON, and at the end EVENT JSON for each event of the timeline.
 #define MARK "\036"
 #define FAILED MARK "failed "
 #define EVENT MARK "event "
@@ -183,7 +188,8 @@ static void make_folder(char *path) {
 }
 
 //------------------------------------------------------------------------------
-// the error files of torchrun: {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}
+// the error files of torchrun: {"message": {"message": "...", "extraInfo": {"py_callstack": "...",
+// "timestamp": "..."}}}
 //------------------------------------------------------------------------------
 
 static char error_dir[PATH_MAX]; // "": there is none
@@ -266,7 +272,8 @@ static const char *json_of(const char *text) {
     return json;
 }
 
-// What the rank has left, in one line; NULL if that is nothing, or not whole because it was killed over it.
+// What the rank has left, in one line; NULL if that is nothing, or not whole because it was killed
+// over it.
 static const char *error_of(int rank) {
     static char text[ERROR_BYTES];
     char first[8];
@@ -281,7 +288,8 @@ static const char *error_of(int rank) {
     return json_message(text, first, sizeof first) ? text : NULL;
 }
 
-// The first failure, with what the rank has left: for the user, or for the head, which may have heard of an earlier one.
+// The first failure, with what the rank has left: for the user, or for the head, which may have
+// heard of an earlier one.
 static void report(int code, const char *text, const char *left) {
     char message[4096];
     job.code = code;
@@ -344,7 +352,8 @@ static void make_trace(void) {
     fclose(f);
 }
 
-// Copies the whole events of a file; of a rank that was killed the last one may be none. Returns how many.
+// Copies the whole events of a file; of a rank that was killed the last one may be none. Returns
+// how many.
 static long copy_events(const char *path, FILE *to, const char *before, const char *between) {
     FILE *from = fopen(path, "re");
     char *line = NULL;
@@ -506,7 +515,8 @@ static void start(int i, int restart, int port, char **command) {
 // what it says
 //------------------------------------------------------------------------------
 
-// FAILED or EVENT from a node. A failure that comes after the first one, or after a signal, is a consequence.
+// FAILED or EVENT from a node. A failure that comes after the first one, or after a signal, is a
+// consequence.
 static void hear_node(char *line) {
     if (strncmp(line, EVENT, strlen(EVENT)) == 0 && trace_heard)
         fputs(line + strlen(EVENT), trace_heard);
@@ -577,7 +587,8 @@ static void drain(int i) {
 // the nodes of --hosts: what the head tells them, each item ended by a zero
 //------------------------------------------------------------------------------
 
-// Everything goes through ssh's stdin: command lines are for all to see, and shells would take them apart.
+// Everything goes through ssh's stdin: command lines are for all to see, and shells would take them
+// apart.
 static void tell_node(int i, int restart, int port, char **argv) {
     char folder[PATH_MAX];
     int to = children[i].to;
@@ -591,7 +602,8 @@ static void tell_node(int i, int restart, int port, char **argv) {
     dprintf(to, "go %d %d %d %s %s%c", i, restart, port, opt.addr, opt.id, 0);
 }
 
-// The node's side. It has the head's own arguments then, to be read as any other; returns the number of the restart.
+// The node's side. It has the head's own arguments then, to be read as any other; returns the
+// number of the restart.
 static int hear_settings(int *argc, char ***argv) {
     char *text = NULL, addr[256];
     size_t cap = 0;
@@ -655,7 +667,8 @@ static void interrupt(int number) {
     job.kill_at = now_ms() + (again ? INSIST_MS : opt.grace_ms);
 }
 
-// A child has ended. The first that failed by itself is named, and its status is the job's, as a shell would say it.
+// A child has ended. The first that failed by itself is named, and its status is the job's, as a
+// shell would say it.
 static void ended(int i, int status) {
     int rank = opt.first + i, number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     int code = number ? 128 + number : WEXITSTATUS(status);
@@ -686,7 +699,8 @@ static void ended(int i, int status) {
     }
 }
 
-// Of children found dead at one time, the one that a signal killed comes first: the others may have failed because of it.
+// Of children found dead at one time, the one that a signal killed comes first: the others may have
+// failed because of it.
 static void reap(void) {
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)

@@ -1,16 +1,19 @@
-// resnet.h - the network of 20_cifar10.c: residual blocks of convolutions and batch norms, forward and backward, in floats
+// resnet.h - the residual network of 20_cifar10.c, forward and backward, in floats
 //
-// The net of He et al. (2015) for CIFAR-10, 6 n + 2 layers deep: a convolution, three stages of n blocks with 16, 32 and 64
-// channels (or another width and twice that each time), the mean of each channel, a dense layer:
+// The net of He et al. (2015) for CIFAR-10, 6 n + 2 layers deep: a convolution, three stages of n
+// blocks with 16, 32 and 64 channels (or another width and twice that each time), the mean of each
+// channel, a dense layer:
 //
 //     block:   in --+-- conv 3x3 -- norm -- relu -- conv 3x3 -- norm --(+)-- relu -- out
 //                   `------ conv 1x1 -- norm where a stage begins -----'
 //
-// Use: net_create; n.grads[i] point to room for gradients; then for each batch n.images, n.training, forward,
-// cross_entropy, backward. backward tells n.ddp of each gradient as soon as it is complete, the last layer's first.
+// Use: net_create; n.grads[i] point to room for gradients; then for each batch n.images,
+// n.training, forward, cross_entropy, backward. backward tells n.ddp of each gradient as soon as
+// it is complete, the last layer's first.
 //
-// -DUSE_BLAS takes cblas_sgemm for the matrix products; link with -lopenblas or -lblas. Otherwise they are the loops of
-// multiply, compiled for AVX-512, for AVX2 and for what the build line allows; the processor decides.
+// -DUSE_BLAS takes cblas_sgemm for the matrix products; link with -lopenblas or -lblas. Otherwise
+// they are the loops of multiply, compiled for AVX-512, for AVX2 and for what the build line
+// allows; the processor decides.
 #ifndef RESNET_H
 #define RESNET_H
 #include "../idist_train.h"
@@ -33,7 +36,7 @@ enum { CLASSES = 10, COLOURS = 3, MAX_BLOCKS = 18 };
 // Rows of a map are read and written a column before their begin and after their end: see gather.
 enum { MARGIN = 16 };
 
-// ---- small things -------------------------------------------------------------------------------------------------
+// ---- small things ----
 
 // Functions of our own, so that the program links without -lm.
 static double exp_of(double x) { // x <= 0
@@ -69,9 +72,10 @@ static uint64_t random_u64(uint64_t *state) { // splitmix64
     return z ^ (z >> 31);
 }
 
-// ---- matrix product -----------------------------------------------------------------------------------------------
+// ---- matrix product ----
 
-// 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON. Any other compiler takes them one by one.
+// 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON. Any other compiler
+// takes them one by one.
 #ifdef __GNUC__
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
@@ -81,8 +85,8 @@ typedef float vec;
 #endif
 enum { LANES = sizeof(vec) / sizeof(float) };
 
-// c (m x n) = a (m x l) * b (l x n), or with add: += it. a[i][k] lies at a[i * a_row + k * a_col], so that a may as well be
-// a transposed matrix; rows of b and c are contiguous.
+// c (m x n) = a (m x l) * b (l x n), or with add: += it. a[i][k] lies at a[i * a_row + k * a_col],
+// so that a may as well be a transposed matrix; rows of b and c are contiguous.
 typedef struct product {
     int m, n, l;
     const float *a;
@@ -104,10 +108,12 @@ static void multiply(const product *p) {
                 p->c, (int)p->c_row);
 }
 #else
-// Output positions that a convolution treats at a time: a panel of 32 columns stays in the fast caches.
+// Output positions that a convolution treats at a time: a panel of 32 columns stays in the fast
+// caches.
 enum { PANEL = 32 };
 
-// `rows` rows of c from row i on, 16 columns at a time, which stay in registers while l is gone through.
+// `rows` rows of c from row i on, 16 columns at a time, which stay in registers while l is gone
+// through.
 INLINE void multiply_rows(const product *p, int i, const int rows) {
     const float *a = p->a + i * p->a_row;
     float *c = p->c + i * p->c_row;
@@ -136,7 +142,8 @@ INLINE void multiply_by(const product *p, const int rows) {
     for (; i < p->m; i++) multiply_rows(p, i, 1);
 }
 
-// The same for each kind of registers: 8 x 16 sums fill those of AVX-512, 4 x 16 those of the others.
+// The same for each kind of registers: 8 x 16 sums fill those of AVX-512, 4 x 16 those of the
+// others.
 #if defined(__GNUC__) && defined(__x86_64__)
 __attribute__((target("avx512f"))) static void multiply_avx512(const product *p) {
     multiply_by(p, 8);
@@ -157,8 +164,8 @@ static void multiply(const product *p) {
 }
 #endif
 
-// Sum of (x[i] - mean) * (y[i] - mean), in 16 parts: a compiler must not reorder a sum by itself, and with few terms in
-// each part float is enough.
+// Sum of (x[i] - mean) * (y[i] - mean), in 16 parts: a compiler must not reorder a sum by itself,
+// and with few terms in each part float is enough.
 static double sum_products(const float *x, const float *y, float mean, size_t n) {
     float part[16] = {0};
     double sum = 0;
@@ -181,14 +188,17 @@ static double sum_of(const float *x, size_t n) {
     return sum;
 }
 
-// ---- the network --------------------------------------------------------------------------------------------------
+// ---- the network ----
 //
-// Maps lie channel by channel, and within a channel image by image: what a batch norm sees of a channel is one row of
-// memory, and so is a row of the matrices that a convolution multiplies:
+// Maps lie channel by channel, and within a channel image by image: what a batch norm sees of a
+// channel is one row of memory, and so is a row of the matrices that a convolution multiplies:
 //
-//     out (channels x positions) = weights^T * col (taps x positions)     col: the inputs under each tap, put together by
-//                                                                        gather, for a panel of positions at a time
-//     d weights = col * d out^T      d col = weights * d out              d in: d col, added up by scatter
+//     out (channels x positions) = weights^T * col (taps x positions)     col: the inputs under
+//     each tap, put together by
+//                                                                        gather, for a panel of
+//                                                                        positions at a time
+//     d weights = col * d out^T      d col = weights * d out              d in: d col, added up by
+//     scatter
 
 typedef struct unit { // a convolution, and the batch norm after it
     int from, to;     // channels
@@ -198,7 +208,8 @@ typedef struct unit { // a convolution, and the batch norm after it
     float *mean, *var; // running
     float *inverse;    // one over the deviation in this batch
     float *normal,
-        *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and relu
+        *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and
+              // relu
 } unit;
 
 enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N_WORK = 4 };
@@ -266,8 +277,8 @@ static bool has_shortcut(const unit *first) {
     return first->from != first->to || first->stride != 1;
 }
 
-// Three stages, each with twice the channels and half the side of the one before. A block has two units, and a third where
-// its input does not have the shape of its output.
+// Three stages, each with twice the channels and half the side of the one before. A block has two
+// units, and a third where its input does not have the shape of its output.
 static void add_units(net *n, int blocks, int width, int side) {
     add_unit(n, COLOURS, width, side, 1, 3);
     for (int stage = 0; stage < 3; stage++)
@@ -284,7 +295,8 @@ static void add_units(net *n, int blocks, int width, int side) {
     add_param(n, CLASSES);
 }
 
-// Weights evenly distributed with variance 2 / taps (He et al. 2015), of which the relus leave half; scales 1, shifts 0.
+// Weights evenly distributed with variance 2 / taps (He et al. 2015), of which the relus leave
+// half; scales 1, shifts 0.
 static void initialise(net *n, uint64_t seed) {
     for (int i = 0; i < n->n_params; i++) {
         float *p = values(n, i);
@@ -334,7 +346,8 @@ static bool net_create(net *n, int blocks, int width, int side, int images, uint
     return !n->failed;
 }
 
-// What a tap sees of row y of channel c of an image, from the place on that is under the first output.
+// What a tap sees of row y of channel c of an image, from the place on that is under the first
+// output.
 static ptrdiff_t tap_at(const net *n, const unit *u, int c, int image, int y, int kx) {
     return (((ptrdiff_t)c * n->images + image) * u->in_side + y) * u->in_side + kx - u->kernel / 2;
 }
@@ -345,8 +358,9 @@ static bool off_right(const unit *u, int kx) {
     return (u->side - 1) * u->stride + kx - u->kernel / 2 >= u->in_side;
 }
 
-// The inputs under each tap for `rows` rows of the output (of all images, one below the other), from `row` on. The margins
-// of a map allow to copy a whole row moved by a column; what came in from another row is then overwritten.
+// The inputs under each tap for `rows` rows of the output (of all images, one below the other),
+// from `row` on. The margins of a map allow to copy a whole row moved by a column; what came in
+// from another row is then overwritten.
 static void gather(const net *n, const unit *u, const float *in, int row, int rows, float *col) {
     int side = u->side, stride = u->stride;
     for (int c = 0; c < u->from; c++)

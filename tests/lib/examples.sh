@@ -12,8 +12,8 @@ build_line() {
 # The indented lines after "// expected output", up to the next empty comment.
 expected_output() {
     awk '/^\/\/ expected output/ { inside = 1; next }
-         inside && !/^\/\/         / { exit }
-         inside { print substr($0, 12) }' "$1"
+         inside && !/^\/\/    / { exit }
+         inside { print substr($0, 7) }' "$1"
 }
 
 # Builds it in $WORK, which has the headers and examples/, by exactly that line; or takes what make built by the same one.
