@@ -11,7 +11,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [launch:config]  the configuration: explicit field, then environment, then built-in
-// uses os err hash sock auth store
+// uses os socket err hash sock auth table
 //------------------------------------------------------------------------------
 
 #define IDIST__SHM_MIB 4 // shared memory per rank

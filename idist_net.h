@@ -12,66 +12,26 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [net:sock]  stream sockets: addresses, listen, connect, and transfers with a deadline
-// uses os err
+// uses socket err
 //------------------------------------------------------------------------------
-
-// An address is text: "unix:NAME" is a socket in the abstract namespace, which leaves no file
-// behind and is seen inside one network namespace only, exactly as loopback TCP is; "tcp:HOST:PORT"
-// has an IPv6 HOST in brackets.
-typedef struct idist__addr {
-    struct sockaddr_storage sa;
-    socklen_t nbytes;
-} idist__addr;
 
 static bool idist__sock_host_is_loopback(const char *host) {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0;
 }
 
-static bool idist__addr_is_loopback(const idist__addr *a) {
-    if (a->sa.ss_family == AF_UNIX) return true;
-
-    if (a->sa.ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a->sa;
-        return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
-    }
-
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&a->sa)->sin6_addr) != 0;
-}
-
 static idist_status idist__addr_unix(idist__addr *a, const char *name) {
-    struct sockaddr_un *un = (struct sockaddr_un *)&a->sa;
-    size_t n = strlen(name);
-
-    memset(a, 0, sizeof *a);
-    if (!n || n > sizeof un->sun_path - 1)
-        return idist__fail(IDIST_ERR_ARG, "socket name \"%s\" is empty or longer than %zu", name,
-                           sizeof un->sun_path - 1);
-    un->sun_family = AF_UNIX;
-    memcpy(un->sun_path + 1, name, n);
-    a->nbytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
-
-    return IDIST_OK;
+    if (idist__os_socket_local_address(a, name)) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "socket name \"%s\" is empty or longer than %d", name,
+                       IDIST__OS_SOCKET_NAME_MAX);
 }
 
 static idist_status idist__addr_tcp(idist__addr *a, const char *host, int port) {
-    struct addrinfo hints, *list = NULL;
-    char service[16];
-    int rc;
+    const char *error = idist__os_socket_resolve(a, host, port);
 
-    memset(a, 0, sizeof *a);
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    snprintf(service, sizeof service, "%d", port);
-    rc = getaddrinfo(host, service, &hints, &list);
-    if (rc != 0 || !list)
-        return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host,
-                           gai_strerror(rc));
-    memcpy(&a->sa, list->ai_addr, list->ai_addrlen);
-    a->nbytes = list->ai_addrlen;
-    freeaddrinfo(list);
-
-    return IDIST_OK;
+    if (!error) return IDIST_OK;
+    return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host,
+                       error);
 }
 
 // Numbers in a given text only; the whole text must be a number within the limits.
@@ -120,157 +80,16 @@ static idist_status idist__addr_parse(idist__addr *a, const char *text) {
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is no address", text);
 }
 
-// Text of an IP address, without the port.
-static void idist__addr_host_text(const idist__addr *a, char *buf, size_t cap) {
-    const void *ip = a->sa.ss_family == AF_INET
-                         ? (const void *)&((const struct sockaddr_in *)&a->sa)->sin_addr
-                         : (const void *)&((const struct sockaddr_in6 *)&a->sa)->sin6_addr;
-    if (!inet_ntop(a->sa.ss_family, ip, buf, (socklen_t)cap)) idist__copy_text(buf, cap, "?");
-}
-
-static int idist__addr_port(const idist__addr *a) {
-    if (a->sa.ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)&a->sa)->sin_port);
-    if (a->sa.ss_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)&a->sa)->sin6_port);
-    return 0;
-}
-
-// Non-blocking, closed on exec; TCP without Nagle's delay.
-static int idist__sock_open(int family) {
-    int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return fd;
-}
-
 static idist_status idist__sock_listen(const idist__addr *a, const char *what, int *fd) {
-    int one = 1, err;
-
-    *fd = idist__sock_open(a->sa.ss_family);
-    if (*fd < 0) return idist__fail_errno("socket", errno);
-    if (a->sa.ss_family != AF_UNIX) setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(*fd, (const struct sockaddr *)&a->sa, a->nbytes) == 0 && listen(*fd, 4096) == 0)
-        return IDIST_OK;
-    err = errno;
-    idist__os_close(fd);
-    if (err == EADDRINUSE)
+    *fd = idist__os_socket_listen(a);
+    if (*fd >= 0) return IDIST_OK;
+    if (errno == EADDRINUSE)
         return idist__fail(
             IDIST_ERR_ADDR_IN_USE,
             "%s is taken: another job or server runs there. Choose another MASTER_PORT, or end it",
             what);
 
-    return idist__fail_errno(what, err);
-}
-
-// Whether the process at the other end of a local socket belongs to our user: abstract sockets have
-// no permissions.
-static bool idist__sock_same_user(int fd) {
-    struct {
-        pid_t pid;
-        uid_t uid;
-        gid_t gid;
-    } cred;
-    socklen_t n = sizeof cred;
-
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 && cred.uid == geteuid();
-}
-
-// -1 and errno EAGAIN when nobody is waiting. Connections of other users are closed at once.
-static int idist__sock_accept(int listener) {
-    struct sockaddr_storage sa;
-    socklen_t n = sizeof sa;
-    int one = 1, fd = accept(listener, (struct sockaddr *)&sa, &n);
-
-    if (fd < 0) return -1;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    if (sa.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (sa.ss_family != AF_UNIX || idist__sock_same_user(fd)) return fd;
-    close(fd);
-    errno = EAGAIN;
-
-    return -1;
-}
-
-static bool idist__sock_wait(int fd, short events, int64_t deadline_ns);
-
-// One attempt. errno says why not; the caller decides whether to try again. EPERM: another user
-// listens there.
-static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
-    int fd = idist__sock_open(a->sa.ss_family), err = 0;
-    socklen_t n = sizeof err;
-
-    if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)&a->sa, a->nbytes) != 0) err = errno;
-
-    if (err == EINPROGRESS || err == EINTR) {
-        if (!idist__sock_wait(fd, POLLOUT, deadline_ns)) err = ETIMEDOUT;
-        else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &n) != 0) err = errno;
-    }
-
-    if (!err && a->sa.ss_family == AF_UNIX && !idist__sock_same_user(fd)) err = EPERM;
-    if (!err) return fd;
-    close(fd);
-    errno = err;
-
-    return -1;
-}
-
-// Whether it is the network that is missing, and not the other side.
-static bool idist__sock_cut_off(int err) {
-    return err == ENETUNREACH || err == ENETDOWN || err == EHOSTUNREACH || err == EHOSTDOWN;
-}
-
-// Moves what is possible now. > 0: bytes; 0: would block; -1: end of stream (errno 0) or an error.
-static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
-    for (;;) {
-        ssize_t n = recv(fd, buf, nbytes, 0);
-        if (n > 0) return n;
-
-        if (n == 0) {
-            errno = 0;
-            return -1;
-        }
-
-        if (errno == EINTR) continue;
-        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-    }
-}
-
-static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts) {
-    struct msghdr m;
-
-    memset(&m, 0, sizeof m);
-    m.msg_iov = (struct iovec *)(uintptr_t)parts;
-    m.msg_iovlen = (size_t)nparts;
-
-    for (;;) {
-        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
-        if (n >= 0) return n;
-        if (errno == EINTR) continue;
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? 0 : -1;
-    }
-}
-
-// Whether the other side has ended, and everything that it wrote was read.
-IDIST__UNUSED static bool idist__sock_at_end(int fd) {
-    char c;
-    ssize_t n;
-    do n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
-}
-
-static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
-    for (;;) {
-        struct pollfd p;
-        int rc;
-        p.fd = fd;
-        p.events = events;
-        rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
-        if (rc > 0) return true;
-        if (rc == 0 && idist__os_ms_until(deadline_ns) == 0)
-            return false; // poll's own limit is shorter
-        if (rc < 0 && errno != EINTR) return false;
-    }
+    return idist__fail_errno(what, errno);
 }
 
 // The whole buffer or an error; errno ETIMEDOUT when the deadline passed, 0 at the end of the
@@ -319,7 +138,7 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 
 //------------------------------------------------------------------------------
 // [net:auth]  who is there: a mutual handshake on every connection
-// uses os err hash sock
+// uses os socket os:file err hash
 //
 //   client                                     server
 //     hello C (64 bytes, with a nonce)  ------>
@@ -546,32 +365,29 @@ static void idist__auth_key(const idist__secret *secret, uint8_t key[32]) {
     idist__sha_end(&s, key);
 }
 
-// IDIST_SECRET_FILE must be a file that only its owner can read.
+// Only the owner may be able to read IDIST_SECRET_FILE.
 static idist_status idist__secret_from_file(idist__secret *secret, const char *path) {
     uint8_t text[sizeof secret->bytes + 1];
-    struct stat st;
-    ssize_t n = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    idist__os_file file = idist__os_file_open(path, IDIST__OS_FILE_READ);
+    bool is_private = file >= 0 && idist__os_file_is_private(file);
+    ptrdiff_t nbytes;
 
-    if (fd < 0)
+    if (file < 0)
         return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path,
                            strerror(errno));
+    nbytes = is_private ? idist__os_file_read(file, text, sizeof text) : 0;
+    idist__os_close(&file);
 
-    if (fstat(fd, &st) != 0 || (st.st_mode & 077) || st.st_uid != geteuid()) {
-        close(fd);
+    if (!is_private)
         return idist__fail(
             IDIST_ERR_ENV,
-            "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)", path);
-    }
-
-    do n = read(fd, text, sizeof text);
-    while (n < 0 && errno == EINTR);
-    close(fd);
-    if (n < 16 || n > (ssize_t)sizeof secret->bytes)
+            "IDIST_SECRET_FILE=%s must belong to you and be readable by nobody else (chmod 600)",
+            path);
+    if (nbytes < 16 || nbytes > (ptrdiff_t)sizeof secret->bytes)
         return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must hold 16 to %zu bytes", path,
                            sizeof secret->bytes);
-    memcpy(secret->bytes, text, (size_t)n);
-    secret->nbytes = (size_t)n;
+    memcpy(secret->bytes, text, (size_t)nbytes);
+    secret->nbytes = (size_t)nbytes;
 
     return IDIST_OK;
 }
