@@ -15,7 +15,7 @@ CONTENTS
 // uses socket err
 //------------------------------------------------------------------------------
 
-static bool idist__sock_host_is_loopback(const char *host) {
+static bool idist__address_host_is_loopback(const char *host) {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0;
 }
