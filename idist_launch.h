@@ -22,7 +22,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [launch:env]  the configuration, and numbers in environment variables
-// uses os err sock auth table
+// uses os err parse secret table
 //------------------------------------------------------------------------------
 
 #define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise
@@ -117,7 +117,7 @@ static const char *idist__env_either(const char *first, const char *second) {
 
 //------------------------------------------------------------------------------
 // [launch:slurm]  what Slurm says: host lists, tasks per node, whether srun started us
-// uses os err sock env
+// uses os err parse env
 //------------------------------------------------------------------------------
 
 // Called for each host of a list; false ends the walk.
@@ -305,7 +305,7 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
-// uses os socket err sock env
+// uses os socket err address stream env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
 // or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
@@ -526,7 +526,7 @@ IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:tf]  TF_CONFIG, TensorFlow's description of a cluster
-// uses err sock env
+// uses err parse env
 //
 //     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
 //      "task": {"type": "worker", "index": 1}}
@@ -838,7 +838,7 @@ static idist_status idist__launch_detect(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:where]  where the ranks meet
-// uses os socket err hash sock env slurm pmi
+// uses os socket err hash parse address env slurm pmi
 //
 // The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
 // local socket, whose name is derived from what they have in common; others at a TCP port of rank
@@ -1049,7 +1049,7 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 
 //------------------------------------------------------------------------------
 // [launch:config]  explicit field, then environment, then built-in
-// uses os socket err hash auth env detect where
+// uses os socket err hash secret env detect where
 //
 // idist__launch_config is the only place where defaults are filled in.
 //------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ static void idist__buffer_consume(idist__buffer *b, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [store:table]  requests, and the table that carries them out
-// uses err mem hash sock
+// uses err mem hash parse
 //
 // Each public function fills one request and passes it to the store's `run`. What a request does to
 // the table is written once, in idist__table_apply, and serves all kinds of stores:
@@ -954,7 +954,7 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
 
 //------------------------------------------------------------------------------
 // [store:multicast]  how clients find the server when nobody knows its address
-// uses os socket err hash sock
+// uses os socket err hash address
 //
 // "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
 // the server answers that client alone. Both are datagrams of 18 bytes:
@@ -1075,7 +1075,7 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
 
 //------------------------------------------------------------------------------
 // [store:server]  the server: one thread, one table, many connections
-// uses os socket err mem auth buffer table wire multicast
+// uses os socket err mem auth pending buffer table wire multicast
 //
 // The thread polls its listener, the pending connections, whose handshakes are under way, and its
 // clients. The bytes of one client pass through here:
@@ -1527,7 +1527,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses os socket err mem sock auth buffer table wire multicast server
+// uses os socket err mem address stream auth pending buffer table wire
+// uses multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
 // connects to its own server. A call goes through
@@ -2104,7 +2105,7 @@ static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->me
 
 //------------------------------------------------------------------------------
 // [store:store]  the public functions
-// uses os err mem auth table memory file client prefix
+// uses os err mem secret table memory file client prefix
 //------------------------------------------------------------------------------
 
 static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {
