@@ -305,7 +305,7 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
-// uses os socket err address stream env
+// uses os socket err address connection env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
 // or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a

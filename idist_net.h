@@ -9,12 +9,12 @@ and error texts, and the mutual handshake that every connection begins with. The
 
 CONTENTS
 
-      [net:parse]    numbers and host:port in texts
-      [net:address]  addresses as texts
-      [net:stream]   listening, and whole transfers with a deadline
-      [net:auth]     a mutual handshake on every connection
-      [net:secret]   the secret that the ranks of a job share
-      [net:pending]  connections whose handshake is under way
+      [net:parse]       numbers and host:port in texts
+      [net:address]     addresses as texts
+      [net:connection]  listening, and whole transfers with a deadline
+      [net:auth]        a mutual handshake on every connection
+      [net:secret]      the secret that the ranks of a job share
+      [net:pending]     connections whose handshake is under way
 */
 #ifndef IDIST_NET_H
 #define IDIST_NET_H
@@ -101,7 +101,7 @@ static idist_status idist__addr_parse(idist__addr *address, const char *text) {
 }
 
 //------------------------------------------------------------------------------
-// [net:stream]  listening, and whole transfers with a deadline
+// [net:connection]  listening, and whole transfers with a deadline
 // uses socket err
 //------------------------------------------------------------------------------
 

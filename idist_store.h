@@ -54,19 +54,20 @@ static bool idist__buffer_reserve(const idist_allocator *mem, char **data, size_
     return true;
 }
 
-static bool idist__buffer_append(const idist_allocator *mem, idist__buffer *b, const void *data,
-                                 size_t nbytes) {
-    if (!idist__buffer_reserve(mem, &b->data, &b->capacity, b->nbytes, b->nbytes + nbytes))
+static bool idist__buffer_append(const idist_allocator *mem, idist__buffer *buffer,
+                                 const void *data, size_t nbytes) {
+    if (!idist__buffer_reserve(mem, &buffer->data, &buffer->capacity, buffer->nbytes,
+                               buffer->nbytes + nbytes))
         return false;
-    if (nbytes) memcpy(b->data + b->nbytes, data, nbytes);
-    b->nbytes += nbytes;
+    if (nbytes) memcpy(buffer->data + buffer->nbytes, data, nbytes);
+    buffer->nbytes += nbytes;
     return true;
 }
 
 // Removes bytes from the front.
-static void idist__buffer_consume(idist__buffer *b, size_t nbytes) {
-    if (nbytes) memmove(b->data, b->data + nbytes, b->nbytes - nbytes);
-    b->nbytes -= nbytes;
+static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
+    if (nbytes) memmove(buffer->data, buffer->data + nbytes, buffer->nbytes - nbytes);
+    buffer->nbytes -= nbytes;
 }
 
 //------------------------------------------------------------------------------
@@ -153,8 +154,8 @@ struct idist_store {
 };
 
 // The link that points to the entry of a key, or to NULL at the end of its chain.
-static idist__entry **idist__table_find(idist__table *t, idist__blob key) {
-    idist__entry **link = &t->chains[idist__hash(key.data, key.nbytes) & 255];
+static idist__entry **idist__table_find(idist__table *table, idist__blob key) {
+    idist__entry **link = &table->chains[idist__hash(key.data, key.nbytes) & 255];
 
     while (*link &&
            ((*link)->key_nbytes != key.nbytes || memcmp((*link)->key, key.data, key.nbytes) != 0))
@@ -162,19 +163,19 @@ static idist__entry **idist__table_find(idist__table *t, idist__blob key) {
     return link;
 }
 
-static idist_status idist__table_put(idist__table *t, idist__blob key, const void *value,
+static idist_status idist__table_put(idist__table *table, idist__blob key, const void *value,
                                      size_t nbytes) {
-    idist__entry **link = idist__table_find(t, key);
+    idist__entry **link = idist__table_find(table, key);
     idist__entry *entry = *link;
-    char *copy = (char *)idist__mem_alloc(&t->mem, nbytes);
+    char *copy = (char *)idist__mem_alloc(&table->mem, nbytes);
 
     if (!copy) return IDIST_ERR_NO_MEMORY;
     if (nbytes) memcpy(copy, value, nbytes);
 
     if (!entry) {
-        entry = (idist__entry *)idist__mem_alloc(&t->mem, sizeof *entry + key.nbytes);
+        entry = (idist__entry *)idist__mem_alloc(&table->mem, sizeof *entry + key.nbytes);
         if (!entry) {
-            idist__mem_free(&t->mem, copy);
+            idist__mem_free(&table->mem, copy);
             return IDIST_ERR_NO_MEMORY;
         }
 
@@ -182,47 +183,47 @@ static idist_status idist__table_put(idist__table *t, idist__blob key, const voi
         entry->key_nbytes = key.nbytes;
         memcpy(entry->key, key.data, key.nbytes);
         *link = entry;
-        t->key_count++;
+        table->key_count++;
     }
 
-    idist__mem_free(&t->mem, entry->value);
+    idist__mem_free(&table->mem, entry->value);
     entry->value = copy;
     entry->value_nbytes = nbytes;
 
     return IDIST_OK;
 }
 
-static bool idist__table_remove(idist__table *t, idist__blob key) {
-    idist__entry **link = idist__table_find(t, key);
+static bool idist__table_remove(idist__table *table, idist__blob key) {
+    idist__entry **link = idist__table_find(table, key);
     idist__entry *entry = *link;
 
     if (!entry) return false;
     *link = entry->next;
-    t->key_count--;
-    idist__mem_free(&t->mem, entry->value);
-    idist__mem_free(&t->mem, entry);
+    table->key_count--;
+    idist__mem_free(&table->mem, entry->value);
+    idist__mem_free(&table->mem, entry);
     return true;
 }
 
-static void idist__table_clear(idist__table *t) {
+static void idist__table_clear(idist__table *table) {
     size_t i;
 
-    for (i = 0; i < IDIST__COUNT_OF(t->chains); i++) {
-        while (t->chains[i]) {
+    for (i = 0; i < IDIST__COUNT_OF(table->chains); i++) {
+        while (table->chains[i]) {
             idist__blob key;
 
-            key.data = t->chains[i]->key;
-            key.nbytes = t->chains[i]->key_nbytes;
-            idist__table_remove(t, key);
+            key.data = table->chains[i]->key;
+            key.nbytes = table->chains[i]->key_nbytes;
+            idist__table_remove(table, key);
         }
     }
 }
 
 // The first key of a CHECK or WAIT that does not exist; NULL: all do.
-static const idist__blob *idist__table_missing(idist__table *t, const idist__req *r) {
+static const idist__blob *idist__table_missing(idist__table *table, const idist__req *request) {
     size_t i;
-    for (i = 0; i < r->nkeys; i++)
-        if (!*idist__table_find(t, r->keys[i])) return &r->keys[i];
+    for (i = 0; i < request->nkeys; i++)
+        if (!*idist__table_find(table, request->keys[i])) return &request->keys[i];
     return NULL;
 }
 
@@ -230,8 +231,8 @@ static idist_status idist__table_not_a_number(void) {
     return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number");
 }
 
-static idist_status idist__table_add(idist__table *t, idist__req *r) {
-    idist__entry *entry = *idist__table_find(t, r->key);
+static idist_status idist__table_add(idist__table *table, idist__req *request) {
+    idist__entry *entry = *idist__table_find(table, request->key);
     char text[32];
     int64_t old = 0;
 
@@ -247,10 +248,10 @@ static idist_status idist__table_add(idist__table *t, idist__req *r) {
         if (!is_number) return idist__table_not_a_number();
     }
 
-    r->number = (int64_t)((uint64_t)old + (uint64_t)r->number); // wraps around
-    snprintf(text, sizeof text, "%lld", (long long)r->number);
+    request->number = (int64_t)((uint64_t)old + (uint64_t)request->number); // wraps around
+    snprintf(text, sizeof text, "%lld", (long long)request->number);
 
-    return idist__table_put(t, r->key, text, strlen(text));
+    return idist__table_put(table, request->key, text, strlen(text));
 }
 
 static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
@@ -260,65 +261,69 @@ static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
 }
 
 // Copies a value into the caller's buffer.
-static idist_status idist__table_copy_out(idist__req *r, const void *value, size_t nbytes) {
-    r->nbytes = nbytes;
-    if (nbytes > r->capacity) return idist__table_truncated(nbytes, r->capacity);
-    if (nbytes) memcpy(r->value, value, nbytes);
+static idist_status idist__table_copy_out(idist__req *request, const void *value, size_t nbytes) {
+    request->nbytes = nbytes;
+    if (nbytes > request->capacity) return idist__table_truncated(nbytes, request->capacity);
+    if (nbytes) memcpy(request->value, value, nbytes);
     return IDIST_OK;
 }
 
 // A missing key counts as an empty value. The caller gets the value that the key has afterwards.
-static idist_status idist__table_compare_set(idist__table *t, idist__req *r, bool *changed) {
-    idist__entry *entry = *idist__table_find(t, r->key);
+static idist_status idist__table_compare_set(idist__table *table, idist__req *request,
+                                             bool *changed) {
+    idist__entry *entry = *idist__table_find(table, request->key);
     const char *value = entry ? entry->value : NULL;
     size_t nbytes = entry ? entry->value_nbytes : 0;
     idist_status status;
 
-    if (nbytes != r->a.nbytes || (nbytes && memcmp(value, r->a.data, nbytes) != 0))
-        return idist__table_copy_out(r, value, nbytes);
+    if (nbytes != request->a.nbytes || (nbytes && memcmp(value, request->a.data, nbytes) != 0))
+        return idist__table_copy_out(request, value, nbytes);
 
-    status = idist__table_put(t, r->key, r->b.data, r->b.nbytes);
+    status = idist__table_put(table, request->key, request->b.data, request->b.nbytes);
     if (status != IDIST_OK) return status;
     *changed = true;
 
-    return idist__table_copy_out(r, r->b.data, r->b.nbytes);
+    return idist__table_copy_out(request, request->b.data, request->b.nbytes);
 }
 
 // Carries out a request. *wait: it must be tried again after the table has changed. *changed: the
-// entry of r->key is now another one, or gone.
-static idist_status idist__table_apply(idist__table *t, idist__req *r, bool *wait, bool *changed) {
+// entry of request->key is now another one, or gone.
+static idist_status idist__table_apply(idist__table *table, idist__req *request, bool *wait,
+                                       bool *changed) {
     idist__entry *entry;
     idist_status status;
 
     *wait = *changed = false;
 
-    switch (r->op) {
+    switch (request->op) {
     case IDIST__REQ_SET:
         *changed = true;
-        return idist__table_put(t, r->key, r->a.data, r->a.nbytes);
-    case IDIST__REQ_COMPARE_SET: return idist__table_compare_set(t, r, changed);
+        return idist__table_put(table, request->key, request->a.data, request->a.nbytes);
+    case IDIST__REQ_COMPARE_SET: return idist__table_compare_set(table, request, changed);
     case IDIST__REQ_GET:
-        entry = *idist__table_find(t, r->key);
+        entry = *idist__table_find(table, request->key);
         *wait = !entry;
-        return entry ? idist__table_copy_out(r, entry->value, entry->value_nbytes) : IDIST_OK;
+        return entry ? idist__table_copy_out(request, entry->value, entry->value_nbytes) : IDIST_OK;
     case IDIST__REQ_ADD:
-        status = idist__table_add(t, r);
+        status = idist__table_add(table, request);
         *changed = status == IDIST_OK;
         return status;
-    case IDIST__REQ_CHECK: r->flag = !idist__table_missing(t, r); return IDIST_OK;
-    case IDIST__REQ_WAIT: *wait = idist__table_missing(t, r) != NULL; return IDIST_OK;
-    case IDIST__REQ_NUM_KEYS: r->number = (int64_t)t->key_count; return IDIST_OK;
-    case IDIST__REQ_DELETE: *changed = r->flag = idist__table_remove(t, r->key); return IDIST_OK;
-    default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", r->op);
+    case IDIST__REQ_CHECK: request->flag = !idist__table_missing(table, request); return IDIST_OK;
+    case IDIST__REQ_WAIT: *wait = idist__table_missing(table, request) != NULL; return IDIST_OK;
+    case IDIST__REQ_NUM_KEYS: request->number = (int64_t)table->key_count; return IDIST_OK;
+    case IDIST__REQ_DELETE:
+        *changed = request->flag = idist__table_remove(table, request->key);
+        return IDIST_OK;
+    default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", request->op);
     }
 }
 
 // The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
 // (it is the server's) the first key.
-static idist_status idist__table_timed_out(const idist__req *r, idist__table *t) {
-    const idist__blob *missing = t ? idist__table_missing(t, r) : NULL;
+static idist_status idist__table_timed_out(const idist__req *request, idist__table *table) {
+    const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;
 
-    if (!missing) missing = r->nkeys ? &r->keys[0] : &r->key;
+    if (!missing) missing = request->nkeys ? &request->keys[0] : &request->key;
     return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%.*s\" did not appear in time",
                        (int)missing->nbytes, missing->data);
 }
@@ -337,7 +342,7 @@ typedef struct idist__memory_store {
     idist__table table;
 } idist__memory_store;
 
-static idist_status idist__memory_run(idist_store *store, idist__req *r) {
+static idist_status idist__memory_run(idist_store *store, idist__req *request) {
     idist__memory_store *m = (idist__memory_store *)store->impl;
     bool wait, changed;
     idist_status status;
@@ -345,16 +350,16 @@ static idist_status idist__memory_run(idist_store *store, idist__req *r) {
     pthread_mutex_lock(&m->lock);
 
     for (;;) {
-        status = idist__table_apply(&m->table, r, &wait, &changed);
+        status = idist__table_apply(&m->table, request, &wait, &changed);
         if (changed) pthread_cond_broadcast(&m->changed);
         if (!wait) break;
 
-        if (idist__os_ms_until(r->deadline_ns) == 0) {
-            status = idist__table_timed_out(r, &m->table);
+        if (idist__os_ms_until(request->deadline_ns) == 0) {
+            status = idist__table_timed_out(request, &m->table);
             break;
         }
 
-        idist__os_cond_wait(&m->changed, &m->lock, r->deadline_ns);
+        idist__os_cond_wait(&m->changed, &m->lock, request->deadline_ns);
     }
 
     pthread_mutex_unlock(&m->lock);
@@ -409,11 +414,10 @@ static idist_status idist__memory_open(idist_store *store) {
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__FILE_SERVER_BYTE = 0,   // locked by the server
-    IDIST__FILE_RECORDS_BYTE = 1,  // locked during a request
-    IDIST__FILE_COMMITTED_AT = 8,  // offset of the number of committed bytes
-    IDIST__FILE_RECORDS_AT = 16,   // offset of the first record
-    IDIST__FILE_HEADER_NBYTES = 8, // the two lengths before a record's key
+    IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
+    IDIST__FILE_RECORDS_BYTE = 1, // locked during a request
+    IDIST__FILE_COMMITTED_AT = 8, // offset of the number of committed bytes
+    IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
     IDIST__FILE_WILL_KEY_NBYTES = 9
 };
 enum {
@@ -567,10 +571,10 @@ static idist_status idist__file_revoke_will(idist__file_store *f) {
 
 // Replaces our will; an empty key only takes it back. The offset of its record, which no other will
 // can have, names the byte to lock.
-static idist_status idist__file_set_will(idist__file_store *f, const idist__req *r) {
+static idist_status idist__file_set_will(idist__file_store *f, const idist__req *request) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
-    uint32_t key_nbytes = (uint32_t)r->key.nbytes;
-    size_t nbytes = sizeof key_nbytes + r->key.nbytes + r->a.nbytes;
+    uint32_t key_nbytes = (uint32_t)request->key.nbytes;
+    size_t nbytes = sizeof key_nbytes + request->key.nbytes + request->a.nbytes;
     idist_status status = idist__file_revoke_will(f);
     idist__blob key;
     char *value;
@@ -579,8 +583,8 @@ static idist_status idist__file_set_will(idist__file_store *f, const idist__req 
     value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
     if (!value) return IDIST_ERR_NO_MEMORY;
     memcpy(value, &key_nbytes, sizeof key_nbytes);
-    memcpy(value + sizeof key_nbytes, r->key.data, key_nbytes);
-    memcpy(value + sizeof key_nbytes + key_nbytes, r->a.data, r->a.nbytes);
+    memcpy(value + sizeof key_nbytes, request->key.data, key_nbytes);
+    memcpy(value + sizeof key_nbytes + key_nbytes, request->a.data, request->a.nbytes);
 
     f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
     key = idist__file_will_key(f->own_will, buf);
@@ -651,40 +655,40 @@ static idist_status idist__file_execute_wills(idist__file_store *f) {
 }
 
 // Carries out a request. The records are locked.
-static idist_status idist__file_apply(idist__file_store *f, idist__req *r, bool *wait,
+static idist_status idist__file_apply(idist__file_store *f, idist__req *request, bool *wait,
                                       bool *changed) {
     idist_status status = idist__file_replay(f);
 
     if (status == IDIST_OK) status = idist__file_execute_wills(f);
     if (status != IDIST_OK) return status;
-    if (r->op == IDIST__REQ_WILL) return idist__file_set_will(f, r);
-    status = idist__table_apply(&f->table, r, wait, changed);
-    return *changed ? idist__file_append(f, r->key) : status;
+    if (request->op == IDIST__REQ_WILL) return idist__file_set_will(f, request);
+    status = idist__table_apply(&f->table, request, wait, changed);
+    return *changed ? idist__file_append(f, request->key) : status;
 }
 
 // Tries a request once. *wait: try it again later.
-static idist_status idist__file_try(idist__file_store *f, idist__req *r, bool *wait) {
+static idist_status idist__file_try(idist__file_store *f, idist__req *request, bool *wait) {
     bool changed = false, needs_server;
-    idist_status status = idist__file_lock_records(f, r->deadline_ns);
+    idist_status status = idist__file_lock_records(f, request->deadline_ns);
 
     if (status != IDIST_OK) return status;
-    status = idist__file_apply(f, r, wait, &changed);
+    status = idist__file_apply(f, request, wait, &changed);
     if (status != IDIST_OK)
         idist__file_forget(f); // the tables may be ahead of the file: replay all of it next time
     idist__file_unlock_records(f);
     if (status != IDIST_OK) return status;
 
-    needs_server = *wait || changed || r->op == IDIST__REQ_CHECK;
+    needs_server = *wait || changed || request->op == IDIST__REQ_CHECK;
     if (needs_server && !f->server && !idist__file_has_server(f))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
                            f->path);
-    if (*wait && idist__os_ms_until(r->deadline_ns) == 0)
-        return idist__table_timed_out(r, &f->table);
+    if (*wait && idist__os_ms_until(request->deadline_ns) == 0)
+        return idist__table_timed_out(request, &f->table);
 
     return IDIST_OK;
 }
 
-static idist_status idist__file_store_run(idist_store *store, idist__req *r) {
+static idist_status idist__file_store_run(idist_store *store, idist__req *request) {
     idist__file_store *f = (idist__file_store *)store->impl;
     int pause_ms = 1;
 
@@ -693,7 +697,7 @@ static idist_status idist__file_store_run(idist_store *store, idist__req *r) {
         idist_status status;
 
         pthread_mutex_lock(&f->lock);
-        status = idist__file_try(f, r, &wait);
+        status = idist__file_try(f, request, &wait);
         pthread_mutex_unlock(&f->lock);
         if (status != IDIST_OK || !wait) return status;
 
@@ -899,50 +903,50 @@ static const char *idist__wire_fields(int op) {
     }
 }
 
-static void idist__wire_read_keys(idist__wire_reader *reader, idist__req *r, idist__blob *keys,
-                                  size_t keys_capacity) {
+static void idist__wire_read_keys(idist__wire_reader *reader, idist__req *request,
+                                  idist__blob *keys, size_t keys_capacity) {
     uint64_t i, count;
 
     idist__wire_read(reader, &count, sizeof count);
     if (count > keys_capacity) reader->invalid = true;
     for (i = 0; i < count && !reader->truncated && !reader->invalid; i++)
         keys[i] = idist__wire_read_blob(reader, IDIST__KEY_MAX + 1);
-    r->keys = keys;
-    r->nkeys = (size_t)count;
+    request->keys = keys;
+    request->nkeys = (size_t)count;
 }
 
 // Reads one request from the front of a buffer. > 0: its size; 0: more bytes are needed; -1: it is
 // invalid. The request points into the buffer and into `keys`.
-static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *r,
+static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *request,
                                     idist__blob *keys, size_t keys_capacity) {
     const char *field;
     idist__wire_reader reader;
-    idist__blob *value = &r->a; // the second value goes into r->b
+    idist__blob *value = &request->a; // the second value goes into request->b
     uint32_t magic;
 
-    memset(r, 0, sizeof *r);
+    memset(request, 0, sizeof *request);
     memset(&reader, 0, sizeof reader);
     if (!nbytes) return 0;
     reader.next = buf + 1;
     reader.remaining = nbytes - 1;
-    r->op = (unsigned char)buf[0];
-    field = idist__wire_fields(r->op);
+    request->op = (unsigned char)buf[0];
+    field = idist__wire_fields(request->op);
     if (!field) return -1;
 
     for (; *field; field++) {
         switch (*field) {
         case 'm':
             idist__wire_read(&reader, &magic, sizeof magic);
-            r->number = (int64_t)magic;
+            request->number = (int64_t)magic;
             break;
-        case 'k': r->key = idist__wire_read_blob(&reader, IDIST__KEY_MAX + 1); break;
-        case 'v': r->a = idist__wire_read_blob(&reader, IDIST__VALUE_MAX); break;
+        case 'k': request->key = idist__wire_read_blob(&reader, IDIST__KEY_MAX + 1); break;
+        case 'v': request->a = idist__wire_read_blob(&reader, IDIST__VALUE_MAX); break;
         case 'h':
             *value = idist__wire_read_blob(&reader, IDIST__VALUE_MAX / 2);
-            value = &r->b;
+            value = &request->b;
             break;
-        case 'n': idist__wire_read(&reader, &r->number, sizeof r->number); break;
-        case 'l': idist__wire_read_keys(&reader, r, keys, keys_capacity); break;
+        case 'n': idist__wire_read(&reader, &request->number, sizeof request->number); break;
+        case 'l': idist__wire_read_keys(&reader, request, keys, keys_capacity); break;
         default: return -1;
         }
     }
@@ -1131,357 +1135,372 @@ typedef struct idist__server {
 } idist__server;
 
 // A client has gone without taking its will back. A value that the key has already stays.
-static void idist__server_execute_will(idist__server *sv, const idist__server_client *c) {
+static void idist__server_execute_will(idist__server *server, const idist__server_client *client) {
     idist__blob key;
 
-    key.data = c->will;
-    key.nbytes = c->will_key_nbytes;
-    if (*idist__table_find(&sv->table, key)) return;
-    sv->will_executed = idist__table_put(&sv->table, key, c->will + c->will_key_nbytes,
-                                         c->will_nbytes - c->will_key_nbytes) == IDIST_OK;
+    key.data = client->will;
+    key.nbytes = client->will_key_nbytes;
+    if (*idist__table_find(&server->table, key)) return;
+    server->will_executed =
+        idist__table_put(&server->table, key, client->will + client->will_key_nbytes,
+                         client->will_nbytes - client->will_key_nbytes) == IDIST_OK;
 }
 
 // The last client takes the index of the dropped one.
-static void idist__server_drop(idist__server *sv, int index) {
-    idist__server_client *c = sv->clients[index];
+static void idist__server_drop(idist__server *server, int index) {
+    idist__server_client *client = server->clients[index];
 
-    idist__os_close(&c->fd);
-    if (c->will_key_nbytes) idist__server_execute_will(sv, c);
-    idist__mem_free(&sv->mem, c->will);
-    idist__mem_free(&sv->mem, c->in.data);
-    idist__mem_free(&sv->mem, c->out.data);
-    idist__mem_free(&sv->mem, c);
-    sv->clients[index] = sv->clients[--sv->client_count];
+    idist__os_close(&client->fd);
+    if (client->will_key_nbytes) idist__server_execute_will(server, client);
+    idist__mem_free(&server->mem, client->will);
+    idist__mem_free(&server->mem, client->in.data);
+    idist__mem_free(&server->mem, client->out.data);
+    idist__mem_free(&server->mem, client);
+    server->clients[index] = server->clients[--server->client_count];
 }
 
-static bool idist__server_reply(idist__server *sv, idist__server_client *c, const void *data,
-                                size_t nbytes) {
-    return idist__buffer_append(&sv->mem, &c->out, data, nbytes);
+static bool idist__server_reply(idist__server *server, idist__server_client *client,
+                                const void *data, size_t nbytes) {
+    return idist__buffer_append(&server->mem, &client->out, data, nbytes);
 }
 
-static bool idist__server_reply_value(idist__server *sv, idist__server_client *c,
-                                      const idist__req *r) {
-    uint64_t nbytes = r->nbytes;
-    return idist__server_reply(sv, c, &nbytes, sizeof nbytes) &&
-           idist__server_reply(sv, c, r->value, r->nbytes);
+static bool idist__server_reply_value(idist__server *server, idist__server_client *client,
+                                      const idist__req *request) {
+    uint64_t nbytes = request->nbytes;
+    return idist__server_reply(server, client, &nbytes, sizeof nbytes) &&
+           idist__server_reply(server, client, request->value, request->nbytes);
 }
 
-static bool idist__server_reply_number(idist__server *sv, idist__server_client *c, int64_t number) {
-    return idist__server_reply(sv, c, &number, sizeof number);
+static bool idist__server_reply_number(idist__server *server, idist__server_client *client,
+                                       int64_t number) {
+    return idist__server_reply(server, client, &number, sizeof number);
 }
 
 // True means 0 on the wire, as in torch's protocol.
-static bool idist__server_reply_flag(idist__server *sv, idist__server_client *c, bool flag) {
+static bool idist__server_reply_flag(idist__server *server, idist__server_client *client,
+                                     bool flag) {
     uint8_t byte = flag ? 0 : 1;
-    return idist__server_reply(sv, c, &byte, sizeof byte);
+    return idist__server_reply(server, client, &byte, sizeof byte);
 }
 
-static bool idist__server_reply_to(idist__server *sv, idist__server_client *c,
-                                   const idist__req *r) {
-    switch (r->op) {
+static bool idist__server_reply_to(idist__server *server, idist__server_client *client,
+                                   const idist__req *request) {
+    switch (request->op) {
     case IDIST__REQ_GET:
-    case IDIST__REQ_COMPARE_SET: return idist__server_reply_value(sv, c, r);
+    case IDIST__REQ_COMPARE_SET: return idist__server_reply_value(server, client, request);
     case IDIST__REQ_ADD:
-    case IDIST__REQ_NUM_KEYS: return idist__server_reply_number(sv, c, r->number);
-    case IDIST__REQ_DELETE: return idist__server_reply_number(sv, c, r->flag ? 1 : 0);
-    case IDIST__REQ_CHECK: return idist__server_reply_flag(sv, c, r->flag);
-    case IDIST__REQ_WAIT: return idist__server_reply_flag(sv, c, true);
+    case IDIST__REQ_NUM_KEYS: return idist__server_reply_number(server, client, request->number);
+    case IDIST__REQ_DELETE:
+        return idist__server_reply_number(server, client, request->flag ? 1 : 0);
+    case IDIST__REQ_CHECK: return idist__server_reply_flag(server, client, request->flag);
+    case IDIST__REQ_WAIT: return idist__server_reply_flag(server, client, true);
     default: return true;
     }
 }
 
 // Replaces a client's will; an empty key only takes it back. False: out of memory.
-static bool idist__server_set_will(idist__server *sv, idist__server_client *c,
-                                   const idist__req *r) {
-    idist__mem_free(&sv->mem, c->will);
-    c->will = NULL;
-    c->will_key_nbytes = c->will_nbytes = 0;
-    if (!r->key.nbytes) return true;
-    c->will = (char *)idist__mem_raw(&sv->mem, r->key.nbytes + r->a.nbytes);
-    if (!c->will) return false;
+static bool idist__server_set_will(idist__server *server, idist__server_client *client,
+                                   const idist__req *request) {
+    idist__mem_free(&server->mem, client->will);
+    client->will = NULL;
+    client->will_key_nbytes = client->will_nbytes = 0;
+    if (!request->key.nbytes) return true;
+    client->will = (char *)idist__mem_raw(&server->mem, request->key.nbytes + request->a.nbytes);
+    if (!client->will) return false;
 
-    memcpy(c->will, r->key.data, r->key.nbytes);
-    if (r->a.nbytes) memcpy(c->will + r->key.nbytes, r->a.data, r->a.nbytes);
-    c->will_key_nbytes = r->key.nbytes;
-    c->will_nbytes = r->key.nbytes + r->a.nbytes;
+    memcpy(client->will, request->key.data, request->key.nbytes);
+    if (request->a.nbytes)
+        memcpy(client->will + request->key.nbytes, request->a.data, request->a.nbytes);
+    client->will_key_nbytes = request->key.nbytes;
+    client->will_nbytes = request->key.nbytes + request->a.nbytes;
 
     return true;
 }
 
 // Carries out one request of a client. *wait: it must be tried again after the table has changed.
 // False: drop the client.
-static bool idist__server_request(idist__server *sv, idist__server_client *c, idist__req *r,
-                                  bool *wait, bool *changed) {
+static bool idist__server_request(idist__server *server, idist__server_client *client,
+                                  idist__req *request, bool *wait, bool *changed) {
     bool changed_here = false;
 
     *wait = false;
 
-    if (r->op == IDIST__REQ_VALIDATE) {
-        c->valid = r->number == (int64_t)IDIST__STORE_MAGIC;
-        return c->valid;
+    if (request->op == IDIST__REQ_VALIDATE) {
+        client->valid = request->number == (int64_t)IDIST__STORE_MAGIC;
+        return client->valid;
     }
 
-    if (!c->valid) return false;
-    if (r->op == IDIST__REQ_CANCEL_WAIT)
+    if (!client->valid) return false;
+    if (request->op == IDIST__REQ_CANCEL_WAIT)
         return true; // it crossed our answer, and nothing waits any more
-    if (r->op == IDIST__REQ_WILL) return idist__server_set_will(sv, c, r);
+    if (request->op == IDIST__REQ_WILL) return idist__server_set_will(server, client, request);
 
-    r->value = sv->value;
-    r->capacity = IDIST__VALUE_MAX;
+    request->value = server->value;
+    request->capacity = IDIST__VALUE_MAX;
 
-    if (idist__table_apply(&sv->table, r, wait, &changed_here) != IDIST_OK) {
-        if (r->op != IDIST__REQ_ADD) return false;
-        r->number = IDIST__NOT_A_NUMBER;
+    if (idist__table_apply(&server->table, request, wait, &changed_here) != IDIST_OK) {
+        if (request->op != IDIST__REQ_ADD) return false;
+        request->number = IDIST__NOT_A_NUMBER;
     }
 
     if (changed_here) *changed = true;
 
-    if (*wait && r->op == IDIST__REQ_GET) { // deleted between the client's WAIT and its GET, which
-        *wait = false;                      // makes it wait again
-        return idist__server_reply_number(sv, c, (int64_t)IDIST__NO_VALUE);
+    // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
+    if (*wait && request->op == IDIST__REQ_GET) {
+        *wait = false;
+        return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
     }
 
-    return *wait || idist__server_reply_to(sv, c, r);
+    return *wait || idist__server_reply_to(server, client, request);
 }
 
 // Serves what has arrived from a client, up to a request that has to wait. *changed is set when the
 // table changed. False: drop the client.
-static bool idist__server_serve(idist__server *sv, idist__server_client *c, bool *changed) {
+static bool idist__server_serve(idist__server *server, idist__server_client *client,
+                                bool *changed) {
     size_t used = 0;
 
-    c->waiting = false;
+    client->waiting = false;
 
-    while (!c->waiting) {
-        const char *next = c->in.data + used;
-        size_t remaining = c->in.nbytes - used;
-        idist__req r;
+    while (!client->waiting) {
+        const char *next = client->in.data + used;
+        size_t remaining = client->in.nbytes - used;
+        idist__req request;
         bool wait;
-        ptrdiff_t nbytes = idist__store_parse(next, remaining, &r, sv->keys, IDIST__KEYS_MAX);
+        ptrdiff_t nbytes =
+            idist__store_parse(next, remaining, &request, server->keys, IDIST__KEYS_MAX);
 
         if (nbytes == 0 && remaining < IDIST__STORE_REQUEST_MAX) break;
-        if (nbytes <= 0 || !idist__server_request(sv, c, &r, &wait, changed)) return false;
+        if (nbytes <= 0 || !idist__server_request(server, client, &request, &wait, changed))
+            return false;
 
         if (wait && remaining > (size_t)nbytes && next[nbytes] == IDIST__REQ_CANCEL_WAIT) {
             nbytes++;
-            if (!idist__server_reply_flag(sv, c, false)) return false;
+            if (!idist__server_reply_flag(server, client, false)) return false;
         } else if (wait) {
-            c->waiting = true;
+            client->waiting = true;
             break;
         }
 
         used += (size_t)nbytes;
     }
 
-    idist__buffer_consume(&c->in, used);
+    idist__buffer_consume(&client->in, used);
 
-    return c->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX; // a client that never reads is dropped
+    // A client that keeps asking and never reads is dropped.
+    return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
 }
 
 // Reads what has arrived. False: drop the client.
-static bool idist__server_read(idist__server *sv, idist__server_client *c) {
-    idist__buffer *in = &c->in;
+static bool idist__server_read(idist__server *server, idist__server_client *client) {
+    idist__buffer *in = &client->in;
 
     for (;;) {
         ptrdiff_t nbytes;
 
         if (in->nbytes >= IDIST__STORE_REQUEST_MAX)
             return true; // a whole request is there: serve it first
-        if (!idist__buffer_reserve(&sv->mem, &in->data, &in->capacity, in->nbytes,
+        if (!idist__buffer_reserve(&server->mem, &in->data, &in->capacity, in->nbytes,
                                    in->nbytes + 4096))
             return false;
-        nbytes = idist__sock_read(c->fd, in->data + in->nbytes, in->capacity - in->nbytes);
+        nbytes = idist__sock_read(client->fd, in->data + in->nbytes, in->capacity - in->nbytes);
         if (nbytes <= 0) return nbytes == 0;
         in->nbytes += (size_t)nbytes;
     }
 }
 
 // Sends what the socket takes now. False: drop the client.
-static bool idist__server_write(idist__server_client *c) {
+static bool idist__server_write(idist__server_client *client) {
     size_t sent = 0;
 
-    while (sent < c->out.nbytes) {
+    while (sent < client->out.nbytes) {
         struct iovec part;
         ptrdiff_t nbytes;
 
-        part.iov_base = c->out.data + sent;
-        part.iov_len = c->out.nbytes - sent;
-        nbytes = idist__sock_write(c->fd, &part, 1);
+        part.iov_base = client->out.data + sent;
+        part.iov_len = client->out.nbytes - sent;
+        nbytes = idist__sock_write(client->fd, &part, 1);
         if (nbytes < 0) return false;
         if (nbytes == 0) break;
         sent += (size_t)nbytes;
     }
 
-    idist__buffer_consume(&c->out, sent);
+    idist__buffer_consume(&client->out, sent);
 
     return true;
 }
 
 // Accepts connections while they may begin a handshake.
-static void idist__server_accept(idist__server *sv) {
-    idist__handshake *h;
+static void idist__server_accept(idist__server *server) {
+    idist__handshake *handshake;
 
-    while ((h = idist__porch_place(&sv->pending)) != NULL) {
-        int fd = idist__sock_accept(sv->listener);
+    while ((handshake = idist__porch_place(&server->pending)) != NULL) {
+        int fd = idist__sock_accept(server->listener);
 
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
-            if (!idist__porch_make_way(&sv->pending))
-                __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
+            if (!idist__porch_make_way(&server->pending))
+                __atomic_store_n(&server->no_fds, 1, __ATOMIC_RELAXED);
             idist__os_pause_ms(1); // no busy loop while descriptors are short
         }
 
         if (fd < 0) return;
-        idist__os_close(&h->fd);
-        idist__auth_begin(h, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0,
+        idist__os_close(&handshake->fd);
+        idist__auth_begin(handshake, fd, true, server->key, IDIST__ROLE_STORE, 0, 0, 0,
                           idist__os_deadline(IDIST__PORCH_MS));
-        h->ready = true;
+        handshake->ready = true;
     }
 }
 
 // Turns a connection whose handshake is done into a client.
-static void idist__server_admit(idist__server *sv, idist__handshake *h) {
-    idist__server_client *c = NULL;
+static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
+    idist__server_client *client = NULL;
 
-    if (sv->client_count < IDIST__SERVER_CLIENTS)
-        c = (idist__server_client *)idist__mem_alloc(&sv->mem, sizeof *c);
+    if (server->client_count < IDIST__SERVER_CLIENTS)
+        client = (idist__server_client *)idist__mem_alloc(&server->mem, sizeof *client);
 
-    if (!c) {
-        idist__os_close(&h->fd);
+    if (!client) {
+        idist__os_close(&handshake->fd);
         return;
     }
 
-    c->fd = h->fd;
-    h->fd = -1;
-    sv->clients[sv->client_count++] = c;
+    client->fd = handshake->fd;
+    handshake->fd = -1;
+    server->clients[server->client_count++] = client;
 }
 
 // Continues the handshakes for which something has arrived.
-static void idist__server_handshakes(idist__server *sv) {
+static void idist__server_handshakes(idist__server *server) {
     int i;
 
     for (i = 0; i < IDIST__PORCH; i++) {
-        idist__handshake *h = &sv->pending.place[i];
+        idist__handshake *handshake = &server->pending.place[i];
         bool done = false;
 
-        if (h->fd >= 0 && idist__os_now_ns() >= h->deadline_ns) idist__os_close(&h->fd);
-        if (h->fd < 0 || !h->ready) continue;
-        h->ready = false;
+        if (handshake->fd >= 0 && idist__os_now_ns() >= handshake->deadline_ns)
+            idist__os_close(&handshake->fd);
+        if (handshake->fd < 0 || !handshake->ready) continue;
+        handshake->ready = false;
 
-        if (idist__auth_step(h, &done) != IDIST_OK) {
-            if (idist__auth_other_order(h)) __atomic_store_n(&sv->other_order, 1, __ATOMIC_RELAXED);
-            idist__os_close(&h->fd);
-            __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
+        if (idist__auth_step(handshake, &done) != IDIST_OK) {
+            if (idist__auth_other_order(handshake))
+                __atomic_store_n(&server->other_order, 1, __ATOMIC_RELAXED);
+            idist__os_close(&handshake->fd);
+            __atomic_add_fetch(&server->nrefused, 1, __ATOMIC_RELAXED);
         }
 
-        if (h->fd >= 0 && done) idist__server_admit(sv, h);
+        if (handshake->fd >= 0 && done) idist__server_admit(server, handshake);
     }
 }
 
 // Reads, serves and writes. What a client sent before it left still counts.
-static bool idist__server_client_ready(idist__server *sv, idist__server_client *c, bool *changed) {
-    bool alive = idist__server_read(sv, c);
-    return idist__server_serve(sv, c, changed) && alive && idist__server_write(c);
+static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
+                                       bool *changed) {
+    bool alive = idist__server_read(server, client);
+    return idist__server_serve(server, client, changed) && alive && idist__server_write(client);
 }
 
 // After a change of the table, tries the requests that wait, whose answers may change it again.
-static void idist__server_serve_waiting(idist__server *sv, bool changed) {
+static void idist__server_serve_waiting(idist__server *server, bool changed) {
     int i;
 
-    while (changed || sv->will_executed) {
-        changed = sv->will_executed = false;
+    while (changed || server->will_executed) {
+        changed = server->will_executed = false;
 
-        for (i = sv->client_count - 1; i >= 0; i--) {
-            idist__server_client *c = sv->clients[i];
+        for (i = server->client_count - 1; i >= 0; i--) {
+            idist__server_client *client = server->clients[i];
 
-            if (!c->waiting) continue;
-            if (!idist__server_serve(sv, c, &changed) || !idist__server_write(c))
-                idist__server_drop(sv, i);
+            if (!client->waiting) continue;
+            if (!idist__server_serve(server, client, &changed) || !idist__server_write(client))
+                idist__server_drop(server, i);
         }
     }
 }
 
 // Waits until something is to be done. Returns false when the thread has to end.
-static bool idist__server_poll(idist__server *sv, bool may_accept) {
-    struct pollfd *polls = sv->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
+static bool idist__server_poll(idist__server *server, bool may_accept) {
+    struct pollfd *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
     int i, pending_count, timeout_ms = -1;
 
-    polls[IDIST__SERVER_POLL_WAKE].fd = sv->wake;
-    polls[IDIST__SERVER_POLL_LISTENER].fd = may_accept ? sv->listener : -1;
-    polls[IDIST__SERVER_POLL_MULTICAST].fd = sv->multicast.fd;
+    polls[IDIST__SERVER_POLL_WAKE].fd = server->wake;
+    polls[IDIST__SERVER_POLL_LISTENER].fd = may_accept ? server->listener : -1;
+    polls[IDIST__SERVER_POLL_MULTICAST].fd = server->multicast.fd;
     for (i = 0; i < IDIST__SERVER_POLL_CLIENTS; i++) polls[i].events = POLLIN;
 
-    for (i = 0; i < sv->client_count; i++) {
-        clients[i].fd = sv->clients[i]->fd;
-        clients[i].events = (short)(POLLIN | (sv->clients[i]->out.nbytes ? POLLOUT : 0));
+    for (i = 0; i < server->client_count; i++) {
+        clients[i].fd = server->clients[i]->fd;
+        clients[i].events = (short)(POLLIN | (server->clients[i]->out.nbytes ? POLLOUT : 0));
     }
 
-    pending_count = idist__porch_poll(&sv->pending, clients + sv->client_count);
+    pending_count = idist__porch_poll(&server->pending, clients + server->client_count);
     if (pending_count) timeout_ms = may_accept ? 100 : 10; // handshakes have deadlines
-    if (poll(polls, (nfds_t)(IDIST__SERVER_POLL_CLIENTS + sv->client_count + pending_count),
+    if (poll(polls, (nfds_t)(IDIST__SERVER_POLL_CLIENTS + server->client_count + pending_count),
              timeout_ms) < 0 &&
         errno != EINTR)
         return false;
     if (polls[IDIST__SERVER_POLL_WAKE].revents) return false;
-    idist__porch_polled(&sv->pending, clients + sv->client_count);
+    idist__porch_polled(&server->pending, clients + server->client_count);
 
     return true;
 }
 
 static void *idist__server_main(void *arg) {
-    idist__server *sv = (idist__server *)arg;
-    struct pollfd *polls = sv->polls;
+    idist__server *server = (idist__server *)arg;
+    struct pollfd *polls = server->polls;
 
     for (;;) {
-        bool changed = false, may_accept = idist__porch_place(&sv->pending) != NULL;
+        bool changed = false, may_accept = idist__porch_place(&server->pending) != NULL;
         int i;
 
-        if (!idist__server_poll(sv, may_accept)) return NULL;
+        if (!idist__server_poll(server, may_accept)) return NULL;
 
         // Downwards: a dropped client is replaced by the last one, which has been served.
-        for (i = sv->client_count - 1; i >= 0; i--)
+        for (i = server->client_count - 1; i >= 0; i--)
             if (polls[IDIST__SERVER_POLL_CLIENTS + i].revents &&
-                !idist__server_client_ready(sv, sv->clients[i], &changed))
-                idist__server_drop(sv, i);
-        idist__server_serve_waiting(sv, changed);
+                !idist__server_client_ready(server, server->clients[i], &changed))
+                idist__server_drop(server, i);
+        idist__server_serve_waiting(server, changed);
 
         if (polls[IDIST__SERVER_POLL_MULTICAST].revents)
-            idist__multicast_answer(&sv->multicast, sv->port);
-        if (may_accept && polls[IDIST__SERVER_POLL_LISTENER].revents) idist__server_accept(sv);
-        idist__server_handshakes(sv);
+            idist__multicast_answer(&server->multicast, server->port);
+        if (may_accept && polls[IDIST__SERVER_POLL_LISTENER].revents) idist__server_accept(server);
+        idist__server_handshakes(server);
     }
 }
 
 // Ends the thread and frees everything. Clients that are connected see the end of their stream.
-static void idist__server_stop(idist__server *sv) {
+static void idist__server_stop(idist__server *server) {
     uint64_t one = 1;
 
-    if (sv->running) {
-        while (write(sv->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
-        pthread_join(sv->thread, NULL);
+    if (server->running) {
+        while (write(server->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
+        pthread_join(server->thread, NULL);
     }
 
-    while (sv->client_count) idist__server_drop(sv, 0);
-    idist__porch_close(&sv->pending);
-    idist__os_close(&sv->wake);
-    idist__os_close(&sv->listener);
-    idist__os_close(&sv->multicast.fd);
-    idist__table_clear(&sv->table);
-    idist__mem_free(&sv->mem, sv->keys);
-    idist__mem_free(&sv->mem, sv->value);
-    idist__mem_free(&sv->mem, sv->polls);
-    idist__mem_free(&sv->mem, sv);
+    while (server->client_count) idist__server_drop(server, 0);
+    idist__porch_close(&server->pending);
+    idist__os_close(&server->wake);
+    idist__os_close(&server->listener);
+    idist__os_close(&server->multicast.fd);
+    idist__table_clear(&server->table);
+    idist__mem_free(&server->mem, server->keys);
+    idist__mem_free(&server->mem, server->value);
+    idist__mem_free(&server->mem, server->polls);
+    idist__mem_free(&server->mem, server);
 }
 
 // The memory that the thread uses, so that no client can make it run out of that.
-static idist_status idist__server_prepare(idist__server *sv) {
+static idist_status idist__server_prepare(idist__server *server) {
     size_t poll_count = IDIST__SERVER_POLL_CLIENTS + IDIST__SERVER_CLIENTS + IDIST__PORCH;
 
-    sv->polls = (struct pollfd *)idist__mem_raw(&sv->mem, sizeof *sv->polls * poll_count);
-    sv->keys = (idist__blob *)idist__mem_raw(&sv->mem, sizeof *sv->keys * IDIST__KEYS_MAX);
-    sv->value = (char *)idist__mem_raw(&sv->mem, IDIST__VALUE_MAX);
-    if (!sv->polls || !sv->keys || !sv->value) return IDIST_ERR_NO_MEMORY;
+    server->polls =
+        (struct pollfd *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
+    server->keys =
+        (idist__blob *)idist__mem_raw(&server->mem, sizeof *server->keys * IDIST__KEYS_MAX);
+    server->value = (char *)idist__mem_raw(&server->mem, IDIST__VALUE_MAX);
+    if (!server->polls || !server->keys || !server->value) return IDIST_ERR_NO_MEMORY;
 
-    sv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    return sv->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
+    server->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return server->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
 }
 
 // Starts a server with a thread of its own. It owns the listener and the socket of `multicast` from
@@ -1489,45 +1508,45 @@ static idist_status idist__server_prepare(idist__server *sv) {
 static idist_status idist__server_start(const idist_allocator *mem, int listener, int port,
                                         idist__multicast *multicast, const uint8_t key[32],
                                         idist__server **out) {
-    idist__server *sv = (idist__server *)idist__mem_alloc(mem, sizeof *sv);
+    idist__server *server = (idist__server *)idist__mem_alloc(mem, sizeof *server);
     idist_status status;
 
     *out = NULL;
 
-    if (!sv) {
+    if (!server) {
         idist__os_close(&listener);
         idist__os_close(&multicast->fd);
         return IDIST_ERR_NO_MEMORY;
     }
 
-    if (mem) sv->mem = *mem;
-    sv->table.mem = sv->mem;
-    memcpy(sv->key, key, 32);
-    sv->listener = listener;
-    sv->port = port;
-    sv->multicast = *multicast;
+    if (mem) server->mem = *mem;
+    server->table.mem = server->mem;
+    memcpy(server->key, key, 32);
+    server->listener = listener;
+    server->port = port;
+    server->multicast = *multicast;
     multicast->fd = -1;
-    sv->wake = -1;
-    idist__porch_init(&sv->pending);
+    server->wake = -1;
+    idist__porch_init(&server->pending);
 
-    status = idist__server_prepare(sv);
-    if (status == IDIST_OK && idist__os_thread(&sv->thread, idist__server_main, sv) != 0)
+    status = idist__server_prepare(server);
+    if (status == IDIST_OK && idist__os_thread(&server->thread, idist__server_main, server) != 0)
         status = idist__fail(IDIST_ERR_SYSTEM, "store: no thread for the server");
 
     if (status != IDIST_OK) {
-        idist__server_stop(sv);
+        idist__server_stop(server);
         return status;
     }
 
-    sv->running = true;
-    *out = sv;
+    server->running = true;
+    *out = server;
 
     return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses os socket err mem address stream auth pending buffer table wire
+// uses os socket err mem address connection auth pending buffer table wire
 // uses multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
@@ -1540,10 +1559,10 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
-    IDIST__SLICE_MS = 50,     // for which a waiting thread keeps the connection
-    IDIST__PROBE_MS = 5000,   // after which it asks anew, to see whether the server still answers
-    IDIST__RETRY_MS = 10000   // for which a client that the server has turned away tries again
+    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
+    IDIST__SLICE_MS = 50,            // for which a waiting thread keeps the connection
+    IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
+    IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
 };
 
 typedef struct idist__tcp_store {
@@ -1558,12 +1577,13 @@ typedef struct idist__tcp_store {
 } idist__tcp_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
 
-    if (!idist__buffer_reserve(&store->mem, &c->out, &c->out_capacity, c->nout, c->nout + nbytes))
+    if (!idist__buffer_reserve(&store->mem, &client->out, &client->out_capacity, client->nout,
+                               client->nout + nbytes))
         return false;
-    if (nbytes) memcpy(c->out + c->nout, data, nbytes);
-    c->nout += nbytes;
+    if (nbytes) memcpy(client->out + client->nout, data, nbytes);
+    client->nout += nbytes;
     return true;
 }
 
@@ -1574,38 +1594,41 @@ static bool idist__client_put_blob(idist_store *store, idist__blob blob, const c
            idist__client_put(store, blob.data, blob.nbytes);
 }
 
-static bool idist__client_put_keys(idist_store *store, const idist__req *r) {
-    uint64_t count = r->nkeys;
+static bool idist__client_put_keys(idist_store *store, const idist__req *request) {
+    uint64_t count = request->nkeys;
     bool ok = idist__client_put(store, &count, sizeof count);
     size_t i;
 
-    for (i = 0; i < r->nkeys && ok; i++) ok = idist__client_put_blob(store, r->keys[i], "/");
+    for (i = 0; i < request->nkeys && ok; i++)
+        ok = idist__client_put_blob(store, request->keys[i], "/");
     return ok;
 }
 
 // Encodes one request for the wire. False: out of memory.
-static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
-    const char *field = idist__wire_fields(r->op);
-    const idist__blob *value = &r->a;
-    uint8_t op = (uint8_t)r->op;
+static bool idist__tcp_encode(idist_store *store, const idist__req *request) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    const char *field = idist__wire_fields(request->op);
+    const idist__blob *value = &request->a;
+    uint8_t op = (uint8_t)request->op;
     uint32_t magic = IDIST__STORE_MAGIC;
-    bool ok, takes_will_back = r->op == IDIST__REQ_WILL && !r->key.nbytes;
+    bool ok, takes_will_back = request->op == IDIST__REQ_WILL && !request->key.nbytes;
 
-    c->nout = 0;
+    client->nout = 0;
     ok = idist__client_put(store, &op, 1);
 
     for (; ok && field && *field; field++) {
         switch (*field) {
         case 'm': ok = idist__client_put(store, &magic, sizeof magic); break;
-        case 'k': ok = idist__client_put_blob(store, r->key, takes_will_back ? "" : "/"); break;
+        case 'k':
+            ok = idist__client_put_blob(store, request->key, takes_will_back ? "" : "/");
+            break;
         case 'v':
         case 'h':
             ok = idist__client_put_blob(store, *value, "");
-            value = &r->b;
+            value = &request->b;
             break;
-        case 'n': ok = idist__client_put(store, &r->number, sizeof r->number); break;
-        case 'l': ok = idist__client_put_keys(store, r); break;
+        case 'n': ok = idist__client_put(store, &request->number, sizeof request->number); break;
+        case 'l': ok = idist__client_put_keys(store, request); break;
         default: break;
         }
     }
@@ -1614,45 +1637,45 @@ static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
 }
 
 // Marks the connection as unusable: nobody can tell how much of an answer is still to come.
-static idist_status idist__client_break(idist__tcp_store *c) {
+static idist_status idist__client_break(idist__tcp_store *client) {
     int error = errno;
 
     if (error == ETIMEDOUT)
-        c->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
+        client->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
     else
-        c->broken =
+        client->broken =
             idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server broke: %s",
                         error ? strerror(error) : "it closed");
 
-    return c->broken;
+    return client->broken;
 }
 
-static bool idist__client_receive(idist__tcp_store *c, void *data, size_t nbytes,
+static bool idist__client_receive(idist__tcp_store *client, void *data, size_t nbytes,
                                   int64_t deadline_ns) {
-    return idist__sock_read_all(c->fd, data, nbytes, deadline_ns);
+    return idist__sock_read_all(client->fd, data, nbytes, deadline_ns);
 }
 
 // The answer to GET and COMPARE_SET goes into the caller's buffer, or is discarded when it does not
-// fit. r->flag: the key has been deleted since the WAIT.
-static idist_status idist__client_receive_value(idist__tcp_store *c, idist__req *r,
+// fit. request->flag: the key has been deleted since the WAIT.
+static idist_status idist__client_receive_value(idist__tcp_store *client, idist__req *request,
                                                 int64_t deadline_ns) {
     uint64_t nbytes, remaining;
 
-    if (!idist__client_receive(c, &nbytes, sizeof nbytes, deadline_ns))
-        return idist__client_break(c);
-    r->flag = nbytes == IDIST__NO_VALUE;
-    if (r->flag) return IDIST_OK;
+    if (!idist__client_receive(client, &nbytes, sizeof nbytes, deadline_ns))
+        return idist__client_break(client);
+    request->flag = nbytes == IDIST__NO_VALUE;
+    if (request->flag) return IDIST_OK;
 
     if (nbytes > IDIST__VALUE_MAX) {
         errno = EPROTO;
-        return idist__client_break(c);
+        return idist__client_break(client);
     }
 
-    r->nbytes = (size_t)nbytes;
+    request->nbytes = (size_t)nbytes;
 
-    if (nbytes <= r->capacity) {
-        if (nbytes && !idist__client_receive(c, r->value, (size_t)nbytes, deadline_ns))
-            return idist__client_break(c);
+    if (nbytes <= request->capacity) {
+        if (nbytes && !idist__client_receive(client, request->value, (size_t)nbytes, deadline_ns))
+            return idist__client_break(client);
         return IDIST_OK;
     }
 
@@ -1660,38 +1683,39 @@ static idist_status idist__client_receive_value(idist__tcp_store *c, idist__req 
         char discarded[4096];
         size_t piece = remaining < sizeof discarded ? (size_t)remaining : sizeof discarded;
 
-        if (!idist__client_receive(c, discarded, piece, deadline_ns)) return idist__client_break(c);
+        if (!idist__client_receive(client, discarded, piece, deadline_ns))
+            return idist__client_break(client);
         remaining -= piece;
     }
 
-    return idist__table_truncated(r->nbytes, r->capacity);
+    return idist__table_truncated(request->nbytes, request->capacity);
 }
 
 // Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
-static idist_status idist__client_cancel_wait(idist__tcp_store *c, uint8_t *answer) {
-    int64_t deadline_ns = idist__os_deadline(IDIST__ANSWER_MS);
+static idist_status idist__client_cancel_wait(idist__tcp_store *client, uint8_t *answer) {
+    int64_t deadline_ns = idist__os_deadline(IDIST__CLIENT_ANSWER_MS);
     uint8_t cancel = IDIST__REQ_CANCEL_WAIT;
 
-    if (!idist__sock_write_all(c->fd, &cancel, 1, deadline_ns) ||
-        !idist__client_receive(c, answer, 1, deadline_ns))
-        return idist__client_break(c);
+    if (!idist__sock_write_all(client->fd, &cancel, 1, deadline_ns) ||
+        !idist__client_receive(client, answer, 1, deadline_ns))
+        return idist__client_break(client);
     return IDIST_OK;
 }
 
 // Waits for keys until the deadline, or at the end of a slice until another thread wants the
-// connection. r->flag: the keys exist.
-static idist_status idist__client_wait(idist__tcp_store *c, idist__req *r) {
+// connection. request->flag: the keys exist.
+static idist_status idist__client_wait(idist__tcp_store *client, idist__req *request) {
     int64_t slice_ns = idist__os_deadline(IDIST__SLICE_MS);
-    int64_t probe_ns = idist__os_deadline(IDIST__PROBE_MS);
+    int64_t probe_ns = idist__os_deadline(IDIST__CLIENT_PROBE_MS);
     uint8_t answer = 0;
     bool answered;
 
     for (;;) {
-        if (slice_ns > r->deadline_ns) slice_ns = r->deadline_ns;
-        answered = idist__client_receive(c, &answer, 1, slice_ns);
-        if (answered || errno != ETIMEDOUT || slice_ns == r->deadline_ns) break;
+        if (slice_ns > request->deadline_ns) slice_ns = request->deadline_ns;
+        answered = idist__client_receive(client, &answer, 1, slice_ns);
+        if (answered || errno != ETIMEDOUT || slice_ns == request->deadline_ns) break;
         slice_ns = idist__os_deadline(IDIST__SLICE_MS);
-        if (__atomic_load_n(&c->threads_waiting, __ATOMIC_RELAXED) ||
+        if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED) ||
             idist__os_ms_until(probe_ns) == 0)
             break;
     }
@@ -1699,109 +1723,113 @@ static idist_status idist__client_wait(idist__tcp_store *c, idist__req *r) {
     if (!answered) {
         idist_status status;
 
-        if (errno != ETIMEDOUT) return idist__client_break(c);
-        status = idist__client_cancel_wait(c, &answer);
+        if (errno != ETIMEDOUT) return idist__client_break(client);
+        status = idist__client_cancel_wait(client, &answer);
         if (status != IDIST_OK) return status;
     }
 
-    r->flag = answer == 0;
+    request->flag = answer == 0;
 
     return IDIST_OK;
 }
 
-// One request and its answer. A WAIT may end without the keys (r->flag false).
-static idist_status idist__client_exchange(idist_store *store, idist__req *r) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
-    int64_t deadline_ns = idist__os_deadline(IDIST__ANSWER_MS);
+// One request and its answer. A WAIT may end without the keys (request->flag false).
+static idist_status idist__client_exchange(idist_store *store, idist__req *request) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    int64_t deadline_ns = idist__os_deadline(IDIST__CLIENT_ANSWER_MS);
     uint8_t byte;
 
-    if (c->broken != IDIST_OK)
-        return idist__fail(c->broken, "store: the connection to the server broke earlier");
-    if (!idist__tcp_encode(store, r)) return IDIST_ERR_NO_MEMORY;
-    if (!idist__sock_write_all(c->fd, c->out, c->nout, deadline_ns)) return idist__client_break(c);
+    if (client->broken != IDIST_OK)
+        return idist__fail(client->broken, "store: the connection to the server broke earlier");
+    if (!idist__tcp_encode(store, request)) return IDIST_ERR_NO_MEMORY;
+    if (!idist__sock_write_all(client->fd, client->out, client->nout, deadline_ns))
+        return idist__client_break(client);
 
-    switch (r->op) {
+    switch (request->op) {
     case IDIST__REQ_GET:
-    case IDIST__REQ_COMPARE_SET: return idist__client_receive_value(c, r, deadline_ns);
+    case IDIST__REQ_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
     case IDIST__REQ_ADD:
     case IDIST__REQ_NUM_KEYS:
     case IDIST__REQ_DELETE:
-        if (!idist__client_receive(c, &r->number, sizeof r->number, deadline_ns))
-            return idist__client_break(c);
-        r->flag = r->number > 0;
-        if (r->op == IDIST__REQ_ADD && r->number == IDIST__NOT_A_NUMBER)
+        if (!idist__client_receive(client, &request->number, sizeof request->number, deadline_ns))
+            return idist__client_break(client);
+        request->flag = request->number > 0;
+        if (request->op == IDIST__REQ_ADD && request->number == IDIST__NOT_A_NUMBER)
             return idist__table_not_a_number();
         return IDIST_OK;
     case IDIST__REQ_CHECK:
-        if (!idist__client_receive(c, &byte, 1, deadline_ns)) return idist__client_break(c);
-        r->flag = byte == 0;
+        if (!idist__client_receive(client, &byte, 1, deadline_ns))
+            return idist__client_break(client);
+        request->flag = byte == 0;
         return IDIST_OK;
-    case IDIST__REQ_WAIT: return idist__client_wait(c, r);
+    case IDIST__REQ_WAIT: return idist__client_wait(client, request);
     default: return IDIST_OK;
     }
 }
 
 // SET has no answer. A CHECK behind it has one: after that, every other client sees the value.
-static idist_status idist__client_confirm(idist_store *store, const idist__req *r) {
-    idist__req check = *r;
+static idist_status idist__client_confirm(idist_store *store, const idist__req *request) {
+    idist__req check = *request;
     check.op = IDIST__REQ_CHECK;
-    check.keys = &r->key;
+    check.keys = &request->key;
     check.nkeys = 1;
     return idist__client_exchange(store, &check);
 }
 
 // Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
-static idist_status idist__client_try(idist_store *store, idist__req *r, bool *wait) {
+static idist_status idist__client_try(idist_store *store, idist__req *request, bool *wait) {
     idist_status status = IDIST_OK;
 
     *wait = false;
 
-    if (r->op == IDIST__REQ_WAIT || r->op == IDIST__REQ_GET) {
-        idist__req waiting = *r;
+    if (request->op == IDIST__REQ_WAIT || request->op == IDIST__REQ_GET) {
+        idist__req waiting = *request;
 
         waiting.op = IDIST__REQ_WAIT;
-        waiting.keys = r->nkeys ? r->keys : &r->key;
-        waiting.nkeys = r->nkeys ? r->nkeys : 1;
+        waiting.keys = request->nkeys ? request->keys : &request->key;
+        waiting.nkeys = request->nkeys ? request->nkeys : 1;
         status = idist__client_exchange(store, &waiting);
         *wait = status == IDIST_OK && !waiting.flag;
-        if (status != IDIST_OK || *wait || r->op == IDIST__REQ_WAIT) return status;
+        if (status != IDIST_OK || *wait || request->op == IDIST__REQ_WAIT) return status;
     }
 
-    status = idist__client_exchange(store, r);
-    if (status == IDIST_OK && r->op == IDIST__REQ_SET) status = idist__client_confirm(store, r);
-    if (status == IDIST_OK && r->op == IDIST__REQ_GET) *wait = r->flag;
+    status = idist__client_exchange(store, request);
+    if (status == IDIST_OK && request->op == IDIST__REQ_SET)
+        status = idist__client_confirm(store, request);
+    if (status == IDIST_OK && request->op == IDIST__REQ_GET) *wait = request->flag;
 
     return status;
 }
 
-static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
+static idist_status idist__tcp_store_run(idist_store *store, idist__req *request) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
 
     for (;;) {
         idist_status status;
         bool wait;
 
-        __atomic_add_fetch(&c->threads_waiting, 1, __ATOMIC_RELAXED);
-        pthread_mutex_lock(&c->lock);
-        __atomic_sub_fetch(&c->threads_waiting, 1, __ATOMIC_RELAXED);
-        status = idist__client_try(store, r, &wait);
-        pthread_mutex_unlock(&c->lock);
+        __atomic_add_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&client->lock);
+        __atomic_sub_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
+        status = idist__client_try(store, request, &wait);
+        pthread_mutex_unlock(&client->lock);
         if (status != IDIST_OK || !wait) return status;
 
-        if (idist__os_ms_until(r->deadline_ns) == 0) return idist__table_timed_out(r, NULL);
-        if (__atomic_load_n(&c->threads_waiting, __ATOMIC_RELAXED))
+        if (idist__os_ms_until(request->deadline_ns) == 0)
+            return idist__table_timed_out(request, NULL);
+        if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED))
             idist__os_pause_ms(1); // a mutex alone is not fair
     }
 }
 
 static void idist__client_close(idist_store *store) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
 
-    idist__os_close(&c->fd);
-    if (c->server) idist__server_stop(c->server);
-    idist__mem_free(&store->mem, c->out);
-    pthread_mutex_destroy(&c->lock);
-    idist__mem_free(&store->mem, c);
+    idist__os_close(&client->fd);
+    if (client->server) idist__server_stop(client->server);
+    idist__mem_free(&store->mem, client->out);
+    pthread_mutex_destroy(&client->lock);
+    idist__mem_free(&store->mem, client);
 }
 
 // Nobody answers at an address. The client tries again until its deadline; then it says this.
@@ -1827,29 +1855,30 @@ static idist_status idist__client_unreached(const char *address_text, bool local
 
 // The handshake of a new connection. *retry: the server closed it, because it had no room or has
 // just ended. *give_up_ns: when to stop trying after that; 0: not closed yet.
-static idist_status idist__client_handshake(idist__tcp_store *c, const uint8_t key[32],
+static idist_status idist__client_handshake(idist__tcp_store *client, const uint8_t key[32],
                                             int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
     int64_t own_deadline_ns = idist__os_deadline(IDIST__PORCH_MS);
-    idist__handshake h;
+    idist__handshake handshake;
     idist_status status;
 
     // Our own server answers at once, if it can at all.
-    if (c->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
-    idist__auth_begin(&h, c->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
-    status = idist__auth_run(&h);
-    if (status != IDIST_OK && c->server && __atomic_load_n(&c->server->no_fds, __ATOMIC_RELAXED))
+    if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
+    idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
+    status = idist__auth_run(&handshake);
+    if (status != IDIST_OK && client->server &&
+        __atomic_load_n(&client->server->no_fds, __ATOMIC_RELAXED))
         return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
-    if (!h.broke) return status;
+    if (!handshake.broke) return status;
 
-    idist__os_close(&c->fd);
-    if (!*give_up_ns) *give_up_ns = idist__os_deadline(IDIST__RETRY_MS);
+    idist__os_close(&client->fd);
+    if (!*give_up_ns) *give_up_ns = idist__os_deadline(IDIST__CLIENT_RETRY_MS);
     *retry = idist__os_ms_until(*give_up_ns) != 0;
 
     return status;
 }
 
 // One attempt to connect. *retry: the failure is one that may pass.
-static idist_status idist__client_attempt(idist__tcp_store *c, const char *address_text,
+static idist_status idist__client_attempt(idist__tcp_store *client, const char *address_text,
                                           const uint8_t key[32], int64_t deadline_ns,
                                           int64_t *give_up_ns, bool *retry) {
     idist__addr address;
@@ -1866,9 +1895,10 @@ static idist_status idist__client_attempt(idist__tcp_store *c, const char *addre
         return status;
     }
 
-    c->fd = idist__sock_connect(&address, deadline_ns);
-    if (c->fd >= 0)
-        return key ? idist__client_handshake(c, key, deadline_ns, give_up_ns, retry) : IDIST_OK;
+    client->fd = idist__sock_connect(&address, deadline_ns);
+    if (client->fd >= 0)
+        return key ? idist__client_handshake(client, key, deadline_ns, give_up_ns, retry)
+                   : IDIST_OK;
 
     error = errno;
     if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);
@@ -1885,7 +1915,7 @@ static idist_status idist__client_attempt(idist__tcp_store *c, const char *addre
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
-static idist_status idist__client_connect(idist__tcp_store *c, const char *address_text,
+static idist_status idist__client_connect(idist__tcp_store *client, const char *address_text,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
     int pause_ms = 1;
@@ -1893,7 +1923,7 @@ static idist_status idist__client_connect(idist__tcp_store *c, const char *addre
     for (;;) {
         bool retry;
         idist_status status =
-            idist__client_attempt(c, address_text, key, deadline_ns, &give_up_ns, &retry);
+            idist__client_attempt(client, address_text, key, deadline_ns, &give_up_ns, &retry);
 
         if (!retry) return status;
         if (idist__os_ms_until(deadline_ns) == 0)
@@ -1905,7 +1935,7 @@ static idist_status idist__client_connect(idist__tcp_store *c, const char *addre
 
 // Asks the multicast group for the server, and asks again when the answer was of no use: anybody
 // may answer, and a server may have ended since.
-static idist_status idist__client_find(idist__tcp_store *c, const idist__multicast *multicast,
+static idist_status idist__client_find(idist__tcp_store *client, const idist__multicast *multicast,
                                        const uint8_t key[32], int64_t deadline_ns) {
     char address_text[320];
     idist_status status;
@@ -1915,9 +1945,9 @@ static idist_status idist__client_find(idist__tcp_store *c, const idist__multica
 
         status = idist__multicast_ask(multicast, address_text, sizeof address_text, deadline_ns);
         if (status != IDIST_OK) return status;
-        status = idist__client_connect(c, address_text, key,
+        status = idist__client_connect(client, address_text, key,
                                        soon_ns < deadline_ns ? soon_ns : deadline_ns);
-        if (status != IDIST_OK) idist__os_close(&c->fd);
+        if (status != IDIST_OK) idist__os_close(&client->fd);
     } while (status != IDIST_OK && status != IDIST_ERR_NO_FDS &&
              idist__os_ms_until(deadline_ns) != 0);
 
@@ -1955,7 +1985,7 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
 static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
                                         idist__multicast *multicast, char *own_text,
                                         size_t capacity) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
     idist__addr address;
     char ip[64];
     int listener;
@@ -1971,25 +2001,26 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
     }
 
     return idist__server_start(&store->mem, listener, store->port, multicast, serving->key,
-                               &c->server);
+                               &client->server);
 }
 
 // Tells the server which protocol follows.
 static idist_status idist__client_validate(idist_store *store, int64_t deadline_ns) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
-    idist__req r;
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    idist__req request;
 
-    memset(&r, 0, sizeof r);
-    r.op = IDIST__REQ_VALIDATE;
-    if (!idist__tcp_encode(store, &r)) return IDIST_ERR_NO_MEMORY;
-    return idist__sock_write_all(c->fd, c->out, c->nout, deadline_ns) ? IDIST_OK
-                                                                      : idist__client_break(c);
+    memset(&request, 0, sizeof request);
+    request.op = IDIST__REQ_VALIDATE;
+    if (!idist__tcp_encode(store, &request)) return IDIST_ERR_NO_MEMORY;
+    return idist__sock_write_all(client->fd, client->out, client->nout, deadline_ns)
+               ? IDIST_OK
+               : idist__client_break(client);
 }
 
 // Starts the server where this process has it, and connects to it.
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
-    idist__tcp_store *c = (idist__tcp_store *)store->impl;
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
     bool by_multicast = strncmp(serving->address_text, "cast:", 5) == 0;
     char at[320], own_text[320];
     idist__multicast multicast;
@@ -2010,9 +2041,9 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
         status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
 
     if (status == IDIST_OK && by_multicast && !server)
-        status = idist__client_find(c, &multicast, serving->key, deadline_ns);
+        status = idist__client_find(client, &multicast, serving->key, deadline_ns);
     else if (status == IDIST_OK)
-        status = idist__client_connect(c, own_text, serving->key, deadline_ns);
+        status = idist__client_connect(client, own_text, serving->key, deadline_ns);
     idist__os_close(&multicast.fd); // -1 where the server has taken it
 
     return status == IDIST_OK ? idist__client_validate(store, deadline_ns) : status;
@@ -2023,16 +2054,16 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
 // the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
-    idist__tcp_store *c = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *c);
+    idist__tcp_store *client = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *client);
 
-    if (!c) {
+    if (!client) {
         idist__os_close(&serving->listener);
         return IDIST_ERR_NO_MEMORY;
     }
 
-    c->fd = -1;
-    pthread_mutex_init(&c->lock, NULL);
-    store->impl = c;
+    client->fd = -1;
+    pthread_mutex_init(&client->lock, NULL);
+    store->impl = client;
     store->run = idist__tcp_store_run;
     store->close = idist__client_close;
 
@@ -2050,11 +2081,12 @@ typedef struct idist__prefix_store {
 } idist__prefix_store;
 
 // The keys of a request with the prefix before each, in one block that the caller frees.
-static idist_status idist__prefix_keys(idist_store *store, const idist__req *r,
+static idist_status idist__prefix_keys(idist_store *store, const idist__req *request,
                                        idist__blob **result) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
-    const idist__blob *from = r->nkeys ? r->keys : &r->key;
-    size_t prefix_nbytes = strlen(view->prefix), count = r->nkeys ? r->nkeys : 1, total = 0, i;
+    const idist__blob *from = request->nkeys ? request->keys : &request->key;
+    size_t prefix_nbytes = strlen(view->prefix), count = request->nkeys ? request->nkeys : 1,
+           total = 0, i;
     idist__blob *keys;
     char *text;
 
@@ -2083,19 +2115,19 @@ static idist_status idist__prefix_keys(idist_store *store, const idist__req *r,
     return IDIST_OK;
 }
 
-static idist_status idist__prefix_run(idist_store *store, idist__req *r) {
+static idist_status idist__prefix_run(idist_store *store, idist__req *request) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
-    idist__req inner = *r;
+    idist__req inner = *request;
     idist__blob *keys = NULL;
-    idist_status status = idist__prefix_keys(store, r, &keys);
+    idist_status status = idist__prefix_keys(store, request, &keys);
 
     if (status != IDIST_OK) return status;
     inner.key = keys[0]; // NUM_KEYS ignores it
-    inner.keys = r->nkeys ? keys : NULL;
+    inner.keys = request->nkeys ? keys : NULL;
     status = view->parent->run(view->parent, &inner);
-    r->number = inner.number;
-    r->nbytes = inner.nbytes;
-    r->flag = inner.flag;
+    request->number = inner.number;
+    request->nbytes = inner.nbytes;
+    request->flag = inner.flag;
     idist__mem_free(&store->mem, keys);
 
     return status;
@@ -2247,22 +2279,23 @@ static idist_status idist__store_check_key(const char *key) {
 }
 
 // Fills a request of an operation without a key.
-static idist_status idist__store_begin(idist_store *store, idist__req *r, int op, int timeout_ms) {
-    memset(r, 0, sizeof *r);
+static idist_status idist__store_begin(idist_store *store, idist__req *request, int op,
+                                       int timeout_ms) {
+    memset(request, 0, sizeof *request);
     if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
-    r->op = op;
-    r->deadline_ns = idist__os_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    request->op = op;
+    request->deadline_ns = idist__os_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
     return IDIST_OK;
 }
 
-static idist_status idist__store_begin_key(idist_store *store, idist__req *r, int op,
+static idist_status idist__store_begin_key(idist_store *store, idist__req *request, int op,
                                            const char *key, int timeout_ms) {
-    idist_status status = idist__store_begin(store, r, op, timeout_ms);
+    idist_status status = idist__store_begin(store, request, op, timeout_ms);
 
     if (status == IDIST_OK) status = idist__store_check_key(key);
     if (status != IDIST_OK) return status;
-    r->key.data = key;
-    r->key.nbytes = strlen(key);
+    request->key.data = key;
+    request->key.nbytes = strlen(key);
     return IDIST_OK;
 }
 
@@ -2277,59 +2310,60 @@ static idist_status idist__store_value(idist__blob *blob, const void *value, siz
 
 idist_status idist_store_set(idist_store *store, const char *key, const void *value,
                              size_t nbytes) {
-    idist__req r;
-    idist_status status = idist__store_begin_key(store, &r, IDIST__REQ_SET, key, 0);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_SET, key, 0);
 
-    if (status == IDIST_OK) status = idist__store_value(&r.a, value, nbytes, IDIST__VALUE_MAX);
-    return status == IDIST_OK ? store->run(store, &r) : status;
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
+    return status == IDIST_OK ? store->run(store, &request) : status;
 }
 
 // Runs a request that returns a value. `name` is the public function.
-static idist_status idist__store_fetch(const char *name, idist_store *store, idist__req *r,
+static idist_status idist__store_fetch(const char *name, idist_store *store, idist__req *request,
                                        void *value, size_t capacity, size_t *nbytes) {
     idist_status status;
 
     if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
-    r->value = value;
-    r->capacity = capacity;
-    status = store->run(store, r);
-    if (nbytes && (status == IDIST_OK || status == IDIST_ERR_TRUNCATED)) *nbytes = r->nbytes;
+    request->value = value;
+    request->capacity = capacity;
+    status = store->run(store, request);
+    if (nbytes && (status == IDIST_OK || status == IDIST_ERR_TRUNCATED)) *nbytes = request->nbytes;
     return status;
 }
 
 idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity,
                              size_t *nbytes, int timeout_ms) {
-    idist__req r;
-    idist_status status = idist__store_begin_key(store, &r, IDIST__REQ_GET, key, timeout_ms);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_GET, key, timeout_ms);
 
     if (status != IDIST_OK) return status;
-    return idist__store_fetch("store_get", store, &r, value, capacity, nbytes);
+    return idist__store_fetch("store_get", store, &request, value, capacity, nbytes);
 }
 
 idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result) {
-    idist__req r;
-    idist_status status = idist__store_begin_key(store, &r, IDIST__REQ_ADD, key, 0);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_ADD, key, 0);
 
     if (status != IDIST_OK) return status;
-    r.number = delta;
-    status = store->run(store, &r);
-    if (status == IDIST_OK && result) *result = r.number;
+    request.number = delta;
+    status = store->run(store, &request);
+    if (status == IDIST_OK && result) *result = request.number;
     return status;
 }
 
 idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected,
                                      size_t nexpected, const void *desired, size_t ndesired,
                                      void *value, size_t capacity, size_t *nbytes) {
-    idist__req r;
-    idist_status status = idist__store_begin_key(store, &r, IDIST__REQ_COMPARE_SET, key, 0);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_COMPARE_SET, key, 0);
 
     if (status == IDIST_OK)
-        status = idist__store_value(&r.a, expected, nexpected, IDIST__VALUE_MAX / 2);
+        status = idist__store_value(&request.a, expected, nexpected, IDIST__VALUE_MAX / 2);
     if (status == IDIST_OK)
-        status = idist__store_value(&r.b, desired, ndesired, IDIST__VALUE_MAX / 2);
+        status = idist__store_value(&request.b, desired, ndesired, IDIST__VALUE_MAX / 2);
     if (status != IDIST_OK) return status;
 
-    return idist__store_fetch("store_compare_set", store, &r, value, capacity, nbytes);
+    return idist__store_fetch("store_compare_set", store, &request, value, capacity, nbytes);
 }
 
 static idist_status idist__store_check_keys(const char *const *keys, size_t count) {
@@ -2354,8 +2388,8 @@ static idist_status idist__store_check_keys(const char *const *keys, size_t coun
 // WAIT and CHECK. *flag, unless it is NULL: all keys exist.
 static idist_status idist__store_run_keys(idist_store *store, int op, const char *const *keys,
                                           size_t count, int timeout_ms, bool *flag) {
-    idist__req r;
-    idist_status status = idist__store_begin(store, &r, op, timeout_ms);
+    idist__req request;
+    idist_status status = idist__store_begin(store, &request, op, timeout_ms);
     idist__blob *blobs;
     size_t i;
 
@@ -2371,10 +2405,10 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
         blobs[i].nbytes = strlen(keys[i]);
     }
 
-    r.keys = blobs;
-    r.nkeys = count;
-    status = store->run(store, &r);
-    if (flag) *flag = r.flag;
+    request.keys = blobs;
+    request.nkeys = count;
+    status = store->run(store, &request);
+    if (flag) *flag = request.flag;
     idist__mem_free(&store->mem, blobs);
 
     return status;
@@ -2391,22 +2425,22 @@ idist_status idist_store_check(idist_store *store, const char *const *keys, size
 }
 
 idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted) {
-    idist__req r;
-    idist_status status = idist__store_begin_key(store, &r, IDIST__REQ_DELETE, key, 0);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_DELETE, key, 0);
 
-    if (status == IDIST_OK) status = store->run(store, &r);
-    if (status == IDIST_OK && deleted) *deleted = r.flag;
+    if (status == IDIST_OK) status = store->run(store, &request);
+    if (status == IDIST_OK && deleted) *deleted = request.flag;
     return status;
 }
 
 idist_status idist_store_num_keys(idist_store *store, size_t *n) {
-    idist__req r;
-    idist_status status = idist__store_begin(store, &r, IDIST__REQ_NUM_KEYS, 0);
+    idist__req request;
+    idist_status status = idist__store_begin(store, &request, IDIST__REQ_NUM_KEYS, 0);
 
     if (status != IDIST_OK) return status;
     if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
-    status = store->run(store, &r);
-    *n = status == IDIST_OK ? (size_t)r.number : 0;
+    status = store->run(store, &request);
+    *n = status == IDIST_OK ? (size_t)request.number : 0;
     return status;
 }
 
