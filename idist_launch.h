@@ -2,162 +2,217 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+    Turns the caller's idist_desc and the environment into one idist__config: who we are (rank and
+    world size, from whichever launcher started us), where the ranks meet, and every other setting
+    with its default filled in. Whoever starts a world (idist_calls.h, idist_spawn.h) calls
+    idist__launch_config once and reads the environment nowhere else.
+
 CONTENTS
 
-      [launch:config]  the configuration: explicit field, then environment, then built-in
+      [launch:env]     the configuration, and numbers in environment variables
+      [launch:slurm]   what Slurm says: host lists, tasks per node, whether srun started us
+      [launch:pmi]     PMI-1, the text protocol of MPICH's launchers
+      [launch:tf]      TF_CONFIG, TensorFlow's description of a cluster
+      [launch:detect]  which launcher started this process, and as which rank
+      [launch:where]   where the ranks meet
+      [launch:config]  explicit field, then environment, then built-in
 */
 #ifndef IDIST_LAUNCH_H
 #define IDIST_LAUNCH_H
 
 //------------------------------------------------------------------------------
-// [launch:config]  the configuration: explicit field, then environment, then built-in
-// uses os err hash sock auth store
+// [launch:env]  the configuration, and numbers in environment variables
+// uses os err parse secret table
 //------------------------------------------------------------------------------
 
-#define IDIST__SHM_MIB 4 // shared memory per rank
+#define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise
 
-enum { IDIST__DEVICE_BACKEND_NCCL = 1 };
+// The numbers are those of the names in idist__config_choices.
+enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
+enum {
+    IDIST__DEVICE_BACKEND_AUTO,
+    IDIST__DEVICE_BACKEND_NCCL,
+    IDIST__DEVICE_BACKEND_IPC,
+    IDIST__DEVICE_BACKEND_STAGED
+};
+
+typedef enum idist__launcher_kind {
+    IDIST__LAUNCHER_NONE,
+    IDIST__LAUNCHER_IDIST, // idistrun
+    IDIST__LAUNCHER_ENV,   // torchrun, and whoever else sets RANK and WORLD_SIZE
+    IDIST__LAUNCHER_INDEXED,
+    IDIST__LAUNCHER_HOROVODRUN,
+    IDIST__LAUNCHER_OPENMPI,
+    IDIST__LAUNCHER_MVAPICH2,
+    IDIST__LAUNCHER_JSRUN,
+    IDIST__LAUNCHER_PALS,
+    IDIST__LAUNCHER_FLUX,
+    IDIST__LAUNCHER_HYDRA,
+    IDIST__LAUNCHER_SLURM,
+    IDIST__LAUNCHER_TF_CONFIG,
+    IDIST__LAUNCHER_PMIX
+} idist__launcher_kind;
 
 typedef struct idist__config {
     int rank, world_size;
-    int local_rank, local_size;      // what the launcher says; -1: nothing
+    int local_rank, local_size; // -1: the launcher does not say
+    idist__launcher_kind launcher_kind;
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
-    const char *rank_var, *size_var; // which variables decided, or NULL
-    const char *job_var; // which one tells this job from others of the same launcher, or NULL
-    char notice[200];    // a warning for the log of the world
-    char where[4096];    // rendezvous: "unix:NAME", "tcp:HOST:PORT", "file:PATH"; "" for none
-    idist_store *store;  // or this one
-    int listener;        // rank 0 of a spawn inherits a socket that already listens; else -1
-    int timeout_ms, init_timeout_ms; // resolved: > 0, or -1 for none
+    const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
+    const char *job_var; // the variable that tells apart the jobs of one launcher, or NULL
+    char notice[200];    // a warning that the world logs once it has a log
+    char where[4096];    // where the ranks meet, as idist__store_open takes it; "": nobody has said
+    idist_store *store;  // the caller's, instead of `where`
+    int listener;        // a socket that rank 0 of a spawn inherits and that listens; else -1
+    int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
-    int transport;     // 0 shared memory inside a host, 1 local sockets there, 2 TCP everywhere
+    int transport;     // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
     int algorithm;     // 0 auto, 1 latency, 2 bandwidth, 3 chunked
-    int bind;          // 1: each rank to a processor of its own, if there are enough
-    size_t shm_nbytes; // of shared memory per rank
-    bool shm_asked;    // that number is the user's
+    int bind;          // 1: bind each rank to a processor of its own, if there are enough
+    size_t shm_nbytes; // shared memory per rank
+    bool shm_asked;    // the user gave that number
     const void *mpi_comm;
-    bool unchecked; // a backend that has collectives of its own may leave out the comparison of
-                    // calls
+    bool unchecked; // a backend with collectives of its own need not compare the ranks' calls
     char host_id[128];
-    char device[32];    // asked for, or ""
-    int device_backend; // 0 auto, 1 IDIST__DEVICE_BACKEND_NCCL, 2 ipc, 3 staged
+    char device[32];    // the device the user asked for, or ""
+    int device_backend; // IDIST__DEVICE_BACKEND_*
     const void *nccl_comm, *nccl_config;
-    bool high_priority; // of the streams on the device
-    char backends[128]; // names asked for, or ""
-    int *lost; // a worker's mark for its parent: another rank was lost, what follows may be only a
-               // consequence
+    bool high_priority; // of the device's streams
+    char backends[128]; // the backends the user asked for, or ""
+    int *lost; // where a worker tells its parent that another rank was lost, so that what follows
+               // may be only a consequence
     idist_allocator mem;
     idist_logger logger;
 } idist__config;
 
-// Launchers that give each process its rank and the size in one pair of variables, inner ones
-// first: a torchrun inside srun or mpirun wins over what it inherited, and mpirun over the step of
-// Slurm that its daemon is.
-typedef struct idist__launcher {
-    const char *name, *rank, *size, *local_rank, *local_size, *job;
-} idist__launcher;
+enum { IDIST__ENV_RANKS_MAX = 1000000 };
 
-static const idist__launcher idist__launchers[] = {
-    {"idist", "IDIST_RANK", "IDIST_WORLD_SIZE", "IDIST_LOCAL_RANK", "IDIST_LOCAL_WORLD_SIZE", NULL},
-    {"env", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-     NULL}, // "torchrun", if it says so
-    {"indexed", "JOB_COMPLETION_INDEX", "WORLD_SIZE", NULL, NULL,
-     NULL}, // Kubernetes gives the first one
-    {"horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
-     "HOROVOD_GLOO_RENDEZVOUS_PORT"},
-    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
-    {"mvapich2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-     "MV2_COMM_WORLD_LOCAL_SIZE", "MPIRUN_ID"},
-    {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK",
-     "JSM_NAMESPACE_LOCAL_SIZE", "PMIX_NAMESPACE"},
-    {"pals", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_APID"},
-    {"flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", NULL, "FLUX_JOB_ID"},
-    {"hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL},
-    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, "SLURM_JOB_ID"}};
-
-static idist_status idist__env_int(const char *name, int64_t lo, int64_t hi, int *value) {
+// Leaves *value alone when the variable is not set, or has no name.
+static idist_status idist__env_int(const char *name, int64_t lowest, int64_t highest, int *value) {
     const char *text = name ? idist__os_env(name) : NULL;
-    int64_t v;
+    int64_t number;
 
     if (!text) return IDIST_OK;
-    if (!idist__parse_int(text, lo, hi, &v))
+    if (!idist__parse_int(text, lowest, highest, &number))
         return idist__fail(IDIST_ERR_ENV, "%s=%s: expected a whole number from %lld to %lld", name,
-                           text, (long long)lo, (long long)hi);
-    *value = (int)v;
+                           text, (long long)lowest, (long long)highest);
+    *value = (int)number;
 
     return IDIST_OK;
 }
 
-// ---- Slurm ----
+// A number of ranks or nodes, and the index of one.
+static idist_status idist__env_count(const char *name, int *value) {
+    return idist__env_int(name, 1, IDIST__ENV_RANKS_MAX, value);
+}
 
-typedef bool (*idist__host_fn)(void *arg, const char *host); // false: enough
+static idist_status idist__env_index(const char *name, int *value) {
+    return idist__env_int(name, 0, IDIST__ENV_RANKS_MAX, value);
+}
 
-// One element of a host list from `at` on; `host` holds what comes before, of n bytes.
-static bool idist__hosts_element(const char *at, const char *end, char *host, size_t n,
-                                 idist__host_fn fn, void *arg) {
+// The first of two variables if it is set, otherwise the second.
+static const char *idist__env_either(const char *first, const char *second) {
+    return idist__os_env(first) ? first : second;
+}
+
+//------------------------------------------------------------------------------
+// [launch:slurm]  what Slurm says: host lists, tasks per node, whether srun started us
+// uses os err parse env
+//------------------------------------------------------------------------------
+
+// Called for each host of a list; false ends the walk.
+typedef bool (*idist__slurm_host_fn)(void *arg, const char *host);
+
+// One item between the brackets of a host list.
+typedef struct idist__slurm_range {
+    long first, last;
+    int width; // digits of the first number: "03-11" is 03, 04, ..., 11
+} idist__slurm_range;
+
+enum { IDIST__SLURM_HOST_NBYTES = 256, IDIST__SLURM_RANGE_MAX = 65535 };
+
+// Parses "7" or "03-11" up to a comma or the closing bracket. Returns where it ends, or NULL.
+static const char *idist__slurm_parse_range(const char *text, const char *close,
+                                            idist__slurm_range *range) {
+    size_t digits = strspn(text, "0123456789");
+    char *end;
+
+    if (digits < 1 || digits > 9) return NULL;
+    range->width = (int)digits;
+    range->first = range->last = strtol(text, &end, 10);
+
+    if (*end == '-') {
+        end++;
+        digits = strspn(end, "0123456789");
+        range->last = strtol(end, NULL, 10);
+        end += digits;
+        if (digits < 1 || digits > 9 || range->last < range->first ||
+            range->last - range->first > IDIST__SLURM_RANGE_MAX)
+            return NULL;
+    }
+
+    return end <= close && (*end == ',' || end == close) ? end : NULL;
+}
+
+// Expands one element of a host list from `at` to `end`; `host` holds the `used` bytes before it.
+// It recurses for what follows a bracket.
+static bool idist__slurm_expand(const char *at, const char *end, char *host, size_t used,
+                                idist__slurm_host_fn fn, void *arg) {
     const char *close;
 
-    while (at < end && *at != '[' && *at != ']' && n < 255) host[n++] = *at++;
-    host[n] = 0;
-    if (at == end) return n && fn(arg, host);
+    while (at < end && *at != '[' && *at != ']' && used < IDIST__SLURM_HOST_NBYTES - 1)
+        host[used++] = *at++;
+    host[used] = 0;
+    if (at == end) return used && fn(arg, host);
     close = *at == '[' ? (const char *)memchr(at, ']', (size_t)(end - at)) : NULL;
-    if (!close || n >= 240) return false;
+    if (!close || used >= IDIST__SLURM_HOST_NBYTES - 16) return false;
 
-    while (at <
-           close) { // behind the bracket or a comma: "7" or "03-11", as wide as the first number
-        char *rest;
-        size_t width = strspn(++at, "0123456789");
-        long v = strtol(at, &rest, 10), last = v;
-        if (width < 1 || width > 9) return false;
+    while (at < close) { // at the bracket, or at a comma
+        idist__slurm_range range;
+        long number;
 
-        if (*rest == '-') {
-            size_t digits = strspn(++rest, "0123456789");
-            last = strtol(rest, NULL, 10);
-            rest += digits;
-            if (digits < 1 || digits > 9 || last < v || last - v > 65535) return false;
-        }
+        at = idist__slurm_parse_range(at + 1, close, &range);
+        if (!at) return false;
 
-        if (rest > close || (*rest != ',' && rest != close)) return false;
+        for (number = range.first; number <= range.last; number++) {
+            int more = snprintf(host + used, 12, "%0*ld", range.width, number);
 
-        for (; v <= last; v++) {
-            int more = snprintf(host + n, 12, "%0*ld", (int)width, v);
-            if (!idist__hosts_element(close + 1, end, host, n + (size_t)more, fn, arg))
+            if (!idist__slurm_expand(close + 1, end, host, used + (size_t)more, fn, arg))
                 return false;
         }
-
-        at = rest;
     }
 
     return true;
 }
 
-// Slurm's compressed host lists, in the order given: "a,b[1-3,07],rack[0-1]n[1-2]". False: it is
-// none, or fn had enough.
-static bool idist__hosts_each(const char *list, idist__host_fn fn, void *arg) {
-    char host[256];
+// Calls fn for each host of Slurm's compressed lists, in their order:
+// "a,b[1-3,07],rack[0-1]n[1-2]". False: it is no such list, or fn has ended the walk.
+static bool idist__hosts_each(const char *list, idist__slurm_host_fn fn, void *arg) {
+    char host[IDIST__SLURM_HOST_NBYTES];
     const char *at = list;
 
     do {
         const char *end;
         int depth = 0;
+
         at += strspn(at, " ");
         for (end = at; *end && (*end != ',' || depth); end++)
             depth += (*end == '[') - (*end == ']');
-        if (!idist__hosts_element(at, end, host, 0, fn, arg)) return false;
+        if (!idist__slurm_expand(at, end, host, 0, fn, arg)) return false;
         at = end;
     } while (*at++ == ',');
 
     return true;
 }
 
-static bool idist__hosts_first(void *arg, const char *host) {
+// Keeps the first host, but lets the walk go on, so that the whole list is checked.
+static bool idist__slurm_first_host(void *arg, const char *host) {
     char *first = (char *)arg;
-    if (!first[0]) idist__copy_text(first, 256, host);
+    if (!first[0]) idist__copy_text(first, IDIST__SLURM_HOST_NBYTES, host);
     return true;
 }
 
-// "2(x3),1" says 2, 2, 2, 1: the entry of a node, or -1.
+// The tasks of a node: "2(x3),1" says 2, 2, 2, 1. -1: the text does not say.
 static int idist__slurm_tasks(const char *text, int node) {
     while (text && *text >= '0' && *text <= '9') {
         char *rest;
@@ -168,7 +223,7 @@ static int idist__slurm_tasks(const char *text, int node) {
             if (times < 1 || *rest++ != ')') return -1;
         }
 
-        if (node < times) return tasks > 0 && tasks <= 1000000 ? (int)tasks : -1;
+        if (node < times) return tasks > 0 && tasks <= IDIST__ENV_RANKS_MAX ? (int)tasks : -1;
         node -= (int)times;
         if (*rest != ',') return -1;
         text = rest + 1;
@@ -177,60 +232,91 @@ static int idist__slurm_tasks(const char *text, int node) {
     return -1;
 }
 
-// The first of these variables that is set; if none is, the last.
-static const char *idist__env_either(const char *a, const char *b) {
-    return idist__os_env(a) ? a : b;
+static const char *idist__slurm_step_var(void) {
+    return idist__env_either("SLURM_STEP_ID", "SLURM_STEPID");
+}
+
+static const char *idist__slurm_nodes_var(void) {
+    return idist__env_either("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES");
+}
+
+static const char *idist__slurm_size_var(void) {
+    return idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
 }
 
 // Whether srun started this process. The body of a batch script and a shell of salloc have its
-// variables too.
-static bool idist__slurm_step(void) {
-    int64_t id;
-    return idist__parse_int(idist__os_env(idist__env_either("SLURM_STEP_ID", "SLURM_STEPID")), 0,
-                            0xffffffefll, &id) &&
+// variables too, but a step number above the limit.
+static bool idist__slurm_in_step(void) {
+    int64_t step;
+    return idist__parse_int(idist__os_env(idist__slurm_step_var()), 0, 0xffffffefll, &step) &&
            idist__os_env("SLURM_PROCID");
 }
 
-// RANK and WORLD_SIZE inside a step of Slurm: of an inner launcher, or the same in other words.
-// *use: they count.
-static idist_status idist__slurm_compare(idist__config *c, bool *use) {
-    int rank = 0, size = 1, procid = 0, tasks = 1, nodes = 1;
-    const char *size_var = idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
+// The number of ranks on our node: Slurm has one number per node.
+static void idist__slurm_local_size(idist__config *config) {
+    const char *tasks =
+        idist__os_env(idist__env_either("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"));
+    int node = 0, nodes = 0;
 
-    *use = true;
+    idist__env_index("SLURM_NODEID", &node);
+    config->local_size = idist__slurm_tasks(tasks, node);
+    idist__env_count(idist__slurm_nodes_var(), &nodes);
+    if (nodes == 1) config->local_size = config->world_size;
+}
+
+// RANK and WORLD_SIZE inside a step of Slurm may come from an inner launcher such as torchrun, may
+// repeat Slurm's own numbers, or may be left over from elsewhere. *valid: they are to be used.
+static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
+    int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
+    const char *size_var = idist__slurm_size_var();
+    bool consistent;
+
+    *valid = true;
     if (idist__os_env("TORCHELASTIC_RUN_ID") || idist__os_env("LOCAL_WORLD_SIZE") ||
-        !idist__slurm_step())
+        !idist__slurm_in_step())
         return IDIST_OK;
-    *use =
+    *valid =
         idist__os_env("LOCAL_RANK") && idist__os_env("MASTER_ADDR") && idist__os_env("MASTER_PORT");
 
-    if (!*use) {
-        snprintf(c->notice, sizeof c->notice,
-                 "RANK and WORLD_SIZE do not count inside a step of Slurm without LOCAL_RANK, "
+    if (!*valid) {
+        snprintf(config->notice, sizeof config->notice,
+                 "RANK and WORLD_SIZE are ignored inside a step of Slurm without LOCAL_RANK, "
                  "MASTER_ADDR and MASTER_PORT");
         return IDIST_OK;
     }
 
-    if (idist__env_int("RANK", 0, 1000000, &rank) != IDIST_OK ||
-        idist__env_int("WORLD_SIZE", 1, 1000000, &size) != IDIST_OK)
-        return IDIST_OK; // which is said later
-    idist__env_int("SLURM_PROCID", 0, 1000000, &procid);
-    idist__env_int(size_var, 1, 1000000, &tasks);
-    idist__env_int(idist__env_either("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), 1, 1000000,
-                   &nodes);
-    if (nodes == 1 ? rank >= procid && size >= tasks : rank == procid && size == tasks)
-        return IDIST_OK;
+    if (idist__env_index("RANK", &rank) != IDIST_OK ||
+        idist__env_count("WORLD_SIZE", &size) != IDIST_OK)
+        return IDIST_OK; // idist__detect_numbers reports it
+    idist__env_index("SLURM_PROCID", &slurm_rank);
+    idist__env_count(size_var, &slurm_size);
+    idist__env_count(idist__slurm_nodes_var(), &nodes);
+
+    // On one node an inner launcher can have started more ranks than there are tasks.
+    if (nodes == 1) consistent = rank >= slurm_rank && size >= slurm_size;
+    else consistent = rank == slurm_rank && size == slurm_size;
+    if (consistent) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_ENV,
                        "RANK=%d and WORLD_SIZE=%d are inconsistent with SLURM_PROCID=%d and %s=%d: "
-                       "unset the ones that are "
-                       "left over, or set IDIST_LAUNCHER=env or =slurm",
-                       rank, size, procid, size_var, tasks);
+                       "unset those that are left over, or set IDIST_LAUNCHER=env or =slurm",
+                       rank, size, slurm_rank, size_var, slurm_size);
 }
 
-// ---- PMI-1, the text protocol of MPICH's launcher ----
+//------------------------------------------------------------------------------
+// [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
+// uses os socket err address connection env
+//
+// Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
+// or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
+// key-value space in which rank 0 publishes its address, and one barrier:
+//
+//     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
+//     idist__pmi_meet        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
+//
+// If the program is linked with MPI, MPI speaks this protocol in our place.
+//------------------------------------------------------------------------------
 
-// MPI would speak it in our place, if the program has it.
 #ifdef __cplusplus
 extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #else
@@ -244,153 +330,190 @@ typedef struct idist__pmi {
     char line[600]; // the last answer
 } idist__pmi;
 
-// A line, byte by byte: what follows is another one. What the launcher hands down is a blocking
-// socket, so we wait first.
-static bool idist__pmi_hear(idist__pmi *p) {
-    size_t n = 0;
+// What PMI told this process. It is asked once: after `finalize` the launcher no longer listens.
+static struct {
+    pthread_mutex_t lock;
+    int fd;          // of PMI_PORT; -1: none
+    int size, rank;  // size 0: not asked yet
+    char where[320]; // rank 0 listens; "": not asked yet
+} idist__pmi_known = {PTHREAD_MUTEX_INITIALIZER, -1, 0, 0, ""};
 
-    while (n + 1 < sizeof p->line && idist__sock_wait(p->fd, POLLIN, p->deadline_ns) &&
-           idist__sock_read_all(p->fd, p->line + n, 1, p->deadline_ns) && p->line[n] != '\n')
-        n++;
-    p->line[n] = 0;
-    return n > 0;
+// Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
+// blocking one, so each read waits for a byte first.
+static bool idist__pmi_read_line(idist__pmi *p) {
+    size_t nbytes = 0;
+
+    while (nbytes + 1 < sizeof p->line && idist__sock_wait(p->fd, POLLIN, p->deadline_ns) &&
+           idist__sock_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
+           p->line[nbytes] != '\n')
+        nbytes++;
+    p->line[nbytes] = 0;
+    return nbytes > 0;
 }
 
-// Says a line and hears the answer that begins so.
-static bool idist__pmi_ask(idist__pmi *p, const char *line, const char *answer) {
+// Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
+// error, or none came.
+static bool idist__pmi_request(idist__pmi *p, const char *line, const char *answer) {
     if (!idist__sock_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
 
     do {
-        if (!idist__pmi_hear(p)) return false;
+        if (!idist__pmi_read_line(p)) return false;
     } while (strncmp(p->line, answer, strlen(answer)) != 0);
 
     return !strstr(p->line, "rc=") || strstr(p->line, "rc=0") != NULL;
 }
 
+// The rest of the last answer behind "name=".
 static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
     const char *at = strstr(p->line, name);
     return at ? at + strlen(name) : "";
 }
 
-// What PMI told this process, once: afterwards the launcher has taken leave of it.
-static struct {
-    pthread_mutex_t lock;
-    int fd, size, rank; // of PMI_PORT; size 0: not asked yet
-    char where[320];    // rank 0 is
-} idist__pmi_known = {PTHREAD_MUTEX_INITIALIZER, -1, 0, 0, ""};
-
-// With mpiexec -pmi-port nothing is inherited: connects, and hears who we are. The connection stays
-// open for the rest.
-static idist_status idist__pmi_introduce(idist__config *c, const char *port, const char *id) {
+// Connects to PMI_PORT and learns rank and size. The connection stays open for idist__pmi_meet.
+static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
     idist__pmi p;
     char text[320];
-    idist__addr addr;
+    idist__addr address;
     int value = 0;
+    bool ok;
+
+    p.deadline_ns = deadline_ns;
+    p.fd = -1;
+    snprintf(text, sizeof text, "tcp:%.300s", port);
+    if (idist__addr_parse(&address, text) == IDIST_OK)
+        p.fd = idist__sock_connect(&address, deadline_ns);
+    snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
+    ok = p.fd >= 0 && idist__pmi_request(&p, text, "cmd=initack");
+
+    while (ok && !strstr(p.line, "debug=")) { // the last of the lines that follow
+        ok = idist__pmi_read_line(&p);
+        if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
+        if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
+    }
+
+    if (!ok) idist__os_close(&p.fd);
+    idist__pmi_known.fd = p.fd;
+
+    return ok;
+}
+
+// With mpiexec -pmi-port the environment has no rank: PMI tells it.
+static idist_status idist__pmi_introduce(idist__config *config, const char *port, const char *id) {
+    int timeout_ms = config->init_timeout_ms > 0 ? config->init_timeout_ms : 5000;
     bool ok = true;
 
     pthread_mutex_lock(&idist__pmi_known.lock);
-    p.deadline_ns = idist__os_deadline(c->init_timeout_ms > 0 ? c->init_timeout_ms : 5000);
-
-    if (!idist__pmi_known.size) {
-        snprintf(text, sizeof text, "tcp:%.300s", port);
-        p.fd = idist__addr_parse(&addr, text) == IDIST_OK
-                   ? idist__sock_connect(&addr, p.deadline_ns)
-                   : -1;
-        snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
-        ok = p.fd >= 0 && idist__pmi_ask(&p, text, "cmd=initack");
-        while (ok && !strstr(p.line, "debug=")) {
-            ok = idist__pmi_hear(&p);
-            if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
-            if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
-        }
-
-        if (!ok) idist__os_close(&p.fd);
-        idist__pmi_known.fd = p.fd;
-    }
-
-    c->launcher = "hydra";
-    c->rank_var = "PMI_ID";
-    c->size_var = "PMI_PORT";
-    c->world_size = idist__pmi_known.size;
-    c->rank = idist__pmi_known.rank;
+    if (!idist__pmi_known.size) ok = idist__pmi_connect(port, id, idist__os_deadline(timeout_ms));
+    config->launcher_kind = IDIST__LAUNCHER_HYDRA;
+    config->launcher = "hydra";
+    config->rank_var = "PMI_ID";
+    config->size_var = "PMI_PORT";
+    config->world_size = idist__pmi_known.size;
+    config->rank = idist__pmi_known.rank;
     pthread_mutex_unlock(&idist__pmi_known.lock);
-    idist__env_int("MPI_LOCALRANKID", 0, 1000000, &c->local_rank);
-    idist__env_int("MPI_LOCALNRANKS", 1, 1000000, &c->local_size);
-    if (ok && c->rank >= 0 && c->rank < c->world_size) return IDIST_OK;
+
+    idist__env_index("MPI_LOCALRANKID", &config->local_rank);
+    idist__env_count("MPI_LOCALNRANKS", &config->local_size);
+    if (ok && config->rank >= 0 && config->rank < config->world_size) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_ENV,
                        "PMI_PORT=%s: no launcher of MPICH answers there; unset it to run alone",
                        port);
 }
 
-// Rank 0's place: it listens already, so that nobody else can have it.
-static idist_status idist__pmi_listen(idist__config *c, char *where, size_t cap) {
+// Ranks of several hosts meet at a TCP port of rank 0.
+static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
     const char *host = idist__os_env("IDIST_ADDR");
-    char name[256] = "";
-    idist__addr addr;
-    uint64_t id[2];
-    idist_status s;
+    char name[256];
+    idist__addr address;
+    idist_status status;
 
-    idist__os_random(id, sizeof id);
-    snprintf(where, cap, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
-             (unsigned long long)id[1]);
-
-    if (c->local_size == c->world_size && c->transport != 2) {
-        if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
-        return idist__sock_listen(&addr, where, &c->listener);
-    }
-
-    if (!c->secret.nbytes && !c->secret.insecure)
+    if (!config->secret.nbytes && !config->secret.insecure)
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
-    gethostname(name, sizeof name - 1);
-    if ((s = idist__addr_tcp(&addr, "0.0.0.0", 0)) != IDIST_OK) return s;
-    if ((s = idist__sock_listen(&addr, "0.0.0.0", &c->listener)) != IDIST_OK) return s;
-    addr.nbytes = sizeof addr.sa;
-    if (getsockname(c->listener, (struct sockaddr *)&addr.sa, &addr.nbytes) != 0)
+    idist__os_socket_host_name(name, sizeof name);
+    status = idist__addr_tcp(&address, "0.0.0.0", 0);
+    if (status == IDIST_OK) status = idist__sock_listen(&address, "0.0.0.0", &config->listener);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(config->listener, &address))
         return idist__fail_errno("getsockname", errno);
-    snprintf(where, cap, "tcp:%s:%d", host ? host : name, idist__addr_port(&addr));
+    snprintf(where, capacity, "tcp:%s:%d", host ? host : name, idist__addr_port(&address));
 
     return IDIST_OK;
 }
 
-// Rank 0 tells the others where it is.
-IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *c) {
-    char kvs[256], text[900], where[320] = "-";
+// Rank 0 listens before it says where, so that nobody else can take the address.
+static idist_status idist__pmi_listen(idist__config *config, char *where, size_t capacity) {
+    idist__addr address;
+    uint64_t id[2];
+    idist_status status;
+
+    if (config->local_size != config->world_size || config->transport == IDIST__TRANSPORT_TCP)
+        return idist__pmi_listen_tcp(config, where, capacity);
+
+    idist__os_random(id, sizeof id);
+    snprintf(where, capacity, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    status = idist__addr_parse(&address, where);
+    if (status != IDIST_OK) return status;
+
+    return idist__sock_listen(&address, where, &config->listener);
+}
+
+// Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
+// 0 could not listen. False: the launcher does not answer.
+static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t capacity) {
+    char space[256], text[900];
+    const char *value;
+    bool ok;
+
+    ok = (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
+         idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n",
+                            "cmd=response_to_init") &&
+         idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    value = idist__pmi_value(p, "kvsname=");
+    snprintf(space, sizeof space, "%.*s", (int)strcspn(value, " "), value);
+
+    if (puts) {
+        snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", space, where);
+        ok = ok && idist__pmi_request(p, text, "cmd=put_result");
+    }
+
+    ok = ok && idist__pmi_request(p, "cmd=barrier_in\n", "cmd=barrier_out");
+    snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", space);
+    ok = ok && idist__pmi_request(p, text, "cmd=get_result");
+    idist__copy_text(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
+
+    return ok;
+}
+
+// Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
+// ranks have called it, or init_timeout_ms has passed.
+IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *config) {
+    char where[320] = "-";
     idist__pmi p;
-    idist_status s = IDIST_OK;
+    idist_status status = IDIST_OK;
     bool ok = true;
 
     memset(&p, 0, sizeof p);
-    p.deadline_ns =
-        c->init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(c->init_timeout_ms);
+    p.deadline_ns = idist__os_deadline(config->init_timeout_ms);
     pthread_mutex_lock(&idist__pmi_known.lock);
     p.fd = idist__pmi_known.fd;
 
     if (!idist__pmi_known.where[0]) {
-        if (c->rank == 0 && (s = idist__pmi_listen(c, where, sizeof where)) != IDIST_OK)
-            snprintf(where, sizeof where, "-");
-        ok = (p.fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p.fd) == IDIST_OK) &&
-             idist__pmi_ask(&p, "cmd=init pmi_version=1 pmi_subversion=1\n",
-                            "cmd=response_to_init") &&
-             idist__pmi_ask(&p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
-        snprintf(kvs, sizeof kvs, "%.*s", (int)strcspn(idist__pmi_value(&p, "kvsname="), " "),
-                 idist__pmi_value(&p, "kvsname="));
-        snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", kvs, where);
-        if (c->rank == 0) ok = ok && idist__pmi_ask(&p, text, "cmd=put_result");
-        ok = ok && idist__pmi_ask(&p, "cmd=barrier_in\n", "cmd=barrier_out");
-        snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", kvs);
-        ok = ok && idist__pmi_ask(&p, text, "cmd=get_result");
-        idist__copy_text(where, sizeof where, ok ? idist__pmi_value(&p, "value=") : "-");
-        if (ok && idist__pmi_ask(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
+        if (config->rank == 0) status = idist__pmi_listen(config, where, sizeof where);
+        if (status != IDIST_OK) snprintf(where, sizeof where, "-");
+        ok = idist__pmi_exchange(&p, config->rank == 0, where, sizeof where);
+        if (ok && idist__pmi_request(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
             idist__copy_text(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
 
-    idist__copy_text(c->where, sizeof c->where, idist__pmi_known.where);
+    idist__copy_text(config->where, sizeof config->where, idist__pmi_known.where);
     pthread_mutex_unlock(&idist__pmi_known.lock);
-    if (s != IDIST_OK || c->where[0]) return s;
+    if (status != IDIST_OK || config->where[0]) return status;
+
     if (ok)
         return idist__fail(IDIST_ERR_PEER_LOST,
                            "initialize: rank 0 could not listen; its own message says why");
@@ -398,438 +521,680 @@ IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *c) {
     return idist__fail(
         IDIST_ERR_TIMEOUT,
         "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
-        c->init_timeout_ms);
+        config->init_timeout_ms);
 }
 
-// ---- which launcher ----
+//------------------------------------------------------------------------------
+// [launch:tf]  TF_CONFIG, TensorFlow's description of a cluster
+// uses err parse env
+//
+//     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
+//      "task": {"type": "worker", "index": 1}}
+//
+// The chief ("master" in old versions), if there is one, and then the workers are the ranks; they
+// meet at the first of them. This is no JSON parser: it counts the strings of the lists it knows.
+//------------------------------------------------------------------------------
 
-// Whether this launcher started us; its variables as they are called here. Half a pair is an error:
-// guessing the rest would start N worlds of 1.
-static idist_status idist__launch_match(idist__config *c, idist__launcher *l, bool asked,
-                                        bool *match) {
-    bool env = strcmp(l->name, "env") == 0, slurm = strcmp(l->name, "slurm") == 0, rank, size;
-    const char *missing;
-
-    *match = false;
-    if (slurm) l->size = idist__env_either(l->size, "SLURM_NTASKS");
-    rank = idist__os_env(l->rank) != NULL;
-    size = idist__os_env(l->size) != NULL;
-    missing = rank ? l->size : l->rank;
-
-    if (slurm && !idist__slurm_step()) {
-        rank = size = false;
-        missing = idist__env_either("SLURM_STEP_ID", "SLURM_STEPID");
-    }
-
-    if (strcmp(l->name, "hydra") == 0 && !idist__os_env(l->local_rank) && idist__slurm_step() &&
-        !asked)
-        return IDIST_OK;
-    if (env && !rank && idist__os_env("JOB_COMPLETION_INDEX")) return IDIST_OK;
-    if (strcmp(l->name, "indexed") == 0 && !(rank && size))
-        rank = size = false;                                 // pods without a size are no world
-    if (strcmp(l->name, "pals") == 0 && !rank) size = false; // PMI_SIZE is of others as well
-    if (asked && strcmp(l->name, "hydra") == 0 && !rank && !size && idist__os_env("PMI_PORT"))
-        return IDIST_OK;
-    if (asked && !(rank && size))
-        return idist__fail(IDIST_ERR_ENV,
-                           "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process",
-                           idist__os_env("IDIST_LAUNCHER"), missing);
-    if (rank != size)
-        return idist__fail(IDIST_ERR_ENV,
-                           "%s is set but %s is not: a launcher sets both; unset it to run alone",
-                           rank ? l->rank : l->size, missing);
-    *match = rank;
-
-    return env && rank && !asked ? idist__slurm_compare(c, match) : IDIST_OK;
-}
-
-static idist_status idist__launch_numbers(idist__config *c, const idist__launcher *l) {
-    int node = 0, nodes = 0;
-    idist_status s;
-
-    if ((s = idist__env_int(l->size, 1, 1000000, &c->world_size)) != IDIST_OK) return s;
-    if ((s = idist__env_int(l->rank, 0, 1000000, &c->rank)) != IDIST_OK) return s;
-    if ((s = idist__env_int(l->local_rank, 0, 1000000, &c->local_rank)) != IDIST_OK) return s;
-    if ((s = idist__env_int(l->local_size, 1, 1000000, &c->local_size)) != IDIST_OK) return s;
-
-    if (strcmp(l->name, "slurm") == 0) {
-        idist__env_int("SLURM_NODEID", 0, 1000000, &node);
-        c->local_size =
-            idist__slurm_tasks(idist__os_env(idist__env_either("SLURM_STEP_TASKS_PER_NODE",
-                                                               "SLURM_TASKS_PER_NODE")),
-                               node);
-        idist__env_int(idist__env_either("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), 1, 1000000,
-                       &nodes);
-        if (nodes == 1) c->local_size = c->world_size;
-    }
-
-    if (c->rank >= c->world_size)
-        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", l->rank, c->rank, l->size,
-                           c->world_size);
-    if (c->local_rank >= (c->local_size > 0 ? c->local_size : c->world_size))
-        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", l->local_rank, c->local_rank,
-                           c->local_size > 0 && l->local_size ? l->local_size : l->size,
-                           c->local_size > 0 ? c->local_size : c->world_size);
-    if (c->local_size > c->world_size)
-        return idist__fail(IDIST_ERR_ENV, "%s=%d is more than %s=%d",
-                           l->local_size ? l->local_size : l->name, c->local_size, l->size,
-                           c->world_size);
-
-    return IDIST_OK;
-}
-
-// TensorFlow's description of a cluster: the chief, if there is one, then the workers are ranks. No
-// JSON parser: it counts the strings of the lists that it knows.
-static int idist__tf_hosts(const char *text, const char *list, char *first) {
+// The number of strings in a list. The first of them goes to `first`, unless that is taken.
+static int idist__tf_count_hosts(const char *text, const char *list, char first[256]) {
     const char *at = strstr(text, list);
-    int n = 0;
+    int count = 0;
 
     while (at && at[strlen(list) + strspn(at + strlen(list), " \t\n")] != ':')
-        at = strstr(at + 1, list); // a value
+        at = strstr(at + 1, list); // that one was a value, not a name
     at = at ? strpbrk(at, "[]{}") : NULL;
     if (!at || *at != '[') return 0;
 
     for (at = strpbrk(at + 1, "\"]"); at && *at == '"'; at = strpbrk(at, "\"]")) {
         size_t nbytes = strcspn(++at, "\"");
-        if (!n++ && !first[0] && nbytes < 256) snprintf(first, nbytes + 1, "%s", at);
+
+        if (!count && !first[0] && nbytes < 256) snprintf(first, nbytes + 1, "%s", at);
+        count++;
         at += nbytes + (at[nbytes] == '"');
     }
 
-    return n;
+    return count;
 }
 
-static idist_status idist__launch_tf(idist__config *c, const char *text) {
-    char first[256] = "", kind[32] = "", host[256];
-    int nchiefs =
-            idist__tf_hosts(text, "\"chief\"", first) + idist__tf_hosts(text, "\"master\"", first),
-        index = -1, port = 0;
-    int nworkers = idist__tf_hosts(text, "\"worker\"", first);
-    const char *task = strstr(text, "\"task\""), *type = task ? strstr(task, "\"type\"") : NULL;
-    const char *number = task ? strstr(task, "\"index\"") : NULL;
-    bool worker, chief;
+static idist_status idist__tf_read(idist__config *config, const char *text) {
+    char first[256] = "", type[32] = "", host[256];
+    int chiefs, workers, index = -1, port = 0;
+    const char *task = strstr(text, "\"task\"");
+    const char *type_at = task ? strstr(task, "\"type\"") : NULL;
+    const char *index_at = task ? strstr(task, "\"index\"") : NULL;
+    bool is_worker, is_chief;
 
-    c->launcher = "tf_config";
-    c->rank_var = c->size_var = "TF_CONFIG";
-    if (type) sscanf(type + 6, " : \"%31[a-z]\"", kind);
-    if (number) sscanf(number + 7, " : %9d", &index);
-    worker = strcmp(kind, "worker") == 0;
-    chief = strcmp(kind, "chief") == 0 || strcmp(kind, "master") == 0;
-    if (!(worker || chief) || index < 0 || index >= (worker ? nworkers : nchiefs))
+    config->launcher_kind = IDIST__LAUNCHER_TF_CONFIG;
+    config->launcher = "tf_config";
+    config->rank_var = config->size_var = "TF_CONFIG";
+    chiefs = idist__tf_count_hosts(text, "\"chief\"", first);
+    chiefs += idist__tf_count_hosts(text, "\"master\"", first);
+    workers = idist__tf_count_hosts(text, "\"worker\"", first);
+
+    if (type_at) sscanf(type_at + 6, " : \"%31[a-z]\"", type);
+    if (index_at) sscanf(index_at + 7, " : %9d", &index);
+    is_worker = strcmp(type, "worker") == 0;
+    is_chief = strcmp(type, "chief") == 0 || strcmp(type, "master") == 0;
+    if (!(is_worker || is_chief) || index < 0 || index >= (is_worker ? workers : chiefs))
         return idist__fail(
             IDIST_ERR_ENV,
-            "TF_CONFIG: task %s %d is none of its %d chiefs and %d workers, which are the ranks",
-            kind, index, nchiefs, nworkers);
-    c->world_size = nchiefs + nworkers;
-    c->rank = worker ? nchiefs + index : index;
+            "TF_CONFIG: task %s %d is not one of the %d chiefs and %d workers, which are the ranks",
+            type, index, chiefs, workers);
+
+    config->world_size = chiefs + workers;
+    config->rank = is_worker ? chiefs + index : index;
     if (!idist__parse_host_port(first, host, sizeof host, &port) || !port)
-        return idist__fail(IDIST_ERR_ENV, "TF_CONFIG: \"%s\", where rank 0 is, is no host:port",
-                           first);
-    snprintf(c->where, sizeof c->where, "tcp:%s", first);
+        return idist__fail(IDIST_ERR_ENV,
+                           "TF_CONFIG: the address of rank 0, \"%s\", is not host:port", first);
+    snprintf(config->where, sizeof config->where, "tcp:%s", first);
 
     return IDIST_OK;
 }
 
-// Takes the first launcher that fits, or the one that IDIST_LAUNCHER names.
-static idist_status idist__launch_detect(idist__config *c) {
-    const char *asked = idist__os_env("IDIST_LAUNCHER"), *tf = idist__os_env("TF_CONFIG");
+//------------------------------------------------------------------------------
+// [launch:detect]  which launcher started this process, and as which rank
+// uses os err env slurm pmi tf
+//
+// The table of launchers is in the order of precedence, inner launchers before outer ones: a
+// torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
+// that its daemon is. The first row that applies decides; IDIST_LAUNCHER narrows the table to the
+// rows of one name. If no row applies, the process runs alone.
+//
+//     idist__launch_detect -> row.detect -> idist__detect_by_variables -> row.look
+//------------------------------------------------------------------------------
+
+typedef struct idist__launcher idist__launcher;
+
+// What the environment has of one row.
+typedef struct idist__detect_look {
+    const char *size_var; // the row's, or another name of the same thing
+    bool has_rank, has_size;
+    const char *missing; // the variable to name when one of them is missing
+    bool skip;           // the variables are somebody else's
+} idist__detect_look;
+
+struct idist__launcher {
+    idist__launcher_kind kind;
+    const char *name; // for IDIST_LAUNCHER; NULL: it cannot be asked for
+    const char *rank, *size, *local_rank, *local_size, *job; // variables, or NULL
+    // Whether this launcher started us (*found), and if so our rank and size. `asked`: the user
+    // says that it did, so that its absence is an error.
+    idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
+                           bool *found);
+    // Corrects what was found, for launchers whose variables mean something else elsewhere; or
+    // NULL.
+    void (*look)(idist__detect_look *look, bool asked);
+};
+
+// Kubernetes sets JOB_COMPLETION_INDEX beside a WORLD_SIZE of the user's: the next row.
+static void idist__detect_look_env(idist__detect_look *look, bool asked) {
+    (void)asked;
+    if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
+}
+
+// Pods of an indexed job without a size are no world.
+static void idist__detect_look_indexed(idist__detect_look *look, bool asked) {
+    (void)asked;
+    if (!(look->has_rank && look->has_size)) look->has_rank = look->has_size = false;
+}
+
+// PMI_SIZE belongs to other launchers too.
+static void idist__detect_look_pals(idist__detect_look *look, bool asked) {
+    (void)asked;
+    if (!look->has_rank) look->has_size = false;
+}
+
+// srun sets PMI_RANK and PMI_SIZE too, but not hydra's local rank. With PMI_PORT there are no
+// variables: the next row.
+static void idist__detect_look_hydra(idist__detect_look *look, bool asked) {
+    if (!asked && !idist__os_env("MPI_LOCALRANKID") && idist__slurm_in_step()) look->skip = true;
+    if (asked && !look->has_rank && !look->has_size && idist__os_env("PMI_PORT")) look->skip = true;
+}
+
+static void idist__detect_look_slurm(idist__detect_look *look, bool asked) {
+    (void)asked;
+    look->size_var = idist__slurm_size_var();
+    look->has_size = idist__os_env(look->size_var) != NULL;
+    look->missing = look->has_rank ? look->size_var : "SLURM_PROCID";
+
+    if (!idist__slurm_in_step()) {
+        look->has_rank = look->has_size = false;
+        look->missing = idist__slurm_step_var();
+    }
+}
+
+// Reads rank, size and their local counterparts, and compares them.
+static idist_status idist__detect_numbers(idist__config *config, const idist__launcher *row,
+                                          const char *size_var) {
+    idist_status status = idist__env_count(size_var, &config->world_size);
+
+    if (status == IDIST_OK) status = idist__env_index(row->rank, &config->rank);
+    if (status == IDIST_OK) status = idist__env_index(row->local_rank, &config->local_rank);
+    if (status == IDIST_OK) status = idist__env_count(row->local_size, &config->local_size);
+    if (status != IDIST_OK) return status;
+    if (row->kind == IDIST__LAUNCHER_SLURM) idist__slurm_local_size(config);
+
+    if (config->rank >= config->world_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", row->rank, config->rank,
+                           size_var, config->world_size);
+    if (config->local_size > 0 && config->local_rank >= config->local_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", row->local_rank,
+                           config->local_rank, row->local_size ? row->local_size : size_var,
+                           config->local_size);
+    if (config->local_size <= 0 && config->local_rank >= config->world_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", row->local_rank,
+                           config->local_rank, size_var, config->world_size);
+    if (config->local_size > config->world_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is more than %s=%d",
+                           row->local_size ? row->local_size : row->name, config->local_size,
+                           size_var, config->world_size);
+
+    return IDIST_OK;
+}
+
+// Whether both variables of a row are set. One alone is an error: guessing the other would start N
+// worlds of one rank.
+static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
+                                        idist__detect_look *look, bool asked, bool *found) {
+    look->size_var = row->size;
+    look->has_rank = idist__os_env(row->rank) != NULL;
+    look->has_size = idist__os_env(row->size) != NULL;
+    look->missing = look->has_rank ? row->size : row->rank;
+    look->skip = false;
+    if (row->look) row->look(look, asked);
+    *found = false;
+    if (look->skip) return IDIST_OK;
+
+    if (asked && !(look->has_rank && look->has_size))
+        return idist__fail(IDIST_ERR_ENV,
+                           "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process",
+                           idist__os_env("IDIST_LAUNCHER"), look->missing);
+    if (look->has_rank != look->has_size)
+        return idist__fail(IDIST_ERR_ENV,
+                           "%s is set but %s is not: a launcher sets both; unset it to run alone",
+                           look->has_rank ? row->rank : look->size_var, look->missing);
+    *found = look->has_rank;
+    if (*found && !asked && row->kind == IDIST__LAUNCHER_ENV)
+        return idist__slurm_check_env(config, found);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__detect_by_variables(idist__config *config, const idist__launcher *row,
+                                               bool asked, bool *found) {
+    bool is_torchrun = row->kind == IDIST__LAUNCHER_ENV && idist__os_env("TORCHELASTIC_RUN_ID");
+    idist__detect_look look;
+    idist_status status = idist__detect_check(config, row, &look, asked, found);
+
+    if (status == IDIST_OK && !*found) return IDIST_OK;
+    config->launcher_kind = row->kind;
+    config->launcher = is_torchrun ? "torchrun" : row->name;
+    config->rank_var = row->rank;
+    config->size_var = look.size_var;
+    config->job_var = row->job;
+
+    return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
+}
+
+// mpiexec -pmi-port of MPICH. MPI itself would speak PMI, if the program has it.
+static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
+                                           bool asked, bool *found) {
     const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
-    bool match = false, known = !asked || strcmp(asked, "none") == 0;
+
+    (void)row;
+    (void)asked;
+    *found = port && id && !IDIST__HAS_MPI;
+    return *found ? idist__pmi_introduce(config, port, id) : IDIST_OK;
+}
+
+static idist_status idist__detect_tf(idist__config *config, const idist__launcher *row, bool asked,
+                                     bool *found) {
+    const char *text = idist__os_env("TF_CONFIG");
+
+    (void)row;
+    *found = text && (asked || strstr(text, "\"cluster\""));
+    if (*found) return idist__tf_read(config, text);
+    if (!asked) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
+}
+
+// PMIx tells the size only to who speaks PMIx.
+static idist_status idist__detect_pmix(idist__config *config, const idist__launcher *row,
+                                       bool asked, bool *found) {
+    (void)config;
+    (void)row;
+    (void)asked;
+    *found = idist__os_env("PMIX_RANK") && idist__os_env("PMIX_NAMESPACE");
+    if (!*found) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "PMIX_RANK is set, but nothing in the environment says how many ranks there "
+                       "are: set IDIST_RANK and IDIST_WORLD_SIZE, or IDIST_LAUNCHER=none to run "
+                       "alone");
+}
+
+// clang-format off
+static const idist__launcher idist__launchers[] = {
+    {IDIST__LAUNCHER_IDIST, "idist", "IDIST_RANK", "IDIST_WORLD_SIZE", "IDIST_LOCAL_RANK",
+     "IDIST_LOCAL_WORLD_SIZE", NULL, idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_ENV, "env", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+     "LOCAL_WORLD_SIZE", NULL, idist__detect_by_variables, idist__detect_look_env},
+    {IDIST__LAUNCHER_INDEXED, "indexed", "JOB_COMPLETION_INDEX", "WORLD_SIZE", NULL,
+     NULL, NULL, idist__detect_by_variables, idist__detect_look_indexed},
+    {IDIST__LAUNCHER_HOROVODRUN, "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
+     "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_PORT", idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_OPENMPI, "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
+     idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_MVAPICH2, "mvapich2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MPIRUN_ID",
+     idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_JSRUN, "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+     "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "PMIX_NAMESPACE",
+     idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_PALS, "pals", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID",
+     "PALS_LOCAL_SIZE", "PALS_APID", idist__detect_by_variables, idist__detect_look_pals},
+    {IDIST__LAUNCHER_FLUX, "flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID",
+     NULL, "FLUX_JOB_ID", idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_HYDRA, "hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+     "MPI_LOCALNRANKS", NULL, idist__detect_by_variables, idist__detect_look_hydra},
+    {IDIST__LAUNCHER_SLURM, "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+     NULL, "SLURM_JOB_ID", idist__detect_by_variables, idist__detect_look_slurm},
+    {IDIST__LAUNCHER_HYDRA, "hydra", NULL, NULL, NULL, NULL, NULL, idist__detect_pmi_port, NULL},
+    {IDIST__LAUNCHER_TF_CONFIG, "tf_config", NULL, NULL, NULL, NULL, NULL, idist__detect_tf, NULL},
+    {IDIST__LAUNCHER_PMIX, NULL, NULL, NULL, NULL, NULL, NULL, idist__detect_pmix, NULL}};
+// clang-format on
+
+static bool idist__detect_is_named(const idist__launcher *row, const char *name) {
+    if (!row->name) return false;
+    return strcmp(name, row->name) == 0 ||
+           (row->kind == IDIST__LAUNCHER_ENV && strcmp(name, "torchrun") == 0);
+}
+
+// Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
+static idist_status idist__launch_detect(idist__config *config) {
+    const char *asked = idist__os_env("IDIST_LAUNCHER");
+    bool found = false, is_known = !asked || strcmp(asked, "none") == 0;
     size_t i;
-    idist_status s;
 
     for (i = 0; i < IDIST__COUNT_OF(idist__launchers); i++) {
-        idist__launcher l = idist__launchers[i];
-        bool torchrun = i == 1 && idist__os_env("TORCHELASTIC_RUN_ID");
-        if (asked && strcmp(asked, l.name) != 0 && !(i == 1 && strcmp(asked, "torchrun") == 0))
-            continue;
-        known = true;
-        s = idist__launch_match(c, &l, asked != NULL, &match);
-        if (!match && s == IDIST_OK) continue;
-        c->launcher = torchrun ? "torchrun" : l.name;
-        c->rank_var = l.rank;
-        c->size_var = l.size;
-        c->job_var = l.job;
-        return s == IDIST_OK ? idist__launch_numbers(c, &l) : s;
+        const idist__launcher *row = &idist__launchers[i];
+        idist_status status;
+
+        if (asked && !idist__detect_is_named(row, asked)) continue;
+        is_known = true;
+        status = row->detect(config, row, asked != NULL, &found);
+        if (status != IDIST_OK || found) return status;
     }
 
-    if (!known && strcmp(asked, "tf_config") != 0)
-        return idist__fail(IDIST_ERR_ENV,
-                           "IDIST_LAUNCHER=%s: use none, idist, env, torchrun, indexed, "
-                           "horovodrun, openmpi, mvapich2, jsrun, "
-                           "pals, flux, hydra, slurm or tf_config",
-                           asked);
-    if (asked && known && strcmp(asked, "hydra") != 0) return IDIST_OK;
-    if (asked && !known && !tf)
-        return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
-    if (port && id && (!asked || known) && !IDIST__HAS_MPI)
-        return idist__pmi_introduce(c, port, id);
-    if (asked && known) return IDIST_OK;
-    if (tf && (asked || strstr(tf, "\"cluster\""))) return idist__launch_tf(c, tf);
-    if (idist__os_env("PMIX_RANK") && idist__os_env("PMIX_NAMESPACE"))
-        return idist__fail(IDIST_ERR_ENV, "PMIX_RANK is set, but nothing in the environment says "
-                                          "how many ranks there are: set IDIST_RANK and "
-                                          "IDIST_WORLD_SIZE, or IDIST_LAUNCHER=none to run alone");
+    if (is_known) return IDIST_OK;
 
-    return IDIST_OK;
+    return idist__fail(IDIST_ERR_ENV,
+                       "IDIST_LAUNCHER=%s: use none, idist, env, torchrun, indexed, horovodrun, "
+                       "openmpi, mvapich2, jsrun, pals, flux, hydra, slurm or tf_config",
+                       asked);
 }
 
-static idist_status idist__launch_rank(idist__config *c, const idist_desc *d) {
-    c->rank = 0;
-    c->world_size = 1;
-    c->local_rank = c->local_size = -1;
-    c->launcher = "none";
-    if (d->world_size == 0 && d->rank == 0) return idist__launch_detect(c);
-    if (d->world_size < 1 || d->rank < 0 || d->rank >= d->world_size)
-        return idist__fail(IDIST_ERR_ARG,
-                           "rank %d of world_size %d: both are needed, and 0 <= rank < world_size",
-                           d->rank, d->world_size);
-    c->launcher = "explicit";
-    c->rank = d->rank;
-    c->world_size = d->world_size;
+//------------------------------------------------------------------------------
+// [launch:where]  where the ranks meet
+// uses os socket err hash parse address env slurm pmi
+//
+// The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
+// local socket, whose name is derived from what they have in common; others at a TCP port of rank
+// 0, in a file, or through a multicast group.
+//
+//     init_method (or IDIST_INIT_METHOD)   ->  config->where
+//     file:///path                             file:/path
+//     tcp://239.x.y.z:port                     cast:239.x.y.z:port/SIZE RUN RESTART
+//     tcp://host:port                          unix:... for a loopback host, else tcp:host:port
+//     env:// or none, MASTER_ADDR and _PORT    the same; torch:host:port where the agent serves
+//     none of these, one host                  unix:..., from the launcher's job
+//     none of these, hydra                     pmi:
+//     none of these, Slurm                     tcp:HOST:PORT of the first host of the step
+//------------------------------------------------------------------------------
 
-    return IDIST_OK;
+enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
+
+// Where the desc or the environment puts rank 0.
+typedef struct idist__where_master {
+    const char *host; // or NULL
+    int port;
+    bool has_port; // somebody has said which
+} idist__where_master;
+
+static void idist__where_text(idist__config *config, const char *scheme, const char *host,
+                              int port) {
+    bool is_v6 = strchr(host, ':') != NULL;
+    snprintf(config->where, sizeof config->where, "%s:%s%s%s:%d", scheme, is_v6 ? "[" : "", host,
+             is_v6 ? "]" : "", port);
 }
 
-// Ranks that share a loopback address share a host, and need no TCP: the same address names a local
-// socket, together with the run, since a port that nobody listens at may be that of two jobs.
-static void idist__launch_where_tcp(idist__config *c, const char *host, int port) {
-    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT"),
-               *run = idist__os_env("TORCHELASTIC_RUN_ID");
-
-    if (c->transport != 2 && (idist__sock_host_is_loopback(host) || c->local_size == c->world_size))
-        snprintf(c->where, sizeof c->where, "unix:idist-%lu-%d-%s-%08x", (unsigned long)geteuid(),
-                 port, restart ? restart : "0", run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
-    else
-        snprintf(c->where, sizeof c->where, strchr(host, ':') ? "tcp:[%s]:%d" : "tcp:%s:%d", host,
-                 port);
+static bool idist__where_is_one_host(const idist__config *config) {
+    return config->local_size == config->world_size;
 }
 
-// All ranks are on this host and nobody has said where they meet: at a place that belongs to the
-// job.
-static void idist__launch_where_job(idist__config *c) {
-    const char *job = c->job_var ? idist__os_env(c->job_var) : NULL;
-    const char *step = strcmp(c->launcher, "slurm") == 0
-                           ? idist__os_env(idist__env_either("SLURM_STEP_ID", "SLURM_STEPID"))
-                           : "";
+// Ranks that share a loopback address share a host and need no TCP: the address becomes the name of
+// a local socket, together with the run, since two jobs may have the same port when nobody listens
+// at it.
+static void idist__where_tcp(idist__config *config, const char *host, int port) {
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
+    bool is_local = idist__address_host_is_loopback(host) || idist__where_is_one_host(config);
+
+    if (config->transport == IDIST__TRANSPORT_TCP || !is_local) {
+        idist__where_text(config, "tcp", host, port);
+        return;
+    }
+
+    snprintf(config->where, sizeof config->where, "unix:idist-%lu-%d-%s-%08x",
+             idist__os_socket_user(), port, restart ? restart : "0",
+             run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
+}
+
+// All ranks are on this host and nobody has said where they meet: at an address derived from the
+// job, or from the launcher's process on this host.
+static void idist__where_job(idist__config *config) {
+    const char *job = config->job_var ? idist__os_env(config->job_var) : NULL;
+    const char *step = "";
     char text[600];
     uint64_t name;
 
-    if (job) snprintf(text, sizeof text, "%s %.300s %s", c->launcher, job, step);
-    else
-        snprintf(text, sizeof text, "%s %ld", c->launcher,
-                 (long)getppid()); // the launcher's part on this host
+    if (config->launcher_kind == IDIST__LAUNCHER_SLURM)
+        step = idist__os_env(idist__slurm_step_var());
+    if (job) snprintf(text, sizeof text, "%s %.300s %s", config->launcher, job, step);
+    else snprintf(text, sizeof text, "%s %ld", config->launcher, (long)getppid());
     name = idist__hash(text, strlen(text));
-    if (c->transport == 2)
-        snprintf(c->where, sizeof c->where, "tcp:127.0.0.1:%d", 15000 + (int)(name % 10000));
+
+    if (config->transport == IDIST__TRANSPORT_TCP)
+        snprintf(config->where, sizeof config->where, "tcp:127.0.0.1:%d",
+                 IDIST__WHERE_JOB_PORT + (int)(name % 10000));
     else
-        snprintf(c->where, sizeof c->where, "unix:idist-%lu-%016llx", (unsigned long)geteuid(),
-                 (unsigned long long)name);
+        snprintf(config->where, sizeof config->where, "unix:idist-%lu-%016llx",
+                 idist__os_socket_user(), (unsigned long long)name);
 }
 
-// The first host of the step, and a port that follows from job and step: where rank 0 is, unless
-// ranks were placed in an order of the user's.
-static idist_status idist__launch_where_slurm(idist__config *c) {
-    const char *var = idist__env_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
-               *list = idist__os_env(var);
-    const char *order = idist__os_env("SLURM_DISTRIBUTION");
-    char host[256] = "";
+// The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
+// and a port derived from job and step.
+static idist_status idist__where_slurm(idist__config *config) {
+    const char *var = idist__env_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+    const char *list = idist__os_env(var), *order = idist__os_env("SLURM_DISTRIBUTION");
+    char host[IDIST__SLURM_HOST_NBYTES] = "";
     int job = 0, step = 0;
 
     if (!list ||
         (order && (strncmp(order, "arbitrary", 9) == 0 || strncmp(order, "plane", 5) == 0)))
         return IDIST_OK;
-    if (!idist__hosts_each(list, idist__hosts_first, host) || !host[0])
-        return idist__fail(IDIST_ERR_ENV, "%s=%s is no list of hosts", var, list);
+    if (!idist__hosts_each(list, idist__slurm_first_host, host) || !host[0])
+        return idist__fail(IDIST_ERR_ENV, "%s=%s is not a list of hosts", var, list);
     idist__env_int("SLURM_JOB_ID", 0, INT32_MAX, &job);
-    idist__env_int(idist__env_either("SLURM_STEP_ID", "SLURM_STEPID"), 0, INT32_MAX, &step);
-    idist__launch_where_tcp(c, host, 15000 + (job % 10000 + step % 10000) % 10000);
+    idist__env_int(idist__slurm_step_var(), 0, INT32_MAX, &step);
+    idist__where_tcp(config, host, IDIST__WHERE_JOB_PORT + (job % 10000 + step % 10000) % 10000);
 
     return IDIST_OK;
 }
 
-static idist_status idist__launch_where_env(idist__config *c, const idist_desc *d) {
-    const char *host = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR"),
-               *text = idist__os_env("MASTER_PORT"), *agent;
-    bool local = c->local_size == c->world_size,
-         own = c->job_var || strcmp(c->launcher, "hydra") == 0;
-    int port = 29500;
-    idist_status s = idist__env_int("MASTER_PORT", 1, 65535, &port);
+static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
+    idist_status status;
 
-    if (d->master_port) {
-        if (d->master_port < 0 || d->master_port > 65535)
+    master->host = desc->master_addr ? desc->master_addr : idist__os_env("MASTER_ADDR");
+    master->has_port = desc->master_port || idist__os_env("MASTER_PORT");
+    master->port = IDIST__WHERE_MASTER_PORT;
+
+    if (desc->master_port) {
+        if (desc->master_port < 0 || desc->master_port > 65535)
             return idist__fail(IDIST_ERR_ARG, "master_port %d is not between 1 and 65535",
-                               d->master_port);
-        port = d->master_port;
-    } else if (s != IDIST_OK) {
-        return s;
+                               desc->master_port);
+        master->port = desc->master_port;
+    } else {
+        status = idist__env_int("MASTER_PORT", 1, 65535, &master->port);
+        if (status != IDIST_OK) return status;
     }
 
-    if (host && !d->master_port && !text)
-        return idist__fail(d->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+    if (master->host && !master->has_port)
+        return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
                            "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT "
                            "(desc.master_port) is not: give rank 0's port as well");
-    agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
-    if (!d->master_addr && !d->master_port && !local && host && agent &&
-        strcmp(agent, "True") == 0) {
-        snprintf(c->where, sizeof c->where, strchr(host, ':') ? "torch:[%s]:%d" : "torch:%s:%d",
-                 host, port);
-        return IDIST_OK; // the agent listens there, and nobody else can
-    }
-
-    if (!host && !d->master_port && !text && c->rank_var && strcmp(c->launcher, "hydra") == 0 &&
-        !IDIST__HAS_MPI && (idist__os_env("PMI_FD") || idist__os_env("PMI_PORT"))) {
-        idist__copy_text(c->where, sizeof c->where, "pmi:");
-        return IDIST_OK;
-    }
-
-    if (!host && own && local && !d->master_port && !text) {
-        idist__launch_where_job(c);
-        return IDIST_OK;
-    }
-
-    if (!host && !local && strcmp(c->launcher, "slurm") == 0) return idist__launch_where_slurm(c);
-    if (!host && !local) return IDIST_OK; // a backend that needs it will say so
-    idist__launch_where_tcp(c, host ? host : "127.0.0.1", port);
 
     return IDIST_OK;
 }
 
-static idist_status idist__launch_where(idist__config *c, const idist_desc *d) {
-    const char *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
+// Whether torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT: then nobody else can
+// listen there.
+static bool idist__where_has_agent(const idist__config *config, const idist_desc *desc) {
+    const char *agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
+
+    if (desc->master_addr || desc->master_port || idist__where_is_one_host(config)) return false;
+    return agent && strcmp(agent, "True") == 0;
+}
+
+// Whether hydra started us and can carry rank 0's address to the others.
+static bool idist__where_has_pmi(const idist__config *config) {
+    if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || IDIST__HAS_MPI) return false;
+    return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
+}
+
+// No init_method: the environment says where, or the launcher does.
+static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
+    bool is_one_host = idist__where_is_one_host(config);
+    bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
+    idist__where_master master;
+    idist_status status = idist__where_read_master(desc, &master);
+
+    if (status != IDIST_OK) return status;
+
+    if (master.host) {
+        if (idist__where_has_agent(config, desc))
+            idist__where_text(config, "torch", master.host, master.port);
+        else idist__where_tcp(config, master.host, master.port);
+        return IDIST_OK;
+    }
+
+    if (!master.has_port && idist__where_has_pmi(config)) {
+        idist__copy_text(config->where, sizeof config->where, "pmi:");
+        return IDIST_OK;
+    }
+
+    if (!is_one_host) // a backend that needs an address reports that there is none
+        return config->launcher_kind == IDIST__LAUNCHER_SLURM ? idist__where_slurm(config)
+                                                              : IDIST_OK;
+    if (!master.has_port && has_job) idist__where_job(config);
+    else idist__where_tcp(config, "127.0.0.1", master.port);
+
+    return IDIST_OK;
+}
+
+// Ranks of a multicast group belong together if size, run and restart are the same.
+static void idist__where_multicast(idist__config *config, const char *host, int port) {
+    const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+
+    snprintf(config->where, sizeof config->where, "cast:%s:%d/%d %.200s %.20s", host, port,
+             config->world_size, run ? run : "", restart ? restart : "0");
+}
+
+static bool idist__where_is_multicast(const char *host) {
+    int first = atoi(host); // 224 to 239 begin a multicast group
+    return first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host);
+}
+
+static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
+    const char *method = desc->init_method;
     char host[256];
     int port;
 
-    c->store = d->store;
-    if (c->world_size == 1 || c->store || (c->where[0] && !init)) return IDIST_OK;
-    if (!init || strcmp(init, "env://") == 0) return idist__launch_where_env(c, d);
+    if (!method) method = idist__os_env("IDIST_INIT_METHOD");
+    config->store = desc->store;
+    if (config->world_size == 1 || config->store) return IDIST_OK;
+    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
+    if (!method || strcmp(method, "env://") == 0) return idist__where_env(config, desc);
 
-    if (strncmp(init, "file:///", 8) == 0 && strlen(init) < sizeof c->where) {
-        snprintf(c->where, sizeof c->where, "file:%s", init + 7);
+    if (strncmp(method, "file:///", 8) == 0 && strlen(method) < sizeof config->where) {
+        snprintf(config->where, sizeof config->where, "file:%s", method + 7);
         return IDIST_OK;
     }
 
-    if (strncmp(init, "tcp://", 6) == 0 &&
-        idist__parse_host_port(init + 6, host, sizeof host, &port) && port > 0) {
-        int first = atoi(host); // 224 to 239 begin a multicast group
-
-        if (first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host)) {
-            const char *run = idist__os_env("TORCHELASTIC_RUN_ID"),
-                       *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
-            snprintf(c->where, sizeof c->where, "cast:%s:%d/%d %.200s %.20s", host, port,
-                     c->world_size, run ? run : "", restart ? restart : "0");
-            return IDIST_OK;
-        }
-
-        idist__launch_where_tcp(c, host, port);
+    if (strncmp(method, "tcp://", 6) == 0 &&
+        idist__parse_host_port(method + 6, host, sizeof host, &port) && port > 0) {
+        if (idist__where_is_multicast(host)) idist__where_multicast(config, host, port);
+        else idist__where_tcp(config, host, port);
         return IDIST_OK;
     }
 
-    return idist__fail(d->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "%s \"%s\" is none of env://, tcp://host:port (a port from 1 to 65535), "
+    return idist__fail(desc->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "%s \"%s\" is not one of env://, tcp://host:port (a port from 1 to 65535), "
                        "tcp://239.x.y.z:port, file:///path",
-                       d->init_method ? "init_method" : "IDIST_INIT_METHOD", init);
+                       desc->init_method ? "init_method" : "IDIST_INIT_METHOD", method);
 }
 
+//------------------------------------------------------------------------------
+// [launch:config]  explicit field, then environment, then built-in
+// uses os socket err hash secret env detect where
+//
+// idist__launch_config is the only place where defaults are filled in.
+//------------------------------------------------------------------------------
+
+// Sets *choice to the index of the field, or else of the variable, among `names` ("a, b, c"); 0 is
+// the default.
 static idist_status idist__launch_choice(const char *field, const char *var, const char *names,
                                          int *choice) {
     const char *text = field ? field : idist__os_env(var), *at = names;
-    size_t n = text ? strlen(text) : 0;
-
-    for (*choice = 0; text && at; ++*choice) {
-        if (strncmp(at, text, n) == 0 && (at[n] == ',' || !at[n])) return IDIST_OK;
-        if ((at = strchr(at, ',')) != NULL) at += 2;
-    }
+    size_t nbytes = text ? strlen(text) : 0;
 
     *choice = 0;
     if (!text) return IDIST_OK;
+
+    for (; at; ++*choice) {
+        if (strncmp(at, text, nbytes) == 0 && (at[nbytes] == ',' || !at[nbytes])) return IDIST_OK;
+        at = strchr(at, ',');
+        if (at) at += 2;
+    }
+
+    *choice = 0;
     if (field)
-        return idist__fail(IDIST_ERR_ARG, "desc: \"%s\" (%s) is none of %s", text, var, names);
+        return idist__fail(IDIST_ERR_ARG, "desc: \"%s\" (%s) is not one of %s", text, var, names);
 
     return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s", var, text, names);
 }
 
-static idist_status idist__launch_timeout(int field, const char *var, int fallback, int *value) {
-    idist_status s;
+// 0 in desc or environment means the default, a negative number means no time-out: -1 here.
+static idist_status idist__config_timeout(int field, const char *var, int fallback, int *value) {
+    idist_status status = IDIST_OK;
 
-    *value = 0;
-    if (field) *value = field;
-    else if ((s = idist__env_int(var, -1, INT32_MAX, value)) != IDIST_OK) return s;
+    *value = field;
+    if (!field) status = idist__env_int(var, -1, INT32_MAX, value);
+    if (status != IDIST_OK) return status;
     if (!*value) *value = fallback;
     if (*value < 0) *value = -1;
     return IDIST_OK;
 }
 
-// The one place where defaults are filled in.
-static idist_status idist__launch_config(idist__config *c, const idist_desc *desc) {
-    idist_desc d;
-    idist_status s;
-    const char *text;
-    int mib = 0, check = 1, priority = 0;
+static idist_status idist__config_choices(idist__config *config, const idist_desc *desc) {
+    struct {
+        const char *field, *var, *names;
+        int *choice;
+    } choices[4] = {{desc->transport, "IDIST_TRANSPORT", "auto, socket, tcp", &config->transport},
+                    {desc->algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked",
+                     &config->algorithm},
+                    {desc->bind, "IDIST_BIND", "none, core", &config->bind},
+                    {desc->device_backend, "IDIST_DEVICE_BACKEND", "auto, nccl, ipc, staged",
+                     &config->device_backend}};
+    idist_status status = IDIST_OK;
+    size_t i;
 
-    memset(c, 0, sizeof *c);
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    c->listener = -1;
-    c->mem = d.allocator;
-    c->logger = d.logger;
-    if (!c->mem.alloc_fn != !c->mem.free_fn)
-        return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or none");
-    if ((s = idist__launch_choice(d.transport, "IDIST_TRANSPORT", "auto, socket, tcp",
-                                  &c->transport)) ||
-        (s = idist__launch_choice(d.algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked",
-                                  &c->algorithm)) ||
-        (s = idist__launch_choice(d.bind, "IDIST_BIND", "none, core", &c->bind)) ||
-        (s = idist__launch_choice(d.device_backend, "IDIST_DEVICE_BACKEND",
-                                  "auto, nccl, ipc, staged", &c->device_backend)) ||
-        (s = idist__launch_timeout(d.timeout_ms, "IDIST_TIMEOUT_MS", 30 * 60 * 1000,
-                                   &c->timeout_ms)) ||
-        (s = idist__launch_timeout(d.init_timeout_ms, "IDIST_INIT_TIMEOUT_MS", 5 * 60 * 1000,
-                                   &c->init_timeout_ms)) ||
-        (s = idist__env_int("IDIST_SHM_MIB", 0, 1024, &mib)) ||
-        (s = idist__env_int("IDIST_CHECK", 0, 1, &check)) ||
-        (s = idist__env_int("IDIST_HIGH_PRIORITY_STREAM", 0, 1, &priority)))
-        return s;
-    c->unchecked = !check;
-    c->mpi_comm = d.mpi_comm;
-    c->shm_asked = d.shm_nbytes || mib;
-    c->shm_nbytes = d.shm_nbytes ? d.shm_nbytes : (size_t)(mib ? mib : IDIST__SHM_MIB) << 20;
-    text = d.host_id ? d.host_id : idist__os_env("IDIST_HOSTID");
-    if (text) idist__copy_text(c->host_id, sizeof c->host_id, text);
-    c->nccl_comm = d.nccl_comm;
-    c->nccl_config = d.nccl_config;
-    c->high_priority = d.high_priority_stream || priority;
-    text = d.device ? d.device : idist__os_env("IDIST_DEVICE");
-    if (text) idist__copy_text(c->device, sizeof c->device, text);
-    text = d.backend ? d.backend : idist__os_env("IDIST_BACKEND");
-    if (text) idist__copy_text(c->backends, sizeof c->backends, text);
-    if ((s = idist__secret_find(&c->secret, d.secret, d.secret_nbytes)) != IDIST_OK) return s;
-    if ((s = idist__launch_rank(c, &d)) != IDIST_OK) return s;
-
-    return idist__launch_where(c, &d);
+    for (i = 0; i < IDIST__COUNT_OF(choices) && status == IDIST_OK; i++)
+        status = idist__launch_choice(choices[i].field, choices[i].var, choices[i].names,
+                                      choices[i].choice);
+    return status;
 }
 
-// What ranks of one host have in common.
-IDIST__UNUSED static uint64_t idist__host_key(const idist__config *cfg) {
+static idist_status idist__config_numbers(idist__config *config, const idist_desc *desc) {
+    int shm_mib = 0, check = 1, high_priority = 0;
+    idist_status status = idist__config_timeout(desc->timeout_ms, "IDIST_TIMEOUT_MS",
+                                                30 * 60 * 1000, &config->timeout_ms);
+
+    if (status == IDIST_OK)
+        status = idist__config_timeout(desc->init_timeout_ms, "IDIST_INIT_TIMEOUT_MS",
+                                       5 * 60 * 1000, &config->init_timeout_ms);
+    if (status == IDIST_OK) status = idist__env_int("IDIST_SHM_MIB", 0, 1024, &shm_mib);
+    if (status == IDIST_OK) status = idist__env_int("IDIST_CHECK", 0, 1, &check);
+    if (status == IDIST_OK)
+        status = idist__env_int("IDIST_HIGH_PRIORITY_STREAM", 0, 1, &high_priority);
+    if (status != IDIST_OK) return status;
+
+    config->unchecked = !check;
+    config->high_priority = desc->high_priority_stream || high_priority;
+    config->shm_asked = desc->shm_nbytes || shm_mib;
+    config->shm_nbytes = desc->shm_nbytes;
+    if (!config->shm_nbytes)
+        config->shm_nbytes = (size_t)(shm_mib ? shm_mib : IDIST__SHM_MIB) << 20;
+
+    return IDIST_OK;
+}
+
+static void idist__config_text(const char *field, const char *var, char *text, size_t capacity) {
+    const char *value = field ? field : idist__os_env(var);
+    if (value) idist__copy_text(text, capacity, value);
+}
+
+// Rank and world size: those of the desc, or else the launcher's.
+static idist_status idist__config_rank(idist__config *config, const idist_desc *desc) {
+    config->rank = 0;
+    config->world_size = 1;
+    config->local_rank = config->local_size = -1;
+    config->launcher = "none";
+    if (desc->world_size == 0 && desc->rank == 0) return idist__launch_detect(config);
+
+    if (desc->world_size < 1 || desc->rank < 0 || desc->rank >= desc->world_size)
+        return idist__fail(IDIST_ERR_ARG,
+                           "rank %d of world_size %d: both are needed, and 0 <= rank < world_size",
+                           desc->rank, desc->world_size);
+    config->launcher = "explicit";
+    config->rank = desc->rank;
+    config->world_size = desc->world_size;
+
+    return IDIST_OK;
+}
+
+// Fills all of *config. desc may be NULL.
+static idist_status idist__launch_config(idist__config *config, const idist_desc *desc) {
+    idist_desc d;
+    idist_status status;
+
+    memset(config, 0, sizeof *config);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    config->listener = -1;
+    config->mem = d.allocator;
+    config->logger = d.logger;
+    if (!config->mem.alloc_fn != !config->mem.free_fn)
+        return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or neither");
+
+    status = idist__config_choices(config, &d);
+    if (status == IDIST_OK) status = idist__config_numbers(config, &d);
+    if (status != IDIST_OK) return status;
+
+    config->mpi_comm = d.mpi_comm;
+    config->nccl_comm = d.nccl_comm;
+    config->nccl_config = d.nccl_config;
+    idist__config_text(d.host_id, "IDIST_HOSTID", config->host_id, sizeof config->host_id);
+    idist__config_text(d.device, "IDIST_DEVICE", config->device, sizeof config->device);
+    idist__config_text(d.backend, "IDIST_BACKEND", config->backends, sizeof config->backends);
+
+    status = idist__secret_find(&config->secret, d.secret, d.secret_nbytes);
+    if (status == IDIST_OK) status = idist__config_rank(config, &d);
+    if (status == IDIST_OK) status = idist__where_find(config, &d);
+
+    return status;
+}
+
+// The same number on all ranks that can share memory and local sockets, and on no others: host_id,
+// or else what the operating system says.
+IDIST__UNUSED static uint64_t idist__host_key(const idist__config *config) {
     char text[256];
-    struct stat st;
-    ssize_t n;
-    int fd;
 
-    if (cfg->host_id[0]) return idist__hash(cfg->host_id, strlen(cfg->host_id));
-    memset(text, 0, sizeof text);
-    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        do n = read(fd, text, 64);
-        while (n < 0 && errno == EINTR);
-        close(fd);
-    }
-
-    if (!text[0] && gethostname(text, 64) != 0) text[0] = '?';
-    // Local sockets live in a network namespace and are checked against the user.
-    if (stat("/proc/self/ns/net", &st) == 0)
-        idist__append(text, sizeof text, "/%llu", (unsigned long long)st.st_ino);
-    idist__append(text, sizeof text, "/%lu", (unsigned long)geteuid());
-
+    if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
+    idist__os_socket_reach(text, sizeof text);
     return idist__hash(text, strlen(text));
 }
 

@@ -1,285 +1,132 @@
-/* idist_net.h - v0.1.0 - stream sockets and the handshake on each - MIT licence
+/* idist_net.h - v0.1.0 - connections and the handshake on each - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+    Two programs that want to exchange bytes meet here: addresses as text, sockets with deadlines
+and error texts, and the mutual handshake that every connection begins with. The store's server
+    (idist_store.h) and the links between ranks (idist_join.h) both accept strangers, so both use
+    the bounded set of pending connections at the end of this file.
+
 CONTENTS
 
-      [net:sock]  stream sockets: addresses, listen, connect, and transfers with a deadline
-      [net:auth]  who is there: a mutual handshake on every connection
+      [net:parse]       numbers and host:port in texts
+      [net:address]     addresses as texts
+      [net:connection]  listening, and whole transfers with a deadline
+      [net:auth]        a mutual handshake on every connection
+      [net:secret]      the secret that the ranks of a job share
+      [net:pending]     connections whose handshake is under way
 */
 #ifndef IDIST_NET_H
 #define IDIST_NET_H
 
 //------------------------------------------------------------------------------
-// [net:sock]  stream sockets: addresses, listen, connect, and transfers with a deadline
-// uses os err
+// [net:parse]  numbers and host:port in texts
+// uses -
 //------------------------------------------------------------------------------
 
-// An address is text: "unix:NAME" is a socket in the abstract namespace, which leaves no file
-// behind and is seen inside one network namespace only, exactly as loopback TCP is; "tcp:HOST:PORT"
-// has an IPv6 HOST in brackets.
-typedef struct idist__addr {
-    struct sockaddr_storage sa;
-    socklen_t nbytes;
-} idist__addr;
-
-static bool idist__sock_host_is_loopback(const char *host) {
-    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
-           strcmp(host, "::1") == 0;
-}
-
-static bool idist__addr_is_loopback(const idist__addr *a) {
-    if (a->sa.ss_family == AF_UNIX) return true;
-
-    if (a->sa.ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a->sa;
-        return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
-    }
-
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&a->sa)->sin6_addr) != 0;
-}
-
-static idist_status idist__addr_unix(idist__addr *a, const char *name) {
-    struct sockaddr_un *un = (struct sockaddr_un *)&a->sa;
-    size_t n = strlen(name);
-
-    memset(a, 0, sizeof *a);
-    if (!n || n > sizeof un->sun_path - 1)
-        return idist__fail(IDIST_ERR_ARG, "socket name \"%s\" is empty or longer than %zu", name,
-                           sizeof un->sun_path - 1);
-    un->sun_family = AF_UNIX;
-    memcpy(un->sun_path + 1, name, n);
-    a->nbytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
-
-    return IDIST_OK;
-}
-
-static idist_status idist__addr_tcp(idist__addr *a, const char *host, int port) {
-    struct addrinfo hints, *list = NULL;
-    char service[16];
-    int rc;
-
-    memset(a, 0, sizeof *a);
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    snprintf(service, sizeof service, "%d", port);
-    rc = getaddrinfo(host, service, &hints, &list);
-    if (rc != 0 || !list)
-        return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host,
-                           gai_strerror(rc));
-    memcpy(&a->sa, list->ai_addr, list->ai_addrlen);
-    a->nbytes = list->ai_addrlen;
-    freeaddrinfo(list);
-
-    return IDIST_OK;
-}
-
-// Numbers in a given text only; the whole text must be a number within the limits.
-static bool idist__parse_int(const char *text, int64_t lo, int64_t hi, int64_t *value) {
+// The whole text must be a decimal number within the limits; otherwise *value stays as it is.
+static bool idist__parse_int(const char *text, int64_t lowest, int64_t highest, int64_t *value) {
     char *end = NULL;
-    long long v;
+    long long number;
 
     if (!text || !(text[0] == '-' || (text[0] >= '0' && text[0] <= '9'))) return false;
     errno = 0;
-    v = strtoll(text, &end, 10);
-    if (errno || !end || *end || v < lo || v > hi) return false;
-    *value = v;
+    number = strtoll(text, &end, 10);
+    if (errno || !end || *end || number < lowest || number > highest) return false;
+    *value = number;
 
     return true;
 }
 
-// "host:port" or "[v6]:port".
-static bool idist__parse_host_port(const char *text, char *host, size_t cap, int *port) {
+// "host:port", or "[v6]:port", from which the brackets are taken.
+static bool idist__parse_host_port(const char *text, char *host, size_t capacity, int *port) {
     const char *colon = strrchr(text, ':');
-    size_t n = colon ? (size_t)(colon - text) : 0;
+    size_t nbytes = colon ? (size_t)(colon - text) : 0;
     int64_t value;
 
     if (!colon || !idist__parse_int(colon + 1, 0, 65535, &value)) return false;
 
-    if (n >= 2 && text[0] == '[' && text[n - 1] == ']') {
+    if (nbytes >= 2 && text[0] == '[' && text[nbytes - 1] == ']') {
         text++;
-        n -= 2;
+        nbytes -= 2;
     }
 
-    if (!n || n >= cap) return false;
-    memcpy(host, text, n);
-    host[n] = 0;
+    if (!nbytes || nbytes >= capacity) return false;
+    memcpy(host, text, nbytes);
+    host[nbytes] = 0;
     *port = (int)value;
 
     return true;
 }
 
-static idist_status idist__addr_parse(idist__addr *a, const char *text) {
+//------------------------------------------------------------------------------
+// [net:address]  addresses as texts
+// uses socket err parse
+//
+// Ranks exchange addresses as texts: "unix:NAME" is a local socket, "tcp:HOST:PORT" a TCP port,
+// with brackets around an IPv6 HOST.
+//------------------------------------------------------------------------------
+
+// Whether a host as the user writes it is this host's loopback interface.
+static bool idist__address_host_is_loopback(const char *host) {
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
+           strcmp(host, "::1") == 0;
+}
+
+static idist_status idist__address_local(idist__addr *address, const char *name) {
+    if (idist__os_socket_local_address(address, name)) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "the socket name \"%s\" is empty or longer than %d bytes",
+                       name, IDIST__OS_SOCKET_NAME_MAX);
+}
+
+// Blocks while the name is looked up.
+static idist_status idist__addr_tcp(idist__addr *address, const char *host, int port) {
+    const char *error = idist__os_socket_resolve(address, host, port);
+
+    if (!error) return IDIST_OK;
+    return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host,
+                       error);
+}
+
+// IDIST_ERR_ARG: it is no address; other failures may pass.
+static idist_status idist__addr_parse(idist__addr *address, const char *text) {
     char host[256];
     int port;
 
-    memset(a, 0, sizeof *a);
-    if (strncmp(text, "unix:", 5) == 0) return idist__addr_unix(a, text + 5);
+    memset(address, 0, sizeof *address);
+    if (strncmp(text, "unix:", 5) == 0) return idist__address_local(address, text + 5);
     if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
-        return idist__addr_tcp(a, host, port);
-    return idist__fail(IDIST_ERR_ARG, "\"%s\" is no address", text);
+        return idist__addr_tcp(address, host, port);
+    return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
 
-// Text of an IP address, without the port.
-static void idist__addr_host_text(const idist__addr *a, char *buf, size_t cap) {
-    const void *ip = a->sa.ss_family == AF_INET
-                         ? (const void *)&((const struct sockaddr_in *)&a->sa)->sin_addr
-                         : (const void *)&((const struct sockaddr_in6 *)&a->sa)->sin6_addr;
-    if (!inet_ntop(a->sa.ss_family, ip, buf, (socklen_t)cap)) idist__copy_text(buf, cap, "?");
-}
+//------------------------------------------------------------------------------
+// [net:connection]  listening, and whole transfers with a deadline
+// uses socket err
+//------------------------------------------------------------------------------
 
-static int idist__addr_port(const idist__addr *a) {
-    if (a->sa.ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)&a->sa)->sin_port);
-    if (a->sa.ss_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)&a->sa)->sin6_port);
-    return 0;
-}
+// `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
+static idist_status idist__sock_listen(const idist__addr *address, const char *what, int *fd) {
+    *fd = idist__os_socket_listen(address);
+    if (*fd >= 0) return IDIST_OK;
 
-// Non-blocking, closed on exec; TCP without Nagle's delay.
-static int idist__sock_open(int family) {
-    int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return fd;
-}
-
-static idist_status idist__sock_listen(const idist__addr *a, const char *what, int *fd) {
-    int one = 1, err;
-
-    *fd = idist__sock_open(a->sa.ss_family);
-    if (*fd < 0) return idist__fail_errno("socket", errno);
-    if (a->sa.ss_family != AF_UNIX) setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(*fd, (const struct sockaddr *)&a->sa, a->nbytes) == 0 && listen(*fd, 4096) == 0)
-        return IDIST_OK;
-    err = errno;
-    idist__os_close(fd);
-    if (err == EADDRINUSE)
+    if (errno == EADDRINUSE)
         return idist__fail(
             IDIST_ERR_ADDR_IN_USE,
             "%s is taken: another job or server runs there. Choose another MASTER_PORT, or end it",
             what);
 
-    return idist__fail_errno(what, err);
+    return idist__fail_errno(what, errno);
 }
 
-// Whether the process at the other end of a local socket belongs to our user: abstract sockets have
-// no permissions.
-static bool idist__sock_same_user(int fd) {
-    struct {
-        pid_t pid;
-        uid_t uid;
-        gid_t gid;
-    } cred;
-    socklen_t n = sizeof cred;
-
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0 && cred.uid == geteuid();
-}
-
-// -1 and errno EAGAIN when nobody is waiting. Connections of other users are closed at once.
-static int idist__sock_accept(int listener) {
-    struct sockaddr_storage sa;
-    socklen_t n = sizeof sa;
-    int one = 1, fd = accept(listener, (struct sockaddr *)&sa, &n);
-
-    if (fd < 0) return -1;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    if (sa.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (sa.ss_family != AF_UNIX || idist__sock_same_user(fd)) return fd;
-    close(fd);
-    errno = EAGAIN;
-
-    return -1;
-}
-
-static bool idist__sock_wait(int fd, short events, int64_t deadline_ns);
-
-// One attempt. errno says why not; the caller decides whether to try again. EPERM: another user
-// listens there.
-static int idist__sock_connect(const idist__addr *a, int64_t deadline_ns) {
-    int fd = idist__sock_open(a->sa.ss_family), err = 0;
-    socklen_t n = sizeof err;
-
-    if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)&a->sa, a->nbytes) != 0) err = errno;
-
-    if (err == EINPROGRESS || err == EINTR) {
-        if (!idist__sock_wait(fd, POLLOUT, deadline_ns)) err = ETIMEDOUT;
-        else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &n) != 0) err = errno;
-    }
-
-    if (!err && a->sa.ss_family == AF_UNIX && !idist__sock_same_user(fd)) err = EPERM;
-    if (!err) return fd;
-    close(fd);
-    errno = err;
-
-    return -1;
-}
-
-// Whether it is the network that is missing, and not the other side.
-static bool idist__sock_cut_off(int err) {
-    return err == ENETUNREACH || err == ENETDOWN || err == EHOSTUNREACH || err == EHOSTDOWN;
-}
-
-// Moves what is possible now. > 0: bytes; 0: would block; -1: end of stream (errno 0) or an error.
-static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
-    for (;;) {
-        ssize_t n = recv(fd, buf, nbytes, 0);
-        if (n > 0) return n;
-
-        if (n == 0) {
-            errno = 0;
-            return -1;
-        }
-
-        if (errno == EINTR) continue;
-        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-    }
-}
-
-static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts) {
-    struct msghdr m;
-
-    memset(&m, 0, sizeof m);
-    m.msg_iov = (struct iovec *)(uintptr_t)parts;
-    m.msg_iovlen = (size_t)nparts;
-
-    for (;;) {
-        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
-        if (n >= 0) return n;
-        if (errno == EINTR) continue;
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? 0 : -1;
-    }
-}
-
-// Whether the other side has ended, and everything that it wrote was read.
-IDIST__UNUSED static bool idist__sock_at_end(int fd) {
-    char c;
-    ssize_t n;
-    do n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
-}
-
-static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
-    for (;;) {
-        struct pollfd p;
-        int rc;
-        p.fd = fd;
-        p.events = events;
-        rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
-        if (rc > 0) return true;
-        if (rc == 0 && idist__os_ms_until(deadline_ns) == 0)
-            return false; // poll's own limit is shorter
-        if (rc < 0 && errno != EINTR) return false;
-    }
-}
-
-// The whole buffer or an error; errno ETIMEDOUT when the deadline passed, 0 at the end of the
-// stream.
+// Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the
+// end of the stream, or the error; how much was read is lost.
 static bool idist__sock_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
-    char *p = (char *)buf;
+    char *to = (char *)buf;
 
     while (nbytes) {
-        ptrdiff_t n = idist__sock_read(fd, p, nbytes);
+        ptrdiff_t n = idist__sock_read(fd, to, nbytes);
+
         if (n < 0) return false;
 
         if (n == 0 && !idist__sock_wait(fd, POLLIN, deadline_ns)) {
@@ -287,20 +134,22 @@ static bool idist__sock_read_all(int fd, void *buf, size_t nbytes, int64_t deadl
             return false;
         }
 
-        p += n;
+        to += n;
         nbytes -= (size_t)n;
     }
 
     return true;
 }
 
+// Blocks until the socket has taken all bytes. False as above.
 static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_t deadline_ns) {
-    const char *p = (const char *)buf;
+    const char *from = (const char *)buf;
 
     while (nbytes) {
         struct iovec part;
         ptrdiff_t n;
-        part.iov_base = (void *)(uintptr_t)p;
+
+        part.iov_base = (void *)(uintptr_t)from;
         part.iov_len = nbytes;
         n = idist__sock_write(fd, &part, 1);
         if (n < 0) return false;
@@ -310,7 +159,7 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
             return false;
         }
 
-        p += n;
+        from += n;
         nbytes -= (size_t)n;
     }
 
@@ -318,27 +167,30 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 }
 
 //------------------------------------------------------------------------------
-// [net:auth]  who is there: a mutual handshake on every connection
-// uses os err hash sock
+// [net:auth]  a mutual handshake on every connection
+// uses os socket err hash
 //
-//   client                                     server
-//     hello C (64 bytes, with a nonce)  ------>
-//                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
-//     HMAC(K, "C" | C | S)              ------>
-//                                       <------  one byte: you are in
+//     stage   client                                    server
+//     0       hello C (64 bytes, with a nonce)  ------>
+//     1                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
+//     2       HMAC(K, "C" | C | S)              ------>
+//     3                                         <------ one byte: accepted
 //
-// K comes from the job's secret. Different labels keep one side's answer from being thrown back at
-// it, the nonces keep an old conversation from being replayed, and the tags cover version, role,
-// rank and job, so that nothing in them can be changed on the way. A stranger makes the server read
-// 96 bytes and allocate none. Nothing is encrypted. A hello that does not fit is answered all the
-// same, so that the client can say what differs. A client whose connection ends before the last
-// byte was turned away because all places were taken, and tries again; see idist__porch_place.
-// Without a secret K is a constant: then this only keeps out other programs and other versions.
+// K comes from the job's secret. The labels "C" and "S" keep an answer from being reflected to its
+// sender, the nonces prevent replay, and the tags cover version, role, rank and job, so that none
+// of these can be changed on the way. A stranger makes the server read 96 bytes and allocate
+// nothing. Nothing is encrypted. The server answers a hello that does not match too, so that the
+// client can report the difference. A client whose connection ends before the last byte was turned
+// away for lack of room and tries again; see [net:pending]. Without a secret K is a constant, which
+// only keeps out other programs and other versions.
+//
+// Neither side blocks: idist__auth_step goes as far as the socket allows.
 //------------------------------------------------------------------------------
 
 #define IDIST__WIRE_VERSION 3
 #define IDIST__HELLO_BYTES 64
 
+// Part of the wire format.
 typedef struct idist__hello {
     char magic[4]; // "IDST"
     uint16_t version;
@@ -353,22 +205,33 @@ typedef struct idist__hello {
     uint8_t zero[8];
 } idist__hello;
 
+// What the connection is for.
 enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 
+// Stages of both sides; each is one message.
+enum {
+    IDIST__AUTH_HELLO,
+    IDIST__AUTH_ANSWER,
+    IDIST__AUTH_PROOF,
+    IDIST__AUTH_ACCEPTED,
+    IDIST__AUTH_DONE
+};
+enum { IDIST__AUTH_TAG_NBYTES = 32 };
+
 typedef struct idist__handshake {
-    int fd;
+    int fd; // -1: none
     bool server;
-    int stage; // client: write hello, read answer, write tag, read byte. server: the other side of
-               // each.
+    int stage;   // IDIST__AUTH_*
     size_t done; // bytes of this stage
-    bool broke;  // the connection ended, or broke
-    bool ready;  // poll has seen something there, or it is new
+    bool broke;  // the connection ended or failed
+    bool ready;  // poll has reported it, or it is new
     const uint8_t *key;
     idist__hello mine, theirs;
     uint8_t out[96], in[96];
     int64_t deadline_ns;
 } idist__handshake;
 
+// Begins a handshake on a connection; the caller goes on owning fd and key.
 static void idist__auth_begin(idist__handshake *h, int fd, bool server, const uint8_t key[32],
                               uint32_t role, uint64_t job, int rank, int world_size,
                               int64_t deadline_ns) {
@@ -388,56 +251,70 @@ static void idist__auth_begin(idist__handshake *h, int fd, bool server, const ui
     memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
 }
 
-static void idist__auth_tag(const idist__handshake *h, const char *label, uint8_t tag[32]) {
-    const idist__hello *c = h->server ? &h->theirs : &h->mine,
-                       *s = h->server ? &h->mine : &h->theirs;
-    idist__hmac(h->key, label, c, IDIST__HELLO_BYTES, s, IDIST__HELLO_BYTES, tag);
+static bool idist__auth_has_magic(const idist__hello *hello) {
+    return memcmp(hello->magic, "IDST", 4) == 0;
 }
 
-static bool idist__auth_tag_is(const idist__handshake *h, const char *label,
-                               const uint8_t *theirs) {
-    uint8_t want[32], diff = 0;
+static void idist__auth_tag(const idist__handshake *h, const char *label,
+                            uint8_t tag[IDIST__AUTH_TAG_NBYTES]) {
+    const idist__hello *client = h->server ? &h->theirs : &h->mine;
+    const idist__hello *server = h->server ? &h->mine : &h->theirs;
+    idist__hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
+}
+
+// Compares in constant time, so that timing reveals nothing about the tag.
+static idist_status idist__auth_check_tag(const idist__handshake *h, const char *label,
+                                          const uint8_t *theirs) {
+    uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
     int i;
 
-    idist__auth_tag(h, label, want);
-    for (i = 0; i < 32; i++)
-        diff |= (uint8_t)(want[i] ^ theirs[i]); // no early exit: time tells nothing
-    return diff == 0;
+    idist__auth_tag(h, label, expected);
+    for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
+    if (!difference) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_AUTH, "the peer does not know the secret of this job");
 }
 
+// Whether the handshake failed because the peer's machine has the other byte order.
 static bool idist__auth_other_order(const idist__handshake *h) {
-    return memcmp(h->theirs.magic, "IDST", 4) == 0 && h->theirs.byte_order == 0x04030201;
+    return idist__auth_has_magic(&h->theirs) && h->theirs.byte_order == 0x04030201;
 }
 
 static idist_status idist__auth_check_hello(const idist__handshake *h) {
-    const idist__hello *t = &h->theirs;
+    const idist__hello *theirs = &h->theirs, *mine = &h->mine;
 
-    if (memcmp(t->magic, "IDST", 4) != 0)
-        return idist__fail(IDIST_ERR_AUTH, "the other side does not speak idist");
-    if (t->byte_order != h->mine.byte_order)
+    if (!idist__auth_has_magic(theirs))
+        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist");
+    if (theirs->byte_order != mine->byte_order)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "the other side has another byte order; mixed worlds are not supported");
-    if (t->min_version > h->mine.version || t->version < h->mine.min_version)
-        return idist__fail(
-            IDIST_ERR_UNSUPPORTED,
-            "the other side speaks version %u of the protocol, this one %u: build all "
-            "ranks from the same idist.h",
-            (unsigned)t->version, (unsigned)h->mine.version);
-    if (t->role != h->mine.role || t->job != h->mine.job)
+                           "the peer has another byte order; mixed worlds are not supported");
+    if (theirs->min_version > mine->version || theirs->version < mine->min_version)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "the peer speaks version %u of the protocol, this process version %u: "
+                           "build all ranks from the same idist.h",
+                           (unsigned)theirs->version, (unsigned)mine->version);
+    if (theirs->role != mine->role || theirs->job != mine->job)
         return idist__fail(IDIST_ERR_AUTH,
-                           "the other side belongs to another job (or an earlier run of this one)");
-    if (t->world_size != h->mine.world_size)
-        return idist__fail(IDIST_ERR_ENV, "the other side says the world has %u ranks, this one %u",
-                           (unsigned)t->world_size, (unsigned)h->mine.world_size);
+                           "the peer belongs to another job (or to an earlier run of this one)");
+    if (theirs->world_size != mine->world_size)
+        return idist__fail(IDIST_ERR_ENV, "the peer has a world_size of %u, this process one of %u",
+                           (unsigned)theirs->world_size, (unsigned)mine->world_size);
 
     return IDIST_OK;
 }
 
-// Moves one stage as far as it goes. 1: stage complete, 0: would block, -1: failed.
-static int idist__auth_move(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
+// Whether this side sends the message of the current stage: the server sends the odd ones.
+static bool idist__auth_writes(const idist__handshake *h) {
+    return (h->stage % 2 == 1) == h->server;
+}
+
+// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1:
+// failed.
+static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
     while (h->done < nbytes) {
         struct iovec part;
         ptrdiff_t n;
+
         part.iov_base = buf + h->done;
         part.iov_len = nbytes - h->done;
         n = write ? idist__sock_write(h->fd, &part, 1)
@@ -445,8 +322,9 @@ static int idist__auth_move(idist__handshake *h, bool write, uint8_t *buf, size_
         if (n < 0) return -1;
         if (n == 0) return 0;
         h->done += (size_t)n;
-        // A stranger is recognised by his first bytes.
-        if (!write && h->server && h->stage == 0 && h->done >= 4 && memcmp(buf, "IDST", 4) != 0)
+        // A stranger is recognised by its first bytes.
+        if (!write && h->server && h->stage == IDIST__AUTH_HELLO && h->done >= 4 &&
+            memcmp(buf, "IDST", 4) != 0)
             h->done = nbytes;
     }
 
@@ -455,61 +333,70 @@ static int idist__auth_move(idist__handshake *h, bool write, uint8_t *buf, size_
     return 1;
 }
 
-static bool idist__auth_writes(const idist__handshake *h) {
-    return (h->stage % 2 == 1) == h->server;
-}
+// The server's side: checks the message that is complete, and prepares the next.
+static idist_status idist__auth_next_of_server(idist__handshake *h) {
+    idist_status status = IDIST_OK;
 
-// A stage is complete: checks what it has brought, prepares what comes next.
-static idist_status idist__auth_next(idist__handshake *h) {
-    h->stage++;
-
-    if (h->server && h->stage == 1) {
+    switch (h->stage) {
+    case IDIST__AUTH_HELLO:
         memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-        if (memcmp(h->theirs.magic, "IDST", 4) != 0) return idist__auth_check_hello(h);
-        idist__auth_tag(h, "S", h->out + 64);
-    } else if (h->server && h->stage == 2) {
-        return idist__auth_check_hello(h);
-    } else if (h->server && h->stage == 3) {
-        if (!idist__auth_tag_is(h, "C", h->in))
-            return idist__fail(IDIST_ERR_AUTH,
-                               "the other side does not know the secret of this job");
-        h->out[0] = 1;
-    } else if (!h->server && h->stage == 2) {
-        idist_status status;
-        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-        status = idist__auth_check_hello(h);
+        if (!idist__auth_has_magic(&h->theirs)) return idist__auth_check_hello(h);
+        idist__auth_tag(h, "S", h->out + IDIST__HELLO_BYTES);
+        break;
+    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(h); // the client now has our hello
+    case IDIST__AUTH_PROOF:
+        status = idist__auth_check_tag(h, "C", h->in);
         if (status != IDIST_OK) return status;
-        if (!idist__auth_tag_is(h, "S", h->in + 64))
-            return idist__fail(IDIST_ERR_AUTH,
-                               "the other side does not know the secret of this job");
-        idist__auth_tag(h, "C", h->out);
+        h->out[0] = 1;
+        break;
+    default: break;
     }
 
     return IDIST_OK;
 }
 
-// IDIST_OK with *done set when both sides are sure of each other. Does not block. h->broke: the
-// connection ended.
+static idist_status idist__auth_next_of_client(idist__handshake *h) {
+    idist_status status;
+
+    if (h->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
+    memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+    status = idist__auth_check_hello(h);
+    if (status == IDIST_OK) status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
+    if (status != IDIST_OK) return status;
+    idist__auth_tag(h, "C", h->out);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__auth_fail_transfer(void) {
+    if (errno)
+        return idist__fail(IDIST_ERR_PEER_LOST, "the connection broke during the handshake: %s",
+                           strerror(errno));
+    return idist__fail(IDIST_ERR_PEER_LOST,
+                       "the peer closed the connection during the handshake: it ended, it had no "
+                       "room for one more connection, or it does not speak the protocol of idist");
+}
+
+// Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
+// the other. A failure is final; h->broke tells whether the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *h, bool *done) {
-    static const size_t nbytes[4] = {64, 96, 32, 1};
-    idist_status status = IDIST_OK;
+    static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
+                                                    IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
+                                                    IDIST__AUTH_TAG_NBYTES, 1};
 
     *done = false;
 
-    while (h->stage < 4) {
+    while (h->stage < IDIST__AUTH_DONE) {
         bool write = idist__auth_writes(h);
-        int rc = idist__auth_move(h, write, write ? h->out : h->in, nbytes[h->stage]);
+        int rc = idist__auth_transfer(h, write, write ? h->out : h->in, nbytes[h->stage]);
+        idist_status status;
+
         if (rc == 0) return IDIST_OK;
         h->broke = rc < 0;
-        if (rc < 0 && errno)
-            return idist__fail(IDIST_ERR_PEER_LOST, "the handshake broke off: %s", strerror(errno));
-        if (rc < 0)
-            return idist__fail(IDIST_ERR_PEER_LOST,
-                               "the other side closed the connection during the handshake: it "
-                               "ended, it had no room for "
-                               "one more connection, or it does not speak idist");
+        if (h->broke) return idist__auth_fail_transfer();
 
-        status = idist__auth_next(h);
+        status = h->server ? idist__auth_next_of_server(h) : idist__auth_next_of_client(h);
+        h->stage++;
         if (status != IDIST_OK) return status;
     }
 
@@ -518,183 +405,222 @@ static idist_status idist__auth_step(idist__handshake *h, bool *done) {
     return IDIST_OK;
 }
 
-// The whole handshake, blocking until the deadline in it.
+// The whole handshake; blocks until its deadline.
 static idist_status idist__auth_run(idist__handshake *h) {
     bool done = false;
 
     for (;;) {
-        idist_status s = idist__auth_step(h, &done);
-        if (s != IDIST_OK || done) return s;
+        idist_status status = idist__auth_step(h, &done);
+
+        if (status != IDIST_OK || done) return status;
         if (!idist__sock_wait(h->fd, idist__auth_writes(h) ? POLLOUT : POLLIN, h->deadline_ns))
-            return idist__fail(IDIST_ERR_TIMEOUT,
-                               "the other side did not answer the handshake in time");
+            return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
     }
 }
+
+//------------------------------------------------------------------------------
+// [net:secret]  the secret that the ranks of a job share
+// uses os os:file err hash
+//
+// It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
+//------------------------------------------------------------------------------
+
+enum { IDIST__SECRET_MIN = 16 };
 
 typedef struct idist__secret {
     uint8_t bytes[256];
     size_t nbytes; // 0: none
-    bool insecure; // IDIST_INSECURE: listen beyond this host all the same
+    bool insecure; // IDIST_INSECURE: listen beyond this host without a secret
 } idist__secret;
 
-// The key of a job from its secret; the constant one without.
+// The key of handshakes; without a secret a constant.
 static void idist__auth_key(const idist__secret *secret, uint8_t key[32]) {
-    idist__sha s;
-    idist__sha_begin(&s);
-    idist__sha_add(&s, "idist v1", 8);
-    idist__sha_add(&s, secret->bytes, secret->nbytes);
-    idist__sha_end(&s, key);
+    idist__sha sha;
+    idist__sha_begin(&sha);
+    idist__sha_add(&sha, "idist v1", 8);
+    idist__sha_add(&sha, secret->bytes, secret->nbytes);
+    idist__sha_end(&sha, key);
 }
 
-// IDIST_SECRET_FILE must be a file that only its owner can read.
+static bool idist__secret_fits(const idist__secret *secret, size_t nbytes) {
+    return nbytes >= IDIST__SECRET_MIN && nbytes <= sizeof secret->bytes;
+}
+
+static void idist__secret_set(idist__secret *secret, const void *bytes, size_t nbytes) {
+    memcpy(secret->bytes, bytes, nbytes);
+    secret->nbytes = nbytes;
+}
+
+// Only its owner may have access to IDIST_SECRET_FILE.
 static idist_status idist__secret_from_file(idist__secret *secret, const char *path) {
     uint8_t text[sizeof secret->bytes + 1];
-    struct stat st;
-    ssize_t n = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    idist__os_file file = idist__os_file_open(path, IDIST__OS_FILE_READ);
+    bool is_private = file >= 0 && idist__os_file_is_private(file);
+    ptrdiff_t nbytes;
 
-    if (fd < 0)
+    if (file < 0)
         return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path,
                            strerror(errno));
+    nbytes = is_private ? idist__os_file_read(file, text, sizeof text) : 0;
+    idist__os_close(&file);
 
-    if (fstat(fd, &st) != 0 || (st.st_mode & 077) || st.st_uid != geteuid()) {
-        close(fd);
+    if (!is_private)
         return idist__fail(
             IDIST_ERR_ENV,
-            "IDIST_SECRET_FILE=%s must be yours and readable by nobody else (chmod 600)", path);
-    }
-
-    do n = read(fd, text, sizeof text);
-    while (n < 0 && errno == EINTR);
-    close(fd);
-    if (n < 16 || n > (ssize_t)sizeof secret->bytes)
-        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must hold 16 to %zu bytes", path,
-                           sizeof secret->bytes);
-    memcpy(secret->bytes, text, (size_t)n);
-    secret->nbytes = (size_t)n;
+            "IDIST_SECRET_FILE=%s must belong to you and be readable by nobody else (chmod 600)",
+            path);
+    if (nbytes < 0 || !idist__secret_fits(secret, (size_t)nbytes))
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must hold %d to %zu bytes", path,
+                           IDIST__SECRET_MIN, sizeof secret->bytes);
+    idist__secret_set(secret, text, (size_t)nbytes);
 
     return IDIST_OK;
 }
 
-// The secret of a desc, else that of the environment, else none.
+static idist_status idist__secret_from_field(idist__secret *secret, const void *field,
+                                             size_t nbytes) {
+    if (!field || !idist__secret_fits(secret, nbytes))
+        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and %d to %zu bytes",
+                           IDIST__SECRET_MIN, sizeof secret->bytes);
+    idist__secret_set(secret, field, nbytes);
+    return IDIST_OK;
+}
+
+static idist_status idist__secret_from_env(idist__secret *secret, const char *text) {
+    if (!idist__secret_fits(secret, strlen(text)))
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET has %zu bytes but needs %d to %zu",
+                           strlen(text), IDIST__SECRET_MIN, sizeof secret->bytes);
+    idist__secret_set(secret, text, strlen(text));
+    return IDIST_OK;
+}
+
+// The secret of a desc, or else IDIST_SECRET_FILE, or else IDIST_SECRET, or else none.
 static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
     const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
     const char *insecure = idist__os_env("IDIST_INSECURE");
 
     memset(secret, 0, sizeof *secret);
     secret->insecure = insecure && strcmp(insecure, "0") != 0;
-
-    if (field || nbytes) {
-        if (!field || nbytes < 16 || nbytes > sizeof secret->bytes)
-            return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and 16 to %zu bytes",
-                               sizeof secret->bytes);
-        text = (const char *)field;
-    } else if (file) {
-        return idist__secret_from_file(secret, file);
-    } else if (text) {
-        nbytes = strlen(text);
-        if (nbytes < 16 || nbytes > sizeof secret->bytes)
-            return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET has %zu bytes; 16 to %zu are needed",
-                               nbytes, sizeof secret->bytes);
-    }
-
-    if (nbytes) memcpy(secret->bytes, text, nbytes);
-    secret->nbytes = nbytes;
+    if (field || nbytes) return idist__secret_from_field(secret, field, nbytes);
+    if (file) return idist__secret_from_file(secret, file);
+    if (text) return idist__secret_from_env(secret, text);
 
     return IDIST_OK;
 }
 
-// Where strangers wait until their handshake is through: a fixed number of places, so that nobody
-// makes us allocate. When all are taken, newcomers stay in the listener's queue until a connection
-// may be evicted: the oldest that has sent nothing for 50 ms; failing that, the oldest handshake
-// that is more than a second old. An honest client that is evicted because it got no processor time
-// tries again.
+//------------------------------------------------------------------------------
+// [net:pending]  connections whose handshake is under way
+// uses os auth
+//
+// There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
+// new connections stay in the listener's queue until one may be evicted:
+//
+//     first   a handshake whose deadline has passed
+//     then    the oldest that has sent nothing for 50 ms
+//     then    the oldest that began more than a second ago
+//
+// An honest client that is evicted, because it got no processor time, tries again.
+//------------------------------------------------------------------------------
+
 enum {
-    IDIST__PORCH = 256,
-    IDIST__PORCH_MS = 5000,
-    IDIST__PORCH_SILENT_MS = 50,
-    IDIST__PORCH_SLOW_MS = 1000
+    IDIST__PORCH = 256,     // slots
+    IDIST__PORCH_MS = 5000, // a handshake may take so long
+    IDIST__PENDING_SILENT_MS = 50,
+    IDIST__PENDING_SLOW_MS = 1000
 };
 
 typedef struct idist__porch {
-    idist__handshake place[IDIST__PORCH]; // fd -1: free
+    idist__handshake place[IDIST__PORCH]; // fd -1: a free slot
 } idist__porch;
 
-static void idist__porch_init(idist__porch *p) {
+static void idist__porch_init(idist__porch *pending) {
     int i;
-    memset(p, 0, sizeof *p);
-    for (i = 0; i < IDIST__PORCH; i++) p->place[i].fd = -1;
+    memset(pending, 0, sizeof *pending);
+    for (i = 0; i < IDIST__PORCH; i++) pending->place[i].fd = -1;
 }
 
-static void idist__porch_close(idist__porch *p) {
+static void idist__porch_close(idist__porch *pending) {
     int i;
-    for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&p->place[i].fd);
+    for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&pending->place[i].fd);
 }
 
-// The stranger who may be sent away first, or NULL: nobody may.
-static idist__handshake *idist__porch_oldest(idist__porch *p) {
+// When a handshake began.
+static int64_t idist__pending_since_ns(const idist__handshake *h) {
+    return h->deadline_ns - IDIST__PORCH_MS * IDIST__MS;
+}
+
+// The connection to evict first; NULL: none may be evicted now.
+static idist__handshake *idist__pending_find_evictable(idist__porch *pending) {
     int64_t now = idist__os_now_ns();
     idist__handshake *silent = NULL, *slow = NULL;
     int i;
 
     for (i = 0; i < IDIST__PORCH; i++) {
-        idist__handshake *h = &p->place[i];
+        idist__handshake *h = &pending->place[i];
         idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+
         if (h->fd < 0) continue;
         if (now >= h->deadline_ns) return h;
         if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
     }
 
-    if (silent &&
-        now >= silent->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SILENT_MS) * IDIST__MS)
+    if (silent && now - idist__pending_since_ns(silent) >= IDIST__PENDING_SILENT_MS * IDIST__MS)
         return silent;
-    if (slow && now >= slow->deadline_ns - (IDIST__PORCH_MS - IDIST__PORCH_SLOW_MS) * IDIST__MS)
+    if (slow && now - idist__pending_since_ns(slow) >= IDIST__PENDING_SLOW_MS * IDIST__MS)
         return slow;
 
     return NULL;
 }
 
-// The place for a newcomer: a free one, else that of the stranger who may be sent away, which the
-// caller does by closing his connection when the newcomer is there. NULL: there is none now.
-static idist__handshake *idist__porch_place(idist__porch *p) {
+// A slot for a new connection: a free one, or else that of the connection to evict, which the
+// caller closes once the new one is there. NULL: there is none now.
+static idist__handshake *idist__porch_place(idist__porch *pending) {
     int i;
     for (i = 0; i < IDIST__PORCH; i++)
-        if (p->place[i].fd < 0) return &p->place[i];
-    return idist__porch_oldest(p);
+        if (pending->place[i].fd < 0) return &pending->place[i];
+    return idist__pending_find_evictable(pending);
 }
 
-// Descriptors are short: sends a stranger away if one may be. False: there are none, so we need
-// more descriptors ourselves.
-static bool idist__porch_make_way(idist__porch *p) {
-    idist__handshake *h = idist__porch_oldest(p);
+// Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
+// strangers who use them up.
+static bool idist__porch_make_way(idist__porch *pending) {
+    idist__handshake *evicted = idist__pending_find_evictable(pending);
     int i;
 
-    if (h) idist__os_close(&h->fd);
-    for (i = 0; !h && i < IDIST__PORCH; i++)
-        if (p->place[i].fd >= 0) h = &p->place[i];
-    return h != NULL;
-}
-
-// What poll should look at; returns how many.
-static int idist__porch_poll(const idist__porch *p, struct pollfd *fds) {
-    int i, n = 0;
-
-    for (i = 0; i < IDIST__PORCH; i++) {
-        if (p->place[i].fd < 0) continue;
-        fds[n].fd = p->place[i].fd;
-        fds[n++].events = idist__auth_writes(&p->place[i]) ? POLLOUT : POLLIN;
+    if (evicted) {
+        idist__os_close(&evicted->fd);
+        return true;
     }
 
-    return n;
+    for (i = 0; i < IDIST__PORCH; i++)
+        if (pending->place[i].fd >= 0) return true;
+
+    return false;
 }
 
-// What poll has seen there. The places are those of idist__porch_poll.
-static void idist__porch_polled(idist__porch *p, const struct pollfd *fds) {
-    int i, n = 0;
+// Fills the entries of poll for all pending connections, and returns how many there are.
+static int idist__porch_poll(const idist__porch *pending, struct pollfd *polls) {
+    int i, count = 0;
 
     for (i = 0; i < IDIST__PORCH; i++) {
-        if (p->place[i].fd < 0) continue;
-        p->place[i].ready = fds[n++].revents != 0;
+        if (pending->place[i].fd < 0) continue;
+        polls[count].fd = pending->place[i].fd;
+        polls[count].events = idist__auth_writes(&pending->place[i]) ? POLLOUT : POLLIN;
+        count++;
+    }
+
+    return count;
+}
+
+// Marks the connections that poll has reported. Nothing may have been opened or closed since
+// idist__porch_poll.
+static void idist__porch_polled(idist__porch *pending, const struct pollfd *polls) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PORCH; i++) {
+        if (pending->place[i].fd < 0) continue;
+        pending->place[i].ready = polls[count].revents != 0;
+        count++;
     }
 }
 

@@ -1,24 +1,90 @@
-/* idist_store.h - v0.1.0 - the key-value table of rendezvous - MIT licence
+/* idist_store.h - v0.1.0 - the key-value store of rendezvous - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+    Ranks that do not know each other yet exchange keys and values here: in the memory of one
+    process, in a file that all of them can open, or through a server inside rank 0 that speaks the
+    protocol of torch's TCPStore. The functions idist_store_* of idist.h end here; the join of the
+    ring (idist_join.h) is the main user.
+
 CONTENTS
 
-      [store:store]  rendezvous: a key-value table in memory, in a file, or behind a socket
+      [store:buffer]     bytes that grow
+      [store:table]      requests, and the table that carries them out
+      [store:memory]     a store inside one process
+      [store:file]       a store in a file that all ranks open
+      [store:wire]       the protocol between client and server: that of torch's TCPStore
+      [store:multicast]  how clients find the server when nobody knows its address
+      [store:server]     the server: one thread, one table, many connections
+      [store:client]     a store behind a socket
+      [store:prefix]     a view of another store, with a prefix before each key
+      [store:store]      the public functions
 */
 #ifndef IDIST_STORE_H
 #define IDIST_STORE_H
 
 //------------------------------------------------------------------------------
-// [store:store]  rendezvous: a key-value table in memory, in a file, or behind a socket
-// uses os err mem hash sock auth
-//
-// Every call of the public API fills one idist__req and gives it to the store's `run`. The table
-// itself, and what each request does to it, is written once (idist__table_apply) and serves all
-// three kinds.
+// [store:buffer]  bytes that grow
+// uses mem
 //------------------------------------------------------------------------------
 
-enum { // the numbers of torch's TCPStore, which is what travels over the wire
+typedef struct idist__buffer {
+    char *data;
+    size_t nbytes;
+    size_t capacity;
+} idist__buffer;
+
+// Makes room for `wanted` bytes, of which the first `used` are kept; at least doubles, so that
+// appending is cheap. False: out of memory, and nothing has changed.
+static bool idist__buffer_reserve(const idist_allocator *mem, char **data, size_t *capacity,
+                                  size_t used, size_t wanted) {
+    size_t larger = *capacity ? *capacity : 512;
+    char *copy;
+
+    if (wanted <= *capacity) return true;
+    while (larger < wanted) larger *= 2;
+    copy = (char *)idist__mem_raw(mem, larger);
+    if (!copy) return false;
+
+    if (used) memcpy(copy, *data, used);
+    idist__mem_free(mem, *data);
+    *data = copy;
+    *capacity = larger;
+
+    return true;
+}
+
+static bool idist__buffer_append(const idist_allocator *mem, idist__buffer *buffer,
+                                 const void *data, size_t nbytes) {
+    if (!idist__buffer_reserve(mem, &buffer->data, &buffer->capacity, buffer->nbytes,
+                               buffer->nbytes + nbytes))
+        return false;
+    if (nbytes) memcpy(buffer->data + buffer->nbytes, data, nbytes);
+    buffer->nbytes += nbytes;
+    return true;
+}
+
+// Removes bytes from the front.
+static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
+    if (nbytes) memmove(buffer->data, buffer->data + nbytes, buffer->nbytes - nbytes);
+    buffer->nbytes -= nbytes;
+}
+
+//------------------------------------------------------------------------------
+// [store:table]  requests, and the table that carries them out
+// uses err mem hash parse
+//
+// Each public function fills one request and passes it to the store's `run`. What a request does to
+// the table is written once, in idist__table_apply, and serves all kinds of stores:
+//
+//     idist_store_get -> idist__store_fetch -> store->run -> (file, socket) -> idist__table_apply
+//
+// The table is a hash table of 256 chains; keys and values are bytes with a length. ADD keeps
+// numbers as decimal text, as torch does.
+//------------------------------------------------------------------------------
+
+// The operations, with the numbers of torch's TCPStore, which travel over the wire.
+enum {
     IDIST__REQ_VALIDATE = 0,
     IDIST__REQ_SET = 1,
     IDIST__REQ_COMPARE_SET = 2,
@@ -29,491 +95,524 @@ enum { // the numbers of torch's TCPStore, which is what travels over the wire
     IDIST__REQ_NUM_KEYS = 7,
     IDIST__REQ_DELETE = 8,
     IDIST__REQ_CANCEL_WAIT = 12,
-    IDIST__REQ_WILL = 100 // not torch's: set this key when my connection ends
+    IDIST__REQ_WILL = 100 // ours, not torch's: set this key when my connection ends
 };
 
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
-// The length in an answer to a GET whose key is not there (any more), and the answer to an ADD that
-// found text; torch's protocol has no word for it.
+
+// In place of a value's length, the answer to a GET whose key has just been deleted; torch's
+// protocol has no word for it.
 static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
+// The answer to an ADD whose key holds text.
 static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
 
-typedef struct idist__blob { // bytes with a length, not owned
+// Bytes with a length, owned by somebody else.
+typedef struct idist__blob {
     const char *data;
     size_t nbytes;
 } idist__blob;
 
 typedef struct idist__req {
-    int op;
-    idist__blob key;
-    idist__blob a, b;        // SET: value; COMPARE_SET: expected, desired
-    int64_t number;          // ADD: delta in, new value out; NUM_KEYS: out
+    int op;                  // IDIST__REQ_*
+    idist__blob key;         // of operations on one key
+    idist__blob a;           // SET, WILL: the value; COMPARE_SET: the expected value
+    idist__blob b;           // COMPARE_SET: the desired value
+    int64_t number;          // ADD: the delta, then the sum; NUM_KEYS: the result
     const idist__blob *keys; // CHECK, WAIT
     size_t nkeys;
-    void *value; // GET, COMPARE_SET: where the value goes
+    void *value; // GET, COMPARE_SET: the caller's buffer
     size_t capacity;
-    size_t nbytes; // its size
-    bool flag;     // CHECK: all there; DELETE: was there
-    int64_t deadline_ns;
+    size_t nbytes;       // the size of the value, also when it does not fit
+    bool flag;           // CHECK: all keys exist; DELETE: the key existed
+    int64_t deadline_ns; // of GET and WAIT
 } idist__req;
 
 typedef struct idist__entry {
     struct idist__entry *next;
-    char *key, *value;
-    size_t nkey, nvalue;
+    char *key;
+    size_t key_nbytes;
+    char *value;
+    size_t value_nbytes;
 } idist__entry;
 
 typedef struct idist__table {
     idist_allocator mem;
-    idist__entry *bucket[256];
-    size_t count;
+    idist__entry *chains[256]; // by hash of the key
+    size_t key_count;
 } idist__table;
 
+// What idist_store points to; each kind has its own functions and its own data behind `impl`.
 struct idist_store {
-    idist_status (*run)(idist_store *store, idist__req *req);
-    void (*close)(idist_store *store);
+    idist_status (*run)(idist_store *store, idist__req *req); // blocks until the request's deadline
+    void (*close)(idist_store *store);                        // frees impl
     idist_allocator mem;
-    int timeout_ms;
-    int port;
+    int timeout_ms; // of calls that give none
+    int port;       // of the server's socket; 0: none
     void *impl;
 };
 
-static idist__entry **idist__table_find(idist__table *t, const char *key, size_t nkey) {
-    idist__entry **e = &t->bucket[idist__hash(key, nkey) & 255];
-    while (*e && ((*e)->nkey != nkey || memcmp((*e)->key, key, nkey) != 0)) e = &(*e)->next;
-    return e;
+// The link that points to the entry of a key, or to NULL at the end of its chain.
+static idist__entry **idist__table_find(idist__table *table, idist__blob key) {
+    idist__entry **link = &table->chains[idist__hash(key.data, key.nbytes) & 255];
+
+    while (*link &&
+           ((*link)->key_nbytes != key.nbytes || memcmp((*link)->key, key.data, key.nbytes) != 0))
+        link = &(*link)->next;
+    return link;
 }
 
-static idist_status idist__table_put(idist__table *t, idist__blob key, const void *value,
+static idist_status idist__table_put(idist__table *table, idist__blob key, const void *value,
                                      size_t nbytes) {
-    idist__entry **at = idist__table_find(t, key.data, key.nbytes), *e = *at;
-    char *copy = (char *)idist__mem_alloc(&t->mem, nbytes);
+    idist__entry **link = idist__table_find(table, key);
+    idist__entry *entry = *link;
+    char *copy = (char *)idist__mem_alloc(&table->mem, nbytes);
 
     if (!copy) return IDIST_ERR_NO_MEMORY;
     if (nbytes) memcpy(copy, value, nbytes);
 
-    if (!e) {
-        e = (idist__entry *)idist__mem_alloc(&t->mem, sizeof *e + key.nbytes);
-        if (!e) {
-            idist__mem_free(&t->mem, copy);
+    if (!entry) {
+        entry = (idist__entry *)idist__mem_alloc(&table->mem, sizeof *entry + key.nbytes);
+        if (!entry) {
+            idist__mem_free(&table->mem, copy);
             return IDIST_ERR_NO_MEMORY;
         }
 
-        e->key = (char *)(e + 1);
-        e->nkey = key.nbytes;
-        memcpy(e->key, key.data, key.nbytes);
-        *at = e;
-        t->count++;
+        entry->key = (char *)(entry + 1);
+        entry->key_nbytes = key.nbytes;
+        memcpy(entry->key, key.data, key.nbytes);
+        *link = entry;
+        table->key_count++;
     }
 
-    idist__mem_free(&t->mem, e->value);
-    e->value = copy;
-    e->nvalue = nbytes;
+    idist__mem_free(&table->mem, entry->value);
+    entry->value = copy;
+    entry->value_nbytes = nbytes;
 
     return IDIST_OK;
 }
 
-static bool idist__table_remove(idist__table *t, idist__blob key) {
-    idist__entry **at = idist__table_find(t, key.data, key.nbytes), *e = *at;
+static bool idist__table_remove(idist__table *table, idist__blob key) {
+    idist__entry **link = idist__table_find(table, key);
+    idist__entry *entry = *link;
 
-    if (!e) return false;
-    *at = e->next;
-    t->count--;
-    idist__mem_free(&t->mem, e->value);
-    idist__mem_free(&t->mem, e);
+    if (!entry) return false;
+    *link = entry->next;
+    table->key_count--;
+    idist__mem_free(&table->mem, entry->value);
+    idist__mem_free(&table->mem, entry);
     return true;
 }
 
-static void idist__table_clear(idist__table *t) {
+static void idist__table_clear(idist__table *table) {
     size_t i;
 
-    for (i = 0; i < IDIST__COUNT_OF(t->bucket); i++)
-        while (t->bucket[i]) {
+    for (i = 0; i < IDIST__COUNT_OF(table->chains); i++) {
+        while (table->chains[i]) {
             idist__blob key;
-            key.data = t->bucket[i]->key;
-            key.nbytes = t->bucket[i]->nkey;
-            idist__table_remove(t, key);
+
+            key.data = table->chains[i]->key;
+            key.nbytes = table->chains[i]->key_nbytes;
+            idist__table_remove(table, key);
         }
+    }
 }
 
-static bool idist__table_has_all(idist__table *t, const idist__req *r) {
+// The first key of a CHECK or WAIT that does not exist; NULL: all do.
+static const idist__blob *idist__table_missing(idist__table *table, const idist__req *request) {
     size_t i;
-    for (i = 0; i < r->nkeys; i++)
-        if (!*idist__table_find(t, r->keys[i].data, r->keys[i].nbytes)) return false;
-    return true;
+    for (i = 0; i < request->nkeys; i++)
+        if (!*idist__table_find(table, request->keys[i])) return &request->keys[i];
+    return NULL;
 }
 
-static idist_status idist__table_add(idist__table *t, idist__req *r) {
-    idist__entry *e = *idist__table_find(t, r->key.data, r->key.nbytes);
+static idist_status idist__table_not_a_number(void) {
+    return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number");
+}
+
+static idist_status idist__table_add(idist__table *table, idist__req *request) {
+    idist__entry *entry = *idist__table_find(table, request->key);
     char text[32];
     int64_t old = 0;
 
-    if (e) {
-        bool number = e->nvalue < sizeof text;
+    if (entry) {
+        bool is_number = entry->value_nbytes < sizeof text;
 
-        if (number) {
-            memcpy(text, e->value, e->nvalue);
-            text[e->nvalue] = 0;
-            number = idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
+        if (is_number) {
+            memcpy(text, entry->value, entry->value_nbytes);
+            text[entry->value_nbytes] = 0;
+            is_number = idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
         }
 
-        if (!number)
-            return idist__fail(IDIST_ERR_ARG, "store: add to a key whose value is no number");
+        if (!is_number) return idist__table_not_a_number();
     }
 
-    r->number = (int64_t)((uint64_t)old + (uint64_t)r->number);
-    snprintf(text, sizeof text, "%lld", (long long)r->number);
+    request->number = (int64_t)((uint64_t)old + (uint64_t)request->number); // wraps around
+    snprintf(text, sizeof text, "%lld", (long long)request->number);
 
-    return idist__table_put(t, r->key, text, strlen(text));
+    return idist__table_put(table, request->key, text, strlen(text));
 }
 
-// Gives a value to the caller; IDIST_ERR_TRUNCATED when it does not fit.
-static idist_status idist__req_give(idist__req *r, const void *value, size_t nbytes) {
-    r->nbytes = nbytes;
-    if (nbytes > r->capacity)
-        return idist__fail(IDIST_ERR_TRUNCATED, "store: the value has %zu bytes, the buffer %zu",
-                           nbytes, r->capacity);
-    if (nbytes) memcpy(r->value, value, nbytes);
+static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
+    return idist__fail(IDIST_ERR_TRUNCATED,
+                       "store: the value has %zu bytes, but the buffer has room for %zu", nbytes,
+                       capacity);
+}
+
+// Copies a value into the caller's buffer.
+static idist_status idist__table_copy_out(idist__req *request, const void *value, size_t nbytes) {
+    request->nbytes = nbytes;
+    if (nbytes > request->capacity) return idist__table_truncated(nbytes, request->capacity);
+    if (nbytes) memcpy(request->value, value, nbytes);
     return IDIST_OK;
 }
 
-// Carries a request out. *wait is set when it has to be tried again after the table changed;
-// *changed when it did change the table (then r->key holds what idist__table_find finds).
-static idist_status idist__table_apply(idist__table *t, idist__req *r, bool *wait, bool *changed) {
-    idist__entry *e;
-    idist_status s;
+// A missing key counts as an empty value. The caller gets the value that the key has afterwards.
+static idist_status idist__table_compare_set(idist__table *table, idist__req *request,
+                                             bool *changed) {
+    idist__entry *entry = *idist__table_find(table, request->key);
+    const char *value = entry ? entry->value : NULL;
+    size_t nbytes = entry ? entry->value_nbytes : 0;
+    idist_status status;
+
+    if (nbytes != request->a.nbytes || (nbytes && memcmp(value, request->a.data, nbytes) != 0))
+        return idist__table_copy_out(request, value, nbytes);
+
+    status = idist__table_put(table, request->key, request->b.data, request->b.nbytes);
+    if (status != IDIST_OK) return status;
+    *changed = true;
+
+    return idist__table_copy_out(request, request->b.data, request->b.nbytes);
+}
+
+// Carries out a request. *wait: it must be tried again after the table has changed. *changed: the
+// entry of request->key is now another one, or gone.
+static idist_status idist__table_apply(idist__table *table, idist__req *request, bool *wait,
+                                       bool *changed) {
+    idist__entry *entry;
+    idist_status status;
 
     *wait = *changed = false;
 
-    switch (r->op) {
+    switch (request->op) {
     case IDIST__REQ_SET:
         *changed = true;
-        return idist__table_put(t, r->key, r->a.data, r->a.nbytes);
-    case IDIST__REQ_COMPARE_SET:
-        e = *idist__table_find(t, r->key.data, r->key.nbytes);
-        if ((e ? e->nvalue : 0) == r->a.nbytes &&
-            (!r->a.nbytes || memcmp(e->value, r->a.data, r->a.nbytes) == 0)) {
-            if ((s = idist__table_put(t, r->key, r->b.data, r->b.nbytes)) != IDIST_OK) return s;
-            *changed = true;
-            return idist__req_give(r, r->b.data, r->b.nbytes);
-        }
-
-        return idist__req_give(r, e ? e->value : NULL, e ? e->nvalue : 0);
+        return idist__table_put(table, request->key, request->a.data, request->a.nbytes);
+    case IDIST__REQ_COMPARE_SET: return idist__table_compare_set(table, request, changed);
     case IDIST__REQ_GET:
-        e = *idist__table_find(t, r->key.data, r->key.nbytes);
-        *wait = !e;
-        return e ? idist__req_give(r, e->value, e->nvalue) : IDIST_OK;
+        entry = *idist__table_find(table, request->key);
+        *wait = !entry;
+        return entry ? idist__table_copy_out(request, entry->value, entry->value_nbytes) : IDIST_OK;
     case IDIST__REQ_ADD:
-        s = idist__table_add(t, r);
-        *changed = s == IDIST_OK;
-        return s;
-    case IDIST__REQ_CHECK: r->flag = idist__table_has_all(t, r); return IDIST_OK;
-    case IDIST__REQ_WAIT: *wait = !idist__table_has_all(t, r); return IDIST_OK;
-    case IDIST__REQ_NUM_KEYS: r->number = (int64_t)t->count; return IDIST_OK;
-    case IDIST__REQ_DELETE: *changed = r->flag = idist__table_remove(t, r->key); return IDIST_OK;
-    default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", r->op);
+        status = idist__table_add(table, request);
+        *changed = status == IDIST_OK;
+        return status;
+    case IDIST__REQ_CHECK: request->flag = !idist__table_missing(table, request); return IDIST_OK;
+    case IDIST__REQ_WAIT: *wait = idist__table_missing(table, request) != NULL; return IDIST_OK;
+    case IDIST__REQ_NUM_KEYS: request->number = (int64_t)table->key_count; return IDIST_OK;
+    case IDIST__REQ_DELETE:
+        *changed = request->flag = idist__table_remove(table, request->key);
+        return IDIST_OK;
+    default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", request->op);
     }
 }
 
-// Which keys a waiting request lacks, for the time-out's text.
-static idist_status idist__req_late(const idist__req *r, idist__table *t) {
-    const idist__blob *missing = r->nkeys ? &r->keys[0] : &r->key;
-    size_t i;
+// The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
+// (it is the server's) the first key.
+static idist_status idist__table_timed_out(const idist__req *request, idist__table *table) {
+    const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;
 
-    for (i = 0; t && i < r->nkeys; i++)
-        if (!*idist__table_find(t, r->keys[i].data, r->keys[i].nbytes)) {
-            missing = &r->keys[i];
-            break;
-        }
-
+    if (!missing) missing = request->nkeys ? &request->keys[0] : &request->key;
     return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%.*s\" did not appear in time",
                        (int)missing->nbytes, missing->data);
 }
 
-// ---- in this process ----
+//------------------------------------------------------------------------------
+// [store:memory]  a store inside one process
+// uses os mem table
+//
+// A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
+// others, so there is neither a server nor a client.
+//------------------------------------------------------------------------------
 
-typedef struct idist__mem_store {
+typedef struct idist__memory_store {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     idist__table table;
-} idist__mem_store;
+} idist__memory_store;
 
-static idist_status idist__mem_store_run(idist_store *store, idist__req *r) {
-    idist__mem_store *m = (idist__mem_store *)store->impl;
+static idist_status idist__memory_run(idist_store *store, idist__req *request) {
+    idist__memory_store *m = (idist__memory_store *)store->impl;
     bool wait, changed;
-    idist_status s;
+    idist_status status;
 
     pthread_mutex_lock(&m->lock);
 
     for (;;) {
-        s = idist__table_apply(&m->table, r, &wait, &changed);
+        status = idist__table_apply(&m->table, request, &wait, &changed);
         if (changed) pthread_cond_broadcast(&m->changed);
         if (!wait) break;
 
-        if (idist__os_ms_until(r->deadline_ns) == 0) {
-            s = idist__req_late(r, &m->table);
+        if (idist__os_ms_until(request->deadline_ns) == 0) {
+            status = idist__table_timed_out(request, &m->table);
             break;
         }
 
-        idist__os_cond_wait(&m->changed, &m->lock, r->deadline_ns);
+        idist__os_cond_wait(&m->changed, &m->lock, request->deadline_ns);
     }
 
     pthread_mutex_unlock(&m->lock);
 
-    return s;
+    return status;
 }
 
-static void idist__mem_store_close(idist_store *store) {
-    idist__mem_store *m = (idist__mem_store *)store->impl;
+static void idist__memory_close(idist_store *store) {
+    idist__memory_store *m = (idist__memory_store *)store->impl;
     idist__table_clear(&m->table);
     pthread_cond_destroy(&m->changed);
     pthread_mutex_destroy(&m->lock);
     idist__mem_free(&store->mem, m);
 }
 
-static idist_status idist__mem_store_open(idist_store *store) {
-    idist__mem_store *m = (idist__mem_store *)idist__mem_alloc(&store->mem, sizeof *m);
+static idist_status idist__memory_open(idist_store *store) {
+    idist__memory_store *m = (idist__memory_store *)idist__mem_alloc(&store->mem, sizeof *m);
 
     if (!m) return IDIST_ERR_NO_MEMORY;
     m->table.mem = store->mem;
     pthread_mutex_init(&m->lock, NULL);
     idist__os_cond_init(&m->changed);
     store->impl = m;
-    store->run = idist__mem_store_run;
-    store->close = idist__mem_store_close;
+    store->run = idist__memory_run;
+    store->close = idist__memory_close;
 
     return IDIST_OK;
 }
 
-// ---- in a file ----
+//------------------------------------------------------------------------------
+// [store:file]  a store in a file that all ranks open
+// uses os os:file err mem table
 //
-//   0   "IDSTORE1"
-//   8   number of committed bytes after the header (u64)
-//   16  records: u32 nkey, u32 nvalue (0xffffffff: deleted), key, value
+// The file is a log of changes, which every process replays into a table of its own:
 //
-// A key that begins with a zero byte is a will: the place of a byte (u64) that its maker keeps
-// locked; its value is what is to be set when that lock is gone: u32 nkey, key, value. Any process
-// that waits carries it out.
+//     offset  bytes
+//     0       8      "IDSTORE1"
+//     8       8      u64: bytes of committed records
+//     16             records: u32 key_nbytes, u32 value_nbytes (0xffffffff: deleted), key, value
 //
-// Byte 0 of the file stays locked by the server as long as it lives: a file without that lock was
-// left by a dead job. Byte 1 is locked by whoever reads or appends. The locks belong to the open
-// file (F_OFD_*), not to the process, so threads may be ranks. A writer that dies halfway leaves
-// bytes beyond the committed ones, which the next writer overwrites.
+// A request locks the records, replays what others have appended, changes its table, appends the
+// change, and releases the lock. A process that dies while it writes leaves bytes beyond the
+// committed ones, which the next writer overwrites.
+//
+// Locks on single bytes say who is there. Byte 0 is locked by the server (rank 0) for as long as it
+// lives: a file without that lock is the leftover of a dead job. Byte 1 is locked by whoever reads
+// or appends records.
+//
+// A last will sets a key when the process that made it has died. Its record has a key of a zero
+// byte and a u64: the offset of a byte that its maker keeps locked, and as value what to set:
+// u32 key_nbytes, key, value. When that lock is gone, any process that waits carries the will out.
+//------------------------------------------------------------------------------
 
 enum {
-    IDIST__OFD_GETLK = 36,
-    IDIST__OFD_SETLK = 37,
-    IDIST__OFD_SETLKW = 38
-}; // names that strict modes hide
+    IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
+    IDIST__FILE_RECORDS_BYTE = 1, // locked during a request
+    IDIST__FILE_COMMITTED_AT = 8, // offset of the number of committed bytes
+    IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
+    IDIST__FILE_WILL_KEY_NBYTES = 9
+};
+enum {
+    IDIST__FILE_WILLS_MS = 50, // between two looks at the locks of the wills' makers
+    IDIST__FILE_OPEN_MS = 5,   // between two attempts to find a live server's file
+    IDIST__FILE_WAIT_MS = 16   // the longest pause between two tries of a request that waits
+};
+static const uint32_t IDIST__FILE_DELETED = 0xffffffffu;
+static const char idist__file_magic[9] = "IDSTORE1";
 
 typedef struct idist__file_store {
     pthread_mutex_t lock;
-    int fd;
+    idist__os_file file;
     bool server;
     char *path;
-    idist__table table; // what the records read so far amount to
-    idist__table wills; // the same, of wills
-    uint64_t applied;   // bytes of records in both
-    uint64_t will_at;   // the byte that is locked for our own will; 0: none
-    int64_t looked_ns;  // when the makers of the wills were last looked for
+    idist__table table;    // what the records replayed so far amount to
+    idist__table wills;    // the same for the records of wills
+    uint64_t replayed;     // bytes of records in both
+    uint64_t own_will;     // the byte that we keep locked for our own will; 0: none
+    int64_t wills_seen_ns; // when the locks of the wills' makers were last looked at
 } idist__file_store;
 
-enum { IDIST__WILL_KEY_BYTES = 9, IDIST__WILLS_MS = 50 };
-
-static int idist__file_lock(int fd, int cmd, short type, off_t byte, struct flock *fl) {
-    memset(fl, 0, sizeof *fl);
-    fl->l_type = type;
-    fl->l_whence = SEEK_SET;
-    fl->l_start = byte;
-    fl->l_len = 1;
-    return fcntl(fd, cmd, fl);
-}
-
-// Takes or gives back the lock of the records. Holders keep it for microseconds, unless they are
-// stopped; a dead holder's lock is gone.
-static bool idist__file_records(int fd, bool take, int64_t deadline_ns) {
-    struct flock fl;
-
-    for (;;) {
-        if (idist__file_lock(fd, IDIST__OFD_SETLK, take ? F_WRLCK : F_UNLCK, 1, &fl) == 0)
-            return true;
-        if (errno == EINTR) continue;
-        if ((errno != EAGAIN && errno != EACCES) || idist__os_ms_until(deadline_ns) == 0)
-            return false;
+// Locks the records. Holders keep that lock for microseconds, unless they are stopped.
+static idist_status idist__file_lock_records(const idist__file_store *f, int64_t deadline_ns) {
+    while (!idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE)) {
+        if (errno != EAGAIN || idist__os_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT,
+                               "store: %s stays locked: a process that uses it is stopped, or the "
+                               "file system does not support locks",
+                               f->path);
         idist__os_pause_ms(1);
     }
+
+    return IDIST_OK;
 }
 
-static idist_status idist__file_late(const idist__file_store *f) {
-    return idist__fail(
-        IDIST_ERR_TIMEOUT,
-        "store: %s stays locked: a process that uses it is stopped, or the file system cannot lock",
-        f->path);
+static void idist__file_unlock_records(const idist__file_store *f) {
+    idist__os_file_unlock(f->file, IDIST__FILE_RECORDS_BYTE);
 }
 
-static bool idist__file_server_lives(int fd) {
-    struct flock fl;
-    return idist__file_lock(fd, IDIST__OFD_GETLK, F_WRLCK, 0, &fl) == 0 && fl.l_type != F_UNLCK;
+static bool idist__file_has_server(const idist__file_store *f) {
+    return idist__os_file_locked(f->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
 }
 
-// Reads into `to`, or else writes what is at `from`.
-static bool idist__file_move(int fd, char *to, const char *from, size_t nbytes, uint64_t at) {
-    size_t done = 0;
-
-    while (done < nbytes) {
-        off_t place = (off_t)(at + done);
-        ssize_t n = to ? pread(fd, to + done, nbytes - done, place)
-                       : pwrite(fd, from + done, nbytes - done, place);
-        if (n <= 0 && !(n < 0 && errno == EINTR)) return false;
-        if (n > 0) done += (size_t)n;
-    }
-
-    return true;
+static bool idist__file_has_magic(const idist__file_store *f) {
+    char magic[8];
+    return idist__os_file_read_at(f->file, magic, sizeof magic, 0) &&
+           memcmp(magic, idist__file_magic, sizeof magic) == 0;
 }
 
-static bool idist__file_pread(int fd, void *buf, size_t nbytes, uint64_t at) {
-    return idist__file_move(fd, (char *)buf, NULL, nbytes, at);
-}
-
-static bool idist__file_pwrite(int fd, const void *buf, size_t nbytes, uint64_t at) {
-    return idist__file_move(fd, NULL, (const char *)buf, nbytes, at);
-}
-
-static idist__table *idist__file_table(idist__file_store *f, idist__blob key) {
-    bool will = key.nbytes == IDIST__WILL_KEY_BYTES && !key.data[0];
-    return will ? &f->wills : &f->table;
+// The table to which a record belongs.
+static idist__table *idist__file_table_of(idist__file_store *f, idist__blob key) {
+    bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
+    return is_will ? &f->wills : &f->table;
 }
 
 static void idist__file_forget(idist__file_store *f) {
     idist__table_clear(&f->table);
     idist__table_clear(&f->wills);
-    f->applied = 0;
+    f->replayed = 0;
 }
 
-// Brings the tables up to date. Called with the records locked.
+static idist_status idist__file_replay_record(idist__file_store *f) {
+    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+    idist_status status = IDIST_OK;
+    uint32_t size[2]; // of key and value
+    size_t value_nbytes;
+    idist__blob key;
+    char *record;
+
+    if (!idist__os_file_read_at(f->file, size, sizeof size, at))
+        return idist__fail_errno("reading the store file", errno);
+    value_nbytes = size[1] == IDIST__FILE_DELETED ? 0 : size[1];
+    if (size[0] > IDIST__KEY_MAX + 1 || value_nbytes > IDIST__VALUE_MAX)
+        return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
+    record = (char *)idist__mem_alloc(&f->table.mem, size[0] + value_nbytes);
+    if (!record) return IDIST_ERR_NO_MEMORY;
+
+    key.data = record;
+    key.nbytes = size[0];
+    if (!idist__os_file_read_at(f->file, record, size[0] + value_nbytes, at + sizeof size))
+        status = idist__fail_errno("reading the store file", errno);
+    else if (size[1] == IDIST__FILE_DELETED) idist__table_remove(idist__file_table_of(f, key), key);
+    else
+        status =
+            idist__table_put(idist__file_table_of(f, key), key, record + size[0], value_nbytes);
+    idist__mem_free(&f->table.mem, record);
+    if (status == IDIST_OK) f->replayed += sizeof size + size[0] + value_nbytes;
+
+    return status;
+}
+
+// Brings the tables up to date. The records are locked.
 static idist_status idist__file_replay(idist__file_store *f) {
-    char magic[8];
     uint64_t committed;
+    idist_status status = IDIST_OK;
 
-    if (!idist__file_pread(f->fd, magic, 8, 0) || memcmp(magic, "IDSTORE1", 8) != 0 ||
-        !idist__file_pread(f->fd, &committed, 8, 8))
-        return idist__fail(IDIST_ERR_ARG, "store: %s is no store file", f->path);
+    if (!idist__file_has_magic(f) ||
+        !idist__os_file_read_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
+        return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", f->path);
 
-    while (f->applied < committed) {
-        uint32_t size[2];
-        idist__blob key;
-        size_t nvalue;
-        char *buf;
-        idist_status s = IDIST_OK;
-        if (!idist__file_pread(f->fd, size, 8, 16 + f->applied))
-            return idist__fail_errno("reading the store file", errno);
-        nvalue = size[1] == 0xffffffffu ? 0 : size[1];
-        if (size[0] > IDIST__KEY_MAX + 1 || nvalue > IDIST__VALUE_MAX)
-            return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
-        buf = (char *)idist__mem_alloc(&f->table.mem, size[0] + nvalue);
-        if (!buf) return IDIST_ERR_NO_MEMORY;
-        key.data = buf;
-        key.nbytes = size[0];
-        if (!idist__file_pread(f->fd, buf, size[0] + nvalue, 24 + f->applied))
-            s = idist__fail_errno("reading the store file", errno);
-        else if (size[1] == 0xffffffffu) idist__table_remove(idist__file_table(f, key), key);
-        else s = idist__table_put(idist__file_table(f, key), key, buf + size[0], nvalue);
-        idist__mem_free(&f->table.mem, buf);
-        if (s != IDIST_OK) return s;
-        f->applied += 8 + size[0] + nvalue;
-    }
+    while (f->replayed < committed && status == IDIST_OK) status = idist__file_replay_record(f);
 
-    return IDIST_OK;
+    return status;
 }
 
-// Appends what a request did to its key.
+// Appends the entry that a key has in our table now, or that it has none. The records are locked.
 static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
-    idist__entry *e = *idist__table_find(idist__file_table(f, key), key.data, key.nbytes);
+    idist__entry *entry = *idist__table_find(idist__file_table_of(f, key), key);
+    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed, committed;
     uint32_t size[2];
-    uint64_t at = 16 + f->applied, committed;
 
     size[0] = (uint32_t)key.nbytes;
-    size[1] = e ? (uint32_t)e->nvalue : 0xffffffffu;
-    committed = f->applied + 8 + key.nbytes + (e ? e->nvalue : 0);
-    if (!idist__file_pwrite(f->fd, size, 8, at) ||
-        !idist__file_pwrite(f->fd, key.data, key.nbytes, at + 8) ||
-        (e && !idist__file_pwrite(f->fd, e->value, e->nvalue, at + 8 + key.nbytes)) ||
-        !idist__file_pwrite(f->fd, &committed, 8, 8))
+    size[1] = entry ? (uint32_t)entry->value_nbytes : IDIST__FILE_DELETED;
+    committed = f->replayed + sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
+    if (!idist__os_file_write_at(f->file, size, sizeof size, at) ||
+        !idist__os_file_write_at(f->file, key.data, key.nbytes, at + sizeof size) ||
+        (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
+                                           at + sizeof size + key.nbytes)) ||
+        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
         return idist__fail_errno("writing the store file", errno);
-    f->applied = committed;
+    f->replayed = committed;
 
     return IDIST_OK;
 }
 
-// The key of the will whose maker locks the byte `at`.
-static idist__blob idist__will_key(uint64_t at, char *buf) {
+// The key of the will whose maker has locked the byte `at`.
+static idist__blob idist__file_will_key(uint64_t at, char *buf) {
     idist__blob key;
 
     buf[0] = 0;
     memcpy(buf + 1, &at, sizeof at);
     key.data = buf;
-    key.nbytes = IDIST__WILL_KEY_BYTES;
+    key.nbytes = IDIST__FILE_WILL_KEY_NBYTES;
     return key;
 }
 
-// Takes our will back, if there is one.
-static idist_status idist__file_revoke(idist__file_store *f) {
-    char buf[IDIST__WILL_KEY_BYTES];
-    idist__blob key = idist__will_key(f->will_at, buf);
+// Takes our own will back, if there is one.
+static idist_status idist__file_revoke_will(idist__file_store *f) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES];
+    idist__blob key = idist__file_will_key(f->own_will, buf);
     idist_status status = IDIST_OK;
-    struct flock fl;
 
-    if (!f->will_at) return IDIST_OK;
+    if (!f->own_will) return IDIST_OK;
     if (idist__table_remove(&f->wills, key)) status = idist__file_append(f, key);
-    idist__file_lock(f->fd, IDIST__OFD_SETLK, F_UNLCK, (off_t)f->will_at, &fl);
-    f->will_at = 0;
+    idist__os_file_unlock(f->file, f->own_will);
+    f->own_will = 0;
 
     return status;
 }
 
-// The place of its record, which nobody else has, names the byte to be locked. An empty key only
-// takes the old will back.
-static idist_status idist__file_bequeath(idist__file_store *f, const idist__req *r) {
-    char buf[IDIST__WILL_KEY_BYTES];
-    uint32_t nkey = (uint32_t)r->key.nbytes;
-    size_t nbytes = sizeof nkey + r->key.nbytes + r->a.nbytes;
-    idist_status status = idist__file_revoke(f);
+// Replaces our will; an empty key only takes it back. The offset of its record, which no other will
+// can have, names the byte to lock.
+static idist_status idist__file_set_will(idist__file_store *f, const idist__req *request) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES];
+    uint32_t key_nbytes = (uint32_t)request->key.nbytes;
+    size_t nbytes = sizeof key_nbytes + request->key.nbytes + request->a.nbytes;
+    idist_status status = idist__file_revoke_will(f);
     idist__blob key;
-    struct flock fl;
     char *value;
 
-    if (status != IDIST_OK || !nkey) return status;
+    if (status != IDIST_OK || !key_nbytes) return status;
     value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
     if (!value) return IDIST_ERR_NO_MEMORY;
-    memcpy(value, &nkey, sizeof nkey);
-    memcpy(value + sizeof nkey, r->key.data, nkey);
-    memcpy(value + sizeof nkey + nkey, r->a.data, r->a.nbytes);
+    memcpy(value, &key_nbytes, sizeof key_nbytes);
+    memcpy(value + sizeof key_nbytes, request->key.data, key_nbytes);
+    memcpy(value + sizeof key_nbytes + key_nbytes, request->a.data, request->a.nbytes);
 
-    f->will_at = 16 + f->applied;
-    key = idist__will_key(f->will_at, buf);
-    if (idist__file_lock(f->fd, IDIST__OFD_SETLK, F_WRLCK, (off_t)f->will_at, &fl) != 0)
-        status = idist__fail_errno("locking the store file", errno);
-    else status = idist__table_put(&f->wills, key, value, nbytes);
+    f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
+    key = idist__file_will_key(f->own_will, buf);
+    if (idist__os_file_try_lock(f->file, f->own_will))
+        status = idist__table_put(&f->wills, key, value, nbytes);
+    else status = idist__fail_errno("locking the store file", errno);
     if (status == IDIST_OK) status = idist__file_append(f, key);
     idist__mem_free(&f->table.mem, value);
 
     return status;
 }
 
-// Sets what the maker of a will wanted to be set.
-static idist_status idist__file_execute(idist__file_store *f, const idist__entry *will) {
-    char buf[IDIST__WILL_KEY_BYTES];
-    idist__blob key, will_key = {buf, IDIST__WILL_KEY_BYTES};
-    uint32_t nkey;
+// Sets what the maker of a will asked for, and deletes the will.
+static idist_status idist__file_execute_will(idist__file_store *f, const idist__entry *will) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES];
+    idist__blob key, will_key;
+    uint32_t key_nbytes;
     idist_status status;
 
     memcpy(buf, will->key, sizeof buf);
-    memcpy(&nkey, will->value, sizeof nkey);
-    key.data = will->value + sizeof nkey;
-    key.nbytes = nkey;
-    status = idist__table_put(&f->table, key, key.data + nkey, will->nvalue - sizeof nkey - nkey);
+    will_key.data = buf;
+    will_key.nbytes = sizeof buf;
+    memcpy(&key_nbytes, will->value, sizeof key_nbytes);
+    key.data = will->value + sizeof key_nbytes;
+    key.nbytes = key_nbytes;
+
+    status = idist__table_put(&f->table, key, key.data + key_nbytes,
+                              will->value_nbytes - sizeof key_nbytes - key_nbytes);
     if (status == IDIST_OK) status = idist__file_append(f, key);
     idist__table_remove(&f->wills, will_key);
     if (status == IDIST_OK) status = idist__file_append(f, will_key);
@@ -521,400 +620,451 @@ static idist_status idist__file_execute(idist__file_store *f, const idist__entry
     return status;
 }
 
-// Whether the process that made a will has ended without taking it back.
+// Whether the maker of a will has ended without taking it back.
 static bool idist__file_will_is_due(const idist__file_store *f, const idist__entry *will) {
+    uint32_t key_nbytes = 0;
     uint64_t at;
-    uint32_t nkey = 0;
-    struct flock fl;
 
     memcpy(&at, will->key + 1, sizeof at);
-    if (will->nvalue >= sizeof nkey) memcpy(&nkey, will->value, sizeof nkey);
-    if (at == f->will_at || !nkey || nkey > will->nvalue - sizeof nkey) return false;
-
-    return idist__file_lock(f->fd, IDIST__OFD_GETLK, F_WRLCK, (off_t)at, &fl) == 0 &&
-           fl.l_type == F_UNLCK;
+    if (will->value_nbytes >= sizeof key_nbytes)
+        memcpy(&key_nbytes, will->value, sizeof key_nbytes);
+    if (!key_nbytes || key_nbytes > will->value_nbytes - sizeof key_nbytes) return false; // damaged
+    return at != f->own_will && idist__os_file_locked(f->file, at) == IDIST__OS_FILE_FREE;
 }
 
-// Carries out the wills of processes that ended. Called with the records locked.
-static idist_status idist__file_wills(idist__file_store *f) {
+// Carries out the wills of processes that have ended. The records are locked.
+static idist_status idist__file_execute_wills(idist__file_store *f) {
     int64_t now = idist__os_now_ns();
     idist_status status = IDIST_OK;
     size_t i;
 
-    if (!f->wills.count || now - f->looked_ns < IDIST__WILLS_MS * IDIST__MS) return IDIST_OK;
-    f->looked_ns = now;
+    if (!f->wills.key_count || now - f->wills_seen_ns < IDIST__FILE_WILLS_MS * IDIST__MS)
+        return IDIST_OK;
+    f->wills_seen_ns = now;
 
-    for (i = 0; i < IDIST__COUNT_OF(f->wills.bucket); i++) {
-        idist__entry *e, *next;
+    for (i = 0; i < IDIST__COUNT_OF(f->wills.chains); i++) {
+        idist__entry *will, *next;
 
-        for (e = f->wills.bucket[i]; e && status == IDIST_OK; e = next) {
-            next = e->next;
-            if (idist__file_will_is_due(f, e)) status = idist__file_execute(f, e);
+        for (will = f->wills.chains[i]; will && status == IDIST_OK; will = next) {
+            next = will->next;
+            if (idist__file_will_is_due(f, will)) status = idist__file_execute_will(f, will);
         }
     }
 
     return status;
 }
 
-// Carries out a request. Called with the records locked.
-static idist_status idist__file_apply(idist__file_store *f, idist__req *r, bool *wait,
+// Carries out a request. The records are locked.
+static idist_status idist__file_apply(idist__file_store *f, idist__req *request, bool *wait,
                                       bool *changed) {
     idist_status status = idist__file_replay(f);
 
-    if (status == IDIST_OK) status = idist__file_wills(f);
+    if (status == IDIST_OK) status = idist__file_execute_wills(f);
     if (status != IDIST_OK) return status;
-    if (r->op == IDIST__REQ_WILL) return idist__file_bequeath(f, r);
-    status = idist__table_apply(&f->table, r, wait, changed);
-    return *changed ? idist__file_append(f, r->key) : status;
+    if (request->op == IDIST__REQ_WILL) return idist__file_set_will(f, request);
+    status = idist__table_apply(&f->table, request, wait, changed);
+    return *changed ? idist__file_append(f, request->key) : status;
 }
 
-static idist_status idist__file_request(idist__file_store *f, idist__req *r, bool *wait) {
-    bool changed = false;
-    idist_status s;
+// Tries a request once. *wait: try it again later.
+static idist_status idist__file_try(idist__file_store *f, idist__req *request, bool *wait) {
+    bool changed = false, needs_server;
+    idist_status status = idist__file_lock_records(f, request->deadline_ns);
 
-    if (!idist__file_records(f->fd, true, r->deadline_ns)) return idist__file_late(f);
-    s = idist__file_apply(f, r, wait, &changed);
-    if (s != IDIST_OK) idist__file_forget(f); // the tables may be ahead of the file: read it anew
-    idist__file_records(f->fd, false, r->deadline_ns);
+    if (status != IDIST_OK) return status;
+    status = idist__file_apply(f, request, wait, &changed);
+    if (status != IDIST_OK)
+        idist__file_forget(f); // the tables may be ahead of the file: replay all of it next time
+    idist__file_unlock_records(f);
+    if (status != IDIST_OK) return status;
 
-    if (s == IDIST_OK && (*wait || changed || r->op == IDIST__REQ_CHECK) && !f->server &&
-        !idist__file_server_lives(f->fd))
-        s = idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s ended", f->path);
-    if (s == IDIST_OK && *wait && idist__os_ms_until(r->deadline_ns) == 0)
-        s = idist__req_late(r, &f->table);
+    needs_server = *wait || changed || request->op == IDIST__REQ_CHECK;
+    if (needs_server && !f->server && !idist__file_has_server(f))
+        return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
+                           f->path);
+    if (*wait && idist__os_ms_until(request->deadline_ns) == 0)
+        return idist__table_timed_out(request, &f->table);
 
-    return s;
+    return IDIST_OK;
 }
 
-static idist_status idist__file_store_run(idist_store *store, idist__req *r) {
+static idist_status idist__file_store_run(idist_store *store, idist__req *request) {
     idist__file_store *f = (idist__file_store *)store->impl;
     int pause_ms = 1;
 
     for (;;) {
         bool wait = false;
-        idist_status s;
+        idist_status status;
+
         pthread_mutex_lock(&f->lock);
-        s = idist__file_request(f, r, &wait);
+        status = idist__file_try(f, request, &wait);
         pthread_mutex_unlock(&f->lock);
-        if (s != IDIST_OK || !wait) return s;
+        if (status != IDIST_OK || !wait) return status;
+
         idist__os_pause_ms(pause_ms);
-        if (pause_ms < 16) pause_ms *= 2;
+        if (pause_ms < IDIST__FILE_WAIT_MS) pause_ms *= 2;
     }
 }
 
-static bool idist__file_is_at(int fd, const char *path);
-
-static void idist__file_store_close(idist_store *store) {
+// The server removes the file. Closing it releases all our locks.
+static void idist__file_close(idist_store *store) {
     idist__file_store *f = (idist__file_store *)store->impl;
 
-    if (f->server && f->fd >= 0 && idist__file_is_at(f->fd, f->path)) unlink(f->path);
-    idist__os_close(&f->fd);
+    if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
+        idist__os_file_remove(f->path);
+    idist__os_close(&f->file);
     idist__file_forget(f);
     pthread_mutex_destroy(&f->lock);
     idist__mem_free(&store->mem, f->path);
     idist__mem_free(&store->mem, f);
 }
 
-// Whether a file may be emptied: it is empty, or a store's.
-static bool idist__file_is_store(int fd) {
-    struct stat st;
-    char magic[8];
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return false;
-    return st.st_size == 0 ||
-           (idist__file_pread(fd, magic, 8, 0) && memcmp(magic, "IDSTORE1", 8) == 0);
+// Whether the server may overwrite a file: it is empty, or a store's.
+static bool idist__file_may_overwrite(const idist__file_store *f) {
+    int64_t nbytes = idist__os_file_size(f->file);
+    return nbytes == 0 || (nbytes > 0 && idist__file_has_magic(f));
 }
 
-// Whether the path still leads to the open file: a server that ends removes its file, perhaps
-// between our open and our lock.
-static bool idist__file_is_at(int fd, const char *path) {
-    struct stat a, b;
-    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
+static idist_status idist__file_fail_open(const idist__file_store *f) {
+    return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path,
+                       strerror(errno));
 }
 
-// The server makes the file its own: an empty table under the lock of the living.
-static idist_status idist__file_claim(idist__file_store *f, int64_t deadline_ns) {
-    struct flock fl;
-    uint64_t zero = 0;
-    idist_status s = IDIST_OK;
-
+// Opens the file and locks its records. A server that ends removes its file, perhaps between our
+// open and our lock, so the path must still lead to the file that we have locked.
+static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns) {
     for (;;) {
-        f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-        if (f->fd < 0)
-            return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path,
-                               strerror(errno));
-        if (!idist__file_records(f->fd, true, deadline_ns)) return idist__file_late(f);
-        if (idist__file_is_at(f->fd, f->path)) break;
-        idist__os_close(&f->fd);
+        idist_status status;
+
+        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_CREATE);
+        if (f->file < 0) return idist__file_fail_open(f);
+        status = idist__file_lock_records(f, deadline_ns);
+        if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
+        idist__os_close(&f->file); // also on failure: closing the store must not remove the file
+        if (status != IDIST_OK) return status;
     }
-
-    if (idist__file_lock(f->fd, IDIST__OFD_SETLK, F_WRLCK, 0, &fl) != 0)
-        s = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a job that is running",
-                        f->path);
-    else if (!idist__file_is_store(f->fd))
-        s = idist__fail(IDIST_ERR_ARG, "store: %s exists and is no store file; it is left alone",
-                        f->path);
-    else if (ftruncate(f->fd, 0) != 0 || !idist__file_pwrite(f->fd, "IDSTORE1", 8, 0) ||
-             !idist__file_pwrite(f->fd, &zero, 8, 8))
-        s = idist__fail_errno("writing the store file", errno);
-    idist__file_records(f->fd, false, deadline_ns);
-    if (s != IDIST_OK) idist__os_close(&f->fd); // before anybody takes us for the owner
-
-    return s;
 }
 
-// The others wait for a file whose server lives, and look it up by name again each time: it may
-// have been replaced.
+// The server takes the file: it keeps the first byte locked, and the table is empty.
+static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns) {
+    uint64_t committed = 0;
+    idist_status status = idist__file_create(f, deadline_ns);
+
+    if (status != IDIST_OK) return status;
+
+    if (!idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE))
+        status = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
+    else if (!idist__file_may_overwrite(f))
+        status =
+            idist__fail(IDIST_ERR_ARG,
+                        "store: %s exists and is not a store file; it was left unchanged", f->path);
+    else if (!idist__os_file_truncate(f->file) ||
+             !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
+             !idist__os_file_write_at(f->file, &committed, sizeof committed,
+                                      IDIST__FILE_COMMITTED_AT))
+        status = idist__fail_errno("writing the store file", errno);
+
+    idist__file_unlock_records(f);
+    if (status != IDIST_OK) idist__os_close(&f->file); // before anybody takes us for the server
+
+    return status;
+}
+
+// Whether the file that we have open is a store whose server lives.
+static bool idist__file_is_served(const idist__file_store *f, int64_t deadline_ns) {
+    bool is_served;
+
+    if (idist__file_lock_records(f, deadline_ns) != IDIST_OK) return false;
+    is_served = idist__file_has_server(f) && idist__file_has_magic(f);
+    idist__file_unlock_records(f);
+    return is_served;
+}
+
+// A client waits for a file whose server lives. It opens the path anew each time, because the file
+// may have been replaced.
 static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) {
     for (;;) {
-        bool alive = false;
-        char magic[8];
-        f->fd = open(f->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_UPDATE);
+        if (f->file < 0 && errno != ENOENT) return idist__file_fail_open(f);
+        if (f->file >= 0 && idist__file_is_served(f, deadline_ns)) return IDIST_OK;
 
-        if (f->fd >= 0 && idist__file_records(f->fd, true, deadline_ns)) {
-            alive = idist__file_server_lives(f->fd) && idist__file_pread(f->fd, magic, 8, 0) &&
-                    memcmp(magic, "IDSTORE1", 8) == 0;
-            idist__file_records(f->fd, false, deadline_ns);
-        }
-
-        if (alive) return IDIST_OK;
-        if (f->fd < 0 && errno != ENOENT)
-            return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path,
-                               strerror(errno));
-        idist__os_close(&f->fd);
+        idist__os_close(&f->file);
         if (idist__os_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT,
-                               "store: no living process owns %s: rank 0 has not started", f->path);
-        idist__os_pause_ms(5);
+                               "store: no running process owns %s: rank 0 has not started",
+                               f->path);
+        idist__os_pause_ms(IDIST__FILE_OPEN_MS);
     }
 }
 
-static idist_status idist__file_store_open(idist_store *store, const char *path, bool server,
-                                           int64_t deadline_ns) {
+// When this fails, the caller closes the store.
+static idist_status idist__file_open(idist_store *store, const char *path, bool server,
+                                     int64_t deadline_ns) {
     idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
 
     if (!f) return IDIST_ERR_NO_MEMORY;
-    f->fd = -1;
+    f->file = -1;
     f->table.mem = f->wills.mem = store->mem;
     f->server = server;
     pthread_mutex_init(&f->lock, NULL);
     store->impl = f;
     store->run = idist__file_store_run;
-    store->close = idist__file_store_close;
+    store->close = idist__file_close;
+
     f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
     if (!f->path) return IDIST_ERR_NO_MEMORY;
     memcpy(f->path, path, strlen(path) + 1);
 
-    return server ? idist__file_claim(f, deadline_ns) : idist__file_join(f, deadline_ns);
+    return server ? idist__file_serve(f, deadline_ns) : idist__file_join(f, deadline_ns);
 }
 
-// ---- behind a socket: the wire ----
+//------------------------------------------------------------------------------
+// [store:wire]  the protocol between client and server: that of torch's TCPStore
+// uses table
 //
-// torch's TCPStore: one byte of request, strings as u64 length and bytes, every key with a '/'
-// before it. The first request is VALIDATE with a magic number. A client sends WAIT before GET. See
-// IDIST__REQ_* for the numbers.
+// A request is one byte, the operation (IDIST__REQ_*), and its fields. Numbers are in the client's
+// byte order, strings are a u64 length and their bytes, and every key begins with '/'. A connection
+// begins with VALIDATE and a magic number. A client sends WAIT before each GET.
+//
+//     operation            fields                     answer
+//     VALIDATE             u32 magic                  -
+//     SET, WILL            key, value                 -
+//     COMPARE_SET          key, expected, desired     value
+//     GET                  key                        value
+//     ADD                  key, i64 delta             i64 sum
+//     CHECK                u64 count, keys            u8: 0 all exist, 1 not
+//     WAIT                 u64 count, keys            u8: 0 all exist, 1 canceled
+//     NUM_KEYS             -                          i64
+//     DELETE               key                        i64: 1 deleted, 0 there was none
+//     CANCEL_WAIT          -                          that of the WAIT, or none if it crosses it
+//------------------------------------------------------------------------------
 
 #define IDIST__STORE_MAGIC 0x3C85F7CEu
 #define IDIST__STORE_REQUEST_MAX ((size_t)IDIST__VALUE_MAX + 64 * 1024)
 
-typedef struct idist__reader {
-    const char *p;
-    size_t left;
-    bool more; // ran out of bytes
-    bool bad;  // a length is beyond what is allowed
-} idist__reader;
+// What is left of the bytes of a request.
+typedef struct idist__wire_reader {
+    const char *next;
+    size_t remaining;
+    bool truncated; // it needs more bytes than there are
+    bool invalid;   // a length exceeds its limit
+} idist__wire_reader;
 
-static uint64_t idist__read_u64(idist__reader *r) {
-    uint64_t v = 0;
+static void idist__wire_read(idist__wire_reader *reader, void *value, size_t nbytes) {
+    memset(value, 0, nbytes);
+    if (reader->truncated || reader->invalid) return;
 
-    if (r->more || r->left < 8) r->more = true;
-    else {
-        memcpy(&v, r->p, 8);
-        r->p += 8;
-        r->left -= 8;
+    if (reader->remaining < nbytes) {
+        reader->truncated = true;
+        return;
     }
 
-    return v;
+    memcpy(value, reader->next, nbytes);
+    reader->next += nbytes;
+    reader->remaining -= nbytes;
 }
 
-static idist__blob idist__read_blob(idist__reader *r, uint64_t max) {
-    idist__blob b;
-    uint64_t n = idist__read_u64(r);
+static idist__blob idist__wire_read_blob(idist__wire_reader *reader, uint64_t limit) {
+    idist__blob blob;
+    uint64_t nbytes;
 
-    b.data = r->p;
-    b.nbytes = 0;
-    if (r->more) return b;
+    idist__wire_read(reader, &nbytes, sizeof nbytes);
+    blob.data = reader->next;
+    blob.nbytes = 0;
+    if (reader->truncated || reader->invalid) return blob;
 
-    if (n > max) r->bad = true;
-    else if (n > r->left) r->more = true;
+    if (nbytes > limit) reader->invalid = true;
+    else if (nbytes > reader->remaining) reader->truncated = true;
     else {
-        b.nbytes = (size_t)n;
-        r->p += n;
-        r->left -= (size_t)n;
+        blob.nbytes = (size_t)nbytes;
+        reader->next += nbytes;
+        reader->remaining -= (size_t)nbytes;
     }
 
-    return b;
+    return blob;
 }
 
-// Reads one request from the front of a buffer. > 0: its size, 0: more bytes are needed, -1:
-// nonsense. The request points into the buffer; keys has room for `maxkeys`.
-static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *req,
-                                    idist__blob *keys, size_t maxkeys) {
-    idist__reader r;
-    uint32_t magic;
-    uint64_t i, n;
-
-    memset(req, 0, sizeof *req);
-    memset(&r, 0, sizeof r);
-    if (!nbytes) return 0;
-    r.p = buf + 1;
-    r.left = nbytes - 1;
-    req->op = (unsigned char)buf[0];
-
-    switch (req->op) {
-    case IDIST__REQ_VALIDATE:
-        if (r.left < 4) return 0;
-        memcpy(&magic, r.p, sizeof magic); // in the client's byte order, as all numbers here and in
-                                           // torch's protocol
-        req->number = (int64_t)magic;
-        r.p += sizeof magic;
-        break;
+// The fields of an operation, in order: m magic, k key, v value, h value of half the limit, n
+// number, l list of keys. NULL: there is no such operation.
+static const char *idist__wire_fields(int op) {
+    switch (op) {
+    case IDIST__REQ_VALIDATE: return "m";
     case IDIST__REQ_SET:
-    case IDIST__REQ_WILL:
-        req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
-        if (!r.more && !r.bad) req->a = idist__read_blob(&r, IDIST__VALUE_MAX);
-        break;
-    case IDIST__REQ_COMPARE_SET:
-        req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
-        if (!r.more && !r.bad) req->a = idist__read_blob(&r, IDIST__VALUE_MAX / 2);
-        if (!r.more && !r.bad) req->b = idist__read_blob(&r, IDIST__VALUE_MAX / 2);
-        break;
+    case IDIST__REQ_WILL: return "kv";
+    case IDIST__REQ_COMPARE_SET: return "khh";
     case IDIST__REQ_GET:
-    case IDIST__REQ_DELETE: req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1); break;
-    case IDIST__REQ_ADD:
-        req->key = idist__read_blob(&r, IDIST__KEY_MAX + 1);
-        if (!r.more && !r.bad) req->number = (int64_t)idist__read_u64(&r);
-        break;
+    case IDIST__REQ_DELETE: return "k";
+    case IDIST__REQ_ADD: return "kn";
     case IDIST__REQ_CHECK:
-    case IDIST__REQ_WAIT:
-        n = idist__read_u64(&r);
-        if (!r.more && n > maxkeys) r.bad = true;
-        for (i = 0; i < n && !r.more && !r.bad; i++)
-            keys[i] = idist__read_blob(&r, IDIST__KEY_MAX + 1);
-        req->keys = keys;
-        req->nkeys = (size_t)n;
-        break;
+    case IDIST__REQ_WAIT: return "l";
     case IDIST__REQ_NUM_KEYS:
-    case IDIST__REQ_CANCEL_WAIT: break;
-    default: return -1;
+    case IDIST__REQ_CANCEL_WAIT: return "";
+    default: return NULL;
     }
-
-    if (r.bad) return -1;
-
-    return r.more ? 0 : r.p - buf;
 }
 
-// ---- behind a socket: found by multicast ----
-//
-// "cast:GROUP:PORT/JOB". Who looks for the server asks the group, and the server answers the asker
-// alone:
-//
-//     question | tag 16 | 0 2 |        answer | tag 16 | port 2 |        tag: HMAC(key, JOB), port:
-//     big endian
-//
-// What is found this way is believed only after the handshake.
+static void idist__wire_read_keys(idist__wire_reader *reader, idist__req *request,
+                                  idist__blob *keys, size_t keys_capacity) {
+    uint64_t i, count;
 
-typedef struct idist__cast {
-    int fd;
+    idist__wire_read(reader, &count, sizeof count);
+    if (count > keys_capacity) reader->invalid = true;
+    for (i = 0; i < count && !reader->truncated && !reader->invalid; i++)
+        keys[i] = idist__wire_read_blob(reader, IDIST__KEY_MAX + 1);
+    request->keys = keys;
+    request->nkeys = (size_t)count;
+}
+
+// Reads one request from the front of a buffer. > 0: its size; 0: more bytes are needed; -1: it is
+// invalid. The request points into the buffer and into `keys`.
+static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *request,
+                                    idist__blob *keys, size_t keys_capacity) {
+    const char *field;
+    idist__wire_reader reader;
+    idist__blob *value = &request->a; // the second value goes into request->b
+    uint32_t magic;
+
+    memset(request, 0, sizeof *request);
+    memset(&reader, 0, sizeof reader);
+    if (!nbytes) return 0;
+    reader.next = buf + 1;
+    reader.remaining = nbytes - 1;
+    request->op = (unsigned char)buf[0];
+    field = idist__wire_fields(request->op);
+    if (!field) return -1;
+
+    for (; *field; field++) {
+        switch (*field) {
+        case 'm':
+            idist__wire_read(&reader, &magic, sizeof magic);
+            request->number = (int64_t)magic;
+            break;
+        case 'k': request->key = idist__wire_read_blob(&reader, IDIST__KEY_MAX + 1); break;
+        case 'v': request->a = idist__wire_read_blob(&reader, IDIST__VALUE_MAX); break;
+        case 'h':
+            *value = idist__wire_read_blob(&reader, IDIST__VALUE_MAX / 2);
+            value = &request->b;
+            break;
+        case 'n': idist__wire_read(&reader, &request->number, sizeof request->number); break;
+        case 'l': idist__wire_read_keys(&reader, request, keys, keys_capacity); break;
+        default: return -1;
+        }
+    }
+
+    if (reader.invalid) return -1;
+
+    return reader.truncated ? 0 : reader.next - buf;
+}
+
+//------------------------------------------------------------------------------
+// [store:multicast]  how clients find the server when nobody knows its address
+// uses os socket err hash address
+//
+// "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
+// the server answers that client alone. Both are datagrams of 18 bytes:
+//
+//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", JOB)
+//     answer     | tag 16 | port 2 |        port: big endian
+//
+// Anybody can answer; the handshake of the connection decides whether the answer was right.
+//------------------------------------------------------------------------------
+
+enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MULTICAST_MS = 100 };
+
+typedef struct idist__multicast {
+    int fd; // -1: the store does not use multicast
     idist__addr group;
     uint8_t tag[32];
-    char ip[64]; // ours, where packets for the group leave
-} idist__cast;
+    char ip[64]; // ours, on the interface through which packets to the group leave
+} idist__multicast;
 
-static idist_status idist__cast_open(idist__cast *c, const char *text, bool server,
-                                     const uint8_t key[32]) {
-    const char *job = strchr(text, '/'), *own = idist__os_env("IDIST_ADDR");
-    char group[300];
-    struct ip_mreq member;
-    idist__addr a;
-    idist_status s;
-    int yes = 1;
+// The address of our interface: IDIST_ADDR, or else what the routing table says.
+static idist_status idist__multicast_own_address(const idist__multicast *m, const char *group,
+                                                 idist__addr *own) {
+    const char *host = idist__os_env("IDIST_ADDR");
+    idist_status status = IDIST_OK;
 
-    memset(&member, 0, sizeof member);
-    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
-    idist__hmac(key, "multicast", job, strlen(job), NULL, 0, c->tag);
-    if ((s = idist__addr_parse(&c->group, group)) != IDIST_OK) return s;
-    c->fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (c->fd < 0) return idist__fail_errno("socket", errno);
-    if (own) s = idist__addr_tcp(&a, own, 0);
-    if (s == IDIST_OK && own && a.sa.ss_family != AF_INET)
-        s = idist__fail(IDIST_ERR_ENV, "store: IDIST_ADDR=%s: multicast takes an IPv4 address",
-                        own);
-    if (s != IDIST_OK) return s;
-    a.nbytes = sizeof a.sa;
-    if (!own && (connect(c->fd, (struct sockaddr *)&c->group.sa, c->group.nbytes) != 0 ||
-                 getsockname(c->fd, (struct sockaddr *)&a.sa, &a.nbytes) != 0))
+    if (!host) {
+        if (idist__os_socket_route(&m->group, own)) return IDIST_OK;
+        if (idist__os_socket_out_of_fds(errno)) return idist__fail_errno("socket", errno);
         return idist__fail(IDIST_ERR_SYSTEM,
-                           "store: no way to %s (%s): set IDIST_ADDR to this host's address",
-                           group + 4, strerror(errno));
-    idist__addr_host_text(&a, c->ip, sizeof c->ip);
-    idist__os_close(&c->fd); // a socket that was connected hears its peer only
-    c->fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    member.imr_multiaddr = ((struct sockaddr_in *)&c->group.sa)->sin_addr;
-    member.imr_interface = ((struct sockaddr_in *)&a.sa)->sin_addr;
-    if (c->fd < 0 ||
-        setsockopt(c->fd, IPPROTO_IP, IP_MULTICAST_IF, &member.imr_interface,
-                   sizeof member.imr_interface) != 0 ||
-        (server && (setsockopt(c->fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-                    bind(c->fd, (struct sockaddr *)&c->group.sa, c->group.nbytes) != 0 ||
-                    setsockopt(c->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &member, sizeof member) != 0)))
-        return idist__fail(IDIST_ERR_SYSTEM, "store: multicast to %s by the interface of %s%s: %s",
-                           group + 4, c->ip, own ? " (IDIST_ADDR)" : "", strerror(errno));
+                           "store: no route to %s (%s): set IDIST_ADDR to this host's address",
+                           group, strerror(errno));
+    }
+
+    status = idist__addr_tcp(own, host, 0);
+    if (status == IDIST_OK && !idist__os_socket_is_ipv4(own))
+        return idist__fail(IDIST_ERR_ENV, "store: IDIST_ADDR=%s: multicast needs an IPv4 address",
+                           host);
+
+    return status;
+}
+
+// text: "GROUP:PORT/JOB". When this fails, the caller closes m->fd.
+static idist_status idist__multicast_open(idist__multicast *m, const char *text, bool server,
+                                          const uint8_t key[32]) {
+    const char *job = strchr(text, '/');
+    char group[300];
+    idist__addr own;
+    idist_status status;
+
+    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
+    idist__hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
+    status = idist__addr_parse(&m->group, group);
+    if (status != IDIST_OK) return status;
+    status = idist__multicast_own_address(m, group + 4, &own);
+    if (status != IDIST_OK) return status;
+
+    idist__addr_host_text(&own, m->ip, sizeof m->ip);
+    m->fd = idist__os_socket_multicast(&m->group, &own, server);
+    if (m->fd < 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "store: no multicast to %s through the interface of %s%s: %s", group + 4,
+                           m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
+                           strerror(errno));
 
     return IDIST_OK;
 }
 
-// The server's part: answers all questions that are there.
-static void idist__cast_answer(const idist__cast *c, int port) {
-    uint8_t msg[18];
-    idist__addr a;
+// The server answers all pending questions.
+static void idist__multicast_answer(const idist__multicast *m, int port) {
+    uint8_t message[IDIST__MULTICAST_NBYTES];
+    idist__addr from;
+    ptrdiff_t nbytes;
 
-    a.nbytes = sizeof a.sa;
+    for (;;) {
+        nbytes = idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from);
+        if (nbytes < 0) return;
+        if (nbytes != IDIST__MULTICAST_NBYTES ||
+            memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] || message[17])
+            continue;
 
-    while (recvfrom(c->fd, msg, sizeof msg, MSG_TRUNC, (struct sockaddr *)&a.sa, &a.nbytes) >= 0) {
-        if (memcmp(msg, c->tag, 16) == 0 && !msg[16] && !msg[17]) {
-            msg[16] = (uint8_t)(port >> 8);
-            msg[17] = (uint8_t)port;
-            sendto(c->fd, msg, sizeof msg, MSG_NOSIGNAL, (struct sockaddr *)&a.sa,
-                   a.nbytes); // lost: it asks again
-        }
-
-        a.nbytes = sizeof a.sa;
+        message[16] = (uint8_t)(port >> 8);
+        message[17] = (uint8_t)port;
+        idist__os_socket_send_datagram(m->fd, message, sizeof message, &from); // lost: asked again
     }
 }
 
-// The others': asks until somebody says where the server is.
-static idist_status idist__cast_ask(const idist__cast *c, char *addr_text, size_t cap,
-                                    int64_t deadline_ns) {
-    uint8_t msg[18];
+// Asks until somebody answers; writes "tcp:HOST:PORT".
+static idist_status idist__multicast_ask(const idist__multicast *m, char *address_text,
+                                         size_t capacity, int64_t deadline_ns) {
+    uint8_t message[IDIST__MULTICAST_NBYTES];
     char ip[64];
-    idist__addr a;
+    idist__addr from;
 
     for (;;) {
-        memset(msg, 0, sizeof msg);
-        memcpy(msg, c->tag, 16);
-        sendto(c->fd, msg, sizeof msg, MSG_NOSIGNAL, (const struct sockaddr *)&c->group.sa,
-               c->group.nbytes);
-        idist__sock_wait(c->fd, POLLIN, idist__os_deadline(100));
+        memset(message, 0, sizeof message);
+        memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
+        idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
+        idist__sock_wait(m->fd, POLLIN, idist__os_deadline(IDIST__MULTICAST_MS));
 
-        for (;;) {
-            a.nbytes = sizeof a.sa;
-            if (recvfrom(c->fd, msg, sizeof msg, MSG_TRUNC, (struct sockaddr *)&a.sa, &a.nbytes) !=
-                sizeof msg)
-                break;
-            if (memcmp(msg, c->tag, 16) != 0 || (!msg[16] && !msg[17])) continue;
-            idist__addr_host_text(&a, ip, sizeof ip);
-            snprintf(addr_text, cap, "tcp:%s:%d", ip, msg[16] << 8 | msg[17]);
+        while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
+               IDIST__MULTICAST_NBYTES) {
+            if (memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
+                (!message[16] && !message[17]))
+                continue;
+            idist__addr_host_text(&from, ip, sizeof ip);
+            snprintf(address_text, capacity, "tcp:%s:%d", ip, message[16] << 8 | message[17]);
             return IDIST_OK;
         }
 
@@ -922,696 +1072,860 @@ static idist_status idist__cast_ask(const idist__cast *c, char *addr_text, size_
             return idist__fail(
                 IDIST_ERR_TIMEOUT,
                 "store: nobody in the multicast group has answered: rank 0 has not started, its "
-                "secret or the "
-                "size of its world is another one, or no multicast gets from there to %s",
-                c->ip);
+                "secret or world size differs, or multicast from there does not reach %s",
+                m->ip);
     }
 }
 
-// ---- behind a socket: the server ----
+//------------------------------------------------------------------------------
+// [store:server]  the server: one thread, one table, many connections
+// uses os socket err mem auth pending buffer table wire multicast
+//
+// The thread polls its listener, the pending connections, whose handshakes are under way, and its
+// clients. The bytes of one client pass through here:
+//
+//     idist__server_main -> read -> serve (parse, request, reply) -> write
+//
+// A request that waits stays at the front of its client's input and is tried again whenever the
+// table has changed; meanwhile the client is silent, or sends CANCEL_WAIT.
+//------------------------------------------------------------------------------
 
-typedef struct idist__client { // one connection of the server
+enum { IDIST__SERVER_CLIENTS = 4096 };
+
+// What the server polls, before its clients and the pending connections.
+enum {
+    IDIST__SERVER_POLL_WAKE,
+    IDIST__SERVER_POLL_LISTENER,
+    IDIST__SERVER_POLL_MULTICAST,
+    IDIST__SERVER_POLL_CLIENTS
+};
+
+// One connection whose handshake is done.
+typedef struct idist__server_client {
     int fd;
-    bool valid;   // said the magic number
-    bool waiting; // its first request waits for keys
-    char *in;
-    size_t nin, capin;
-    char *out;
-    size_t nout, capout;
-    char *will; // key and value, behind each other: put into the table when the client is gone and
-                // has not taken it back
-    size_t will_nkey, will_nbytes;
-} idist__client;
+    bool valid;   // it has sent the magic number
+    bool waiting; // the first request in `in` waits for keys
+    idist__buffer in;
+    idist__buffer out;
+    char *will; // key and value, one after the other; see IDIST__REQ_WILL
+    size_t will_key_nbytes;
+    size_t will_nbytes;
+} idist__server_client;
 
 typedef struct idist__server {
     idist_allocator mem;
     uint8_t key[32];
-    int listener, wake, port;
-    idist__cast cast; // its fd is -1: nobody asks where we are
+    int listener;
+    int wake; // an eventfd; written to end the thread
+    int port;
+    idist__multicast multicast;
     pthread_t thread;
     bool running;
     idist__table table;
-    idist__blob *keys; // scratch for the parser
-    char *value;       // scratch for replies
+    idist__blob *keys; // scratch of the parser
+    char *value;       // scratch of the replies
     struct pollfd *polls;
-    idist__porch porch;
-    idist__client *clients[4096];
-    int nclients;
-    bool executed;   // a will: the table has changed
-    int nrefused;    // handshakes that failed, for the text of a time-out
-    int other_order; // one of them came from a machine of another byte order
-    int no_fds;      // a connection could not be accepted for want of a descriptor
+    idist__porch pending;
+    idist__server_client *clients[IDIST__SERVER_CLIENTS];
+    int client_count;
+    bool will_executed; // and so the table has changed
+    int nrefused;       // failed handshakes; rank 0 reports them when it times out
+    int other_order;    // a machine of another byte order has tried to connect
+    int no_fds;         // a connection was not accepted for lack of descriptors
 } idist__server;
 
-// The client has gone without taking its will back. A value that stands there already stays.
-static void idist__client_execute(idist__server *sv, const idist__client *c) {
+// A client has gone without taking its will back. A value that the key has already stays.
+static void idist__server_execute_will(idist__server *server, const idist__server_client *client) {
     idist__blob key;
 
-    key.data = c->will;
-    key.nbytes = c->will_nkey;
-    if (*idist__table_find(&sv->table, key.data, key.nbytes)) return;
-    sv->executed = idist__table_put(&sv->table, key, c->will + c->will_nkey,
-                                    c->will_nbytes - c->will_nkey) == IDIST_OK;
+    key.data = client->will;
+    key.nbytes = client->will_key_nbytes;
+    if (*idist__table_find(&server->table, key)) return;
+    server->will_executed =
+        idist__table_put(&server->table, key, client->will + client->will_key_nbytes,
+                         client->will_nbytes - client->will_key_nbytes) == IDIST_OK;
 }
 
-static void idist__server_drop(idist__server *sv, int i) {
-    idist__client *c = sv->clients[i];
+// The last client takes the index of the dropped one.
+static void idist__server_drop(idist__server *server, int index) {
+    idist__server_client *client = server->clients[index];
 
-    idist__os_close(&c->fd);
-    if (c->will_nkey) idist__client_execute(sv, c);
-    idist__mem_free(&sv->mem, c->will);
-    idist__mem_free(&sv->mem, c->in);
-    idist__mem_free(&sv->mem, c->out);
-    idist__mem_free(&sv->mem, c);
-    sv->clients[i] = sv->clients[--sv->nclients];
+    idist__os_close(&client->fd);
+    if (client->will_key_nbytes) idist__server_execute_will(server, client);
+    idist__mem_free(&server->mem, client->will);
+    idist__mem_free(&server->mem, client->in.data);
+    idist__mem_free(&server->mem, client->out.data);
+    idist__mem_free(&server->mem, client);
+    server->clients[index] = server->clients[--server->client_count];
 }
 
-static bool idist__buffer_reserve(const idist_allocator *mem, char **buf, size_t *cap, size_t used,
-                                  size_t want) {
-    size_t n = *cap ? *cap : 512;
-    char *p;
-
-    if (want <= *cap) return true;
-    while (n < want) n *= 2;
-    p = (char *)idist__mem_raw(mem, n);
-    if (!p) return false;
-    if (used) memcpy(p, *buf, used);
-    idist__mem_free(mem, *buf);
-    *buf = p;
-    *cap = n;
-
-    return true;
+static bool idist__server_reply(idist__server *server, idist__server_client *client,
+                                const void *data, size_t nbytes) {
+    return idist__buffer_append(&server->mem, &client->out, data, nbytes);
 }
 
-static bool idist__client_reply(idist__server *sv, idist__client *c, const void *data,
-                                size_t nbytes) {
-    if (!idist__buffer_reserve(&sv->mem, &c->out, &c->capout, c->nout, c->nout + nbytes))
-        return false;
-    if (nbytes) memcpy(c->out + c->nout, data, nbytes);
-    c->nout += nbytes;
-    return true;
+static bool idist__server_reply_value(idist__server *server, idist__server_client *client,
+                                      const idist__req *request) {
+    uint64_t nbytes = request->nbytes;
+    return idist__server_reply(server, client, &nbytes, sizeof nbytes) &&
+           idist__server_reply(server, client, request->value, request->nbytes);
 }
 
-static bool idist__client_answer(idist__server *sv, idist__client *c, const idist__req *r) {
-    uint8_t byte = 0;
-    uint64_t n = r->nbytes;
-    int64_t number = r->number;
+static bool idist__server_reply_number(idist__server *server, idist__server_client *client,
+                                       int64_t number) {
+    return idist__server_reply(server, client, &number, sizeof number);
+}
 
-    switch (r->op) {
+// True means 0 on the wire, as in torch's protocol.
+static bool idist__server_reply_flag(idist__server *server, idist__server_client *client,
+                                     bool flag) {
+    uint8_t byte = flag ? 0 : 1;
+    return idist__server_reply(server, client, &byte, sizeof byte);
+}
+
+static bool idist__server_reply_to(idist__server *server, idist__server_client *client,
+                                   const idist__req *request) {
+    switch (request->op) {
     case IDIST__REQ_GET:
-    case IDIST__REQ_COMPARE_SET:
-        return idist__client_reply(sv, c, &n, 8) && idist__client_reply(sv, c, r->value, r->nbytes);
+    case IDIST__REQ_COMPARE_SET: return idist__server_reply_value(server, client, request);
     case IDIST__REQ_ADD:
-    case IDIST__REQ_NUM_KEYS: return idist__client_reply(sv, c, &number, 8);
-    case IDIST__REQ_DELETE: number = r->flag ? 1 : 0; return idist__client_reply(sv, c, &number, 8);
-    case IDIST__REQ_CHECK: byte = r->flag ? 0 : 1; return idist__client_reply(sv, c, &byte, 1);
-    case IDIST__REQ_WAIT: return idist__client_reply(sv, c, &byte, 1);
+    case IDIST__REQ_NUM_KEYS: return idist__server_reply_number(server, client, request->number);
+    case IDIST__REQ_DELETE:
+        return idist__server_reply_number(server, client, request->flag ? 1 : 0);
+    case IDIST__REQ_CHECK: return idist__server_reply_flag(server, client, request->flag);
+    case IDIST__REQ_WAIT: return idist__server_reply_flag(server, client, true);
     default: return true;
     }
 }
 
-// An empty key takes the will back.
-static bool idist__client_bequeath(idist__server *sv, idist__client *c, const idist__req *r) {
-    idist__mem_free(&sv->mem, c->will);
-    c->will_nkey = c->will_nbytes = 0;
-    c->will = r->key.nbytes ? (char *)idist__mem_raw(&sv->mem, r->key.nbytes + r->a.nbytes) : NULL;
-    if (!c->will) return !r->key.nbytes;
-    memcpy(c->will, r->key.data, r->key.nbytes);
-    if (r->a.nbytes) memcpy(c->will + r->key.nbytes, r->a.data, r->a.nbytes);
-    c->will_nkey = r->key.nbytes;
-    c->will_nbytes = r->key.nbytes + r->a.nbytes;
+// Replaces a client's will; an empty key only takes it back. False: out of memory.
+static bool idist__server_set_will(idist__server *server, idist__server_client *client,
+                                   const idist__req *request) {
+    idist__mem_free(&server->mem, client->will);
+    client->will = NULL;
+    client->will_key_nbytes = client->will_nbytes = 0;
+    if (!request->key.nbytes) return true;
+    client->will = (char *)idist__mem_raw(&server->mem, request->key.nbytes + request->a.nbytes);
+    if (!client->will) return false;
+
+    memcpy(client->will, request->key.data, request->key.nbytes);
+    if (request->a.nbytes)
+        memcpy(client->will + request->key.nbytes, request->a.data, request->a.nbytes);
+    client->will_key_nbytes = request->key.nbytes;
+    client->will_nbytes = request->key.nbytes + request->a.nbytes;
 
     return true;
 }
 
-// Carries out one request of a client. *wait: it has to be tried again when the table has changed.
+// Carries out one request of a client. *wait: it must be tried again after the table has changed.
 // False: drop the client.
-static bool idist__client_request(idist__server *sv, idist__client *c, idist__req *r, bool *wait,
-                                  bool *changed) {
-    static const uint64_t gone = IDIST__NO_VALUE;
-    bool touched = false;
+static bool idist__server_request(idist__server *server, idist__server_client *client,
+                                  idist__req *request, bool *wait, bool *changed) {
+    bool changed_here = false;
 
     *wait = false;
-    if (r->op == IDIST__REQ_VALIDATE) return c->valid = r->number == (int64_t)IDIST__STORE_MAGIC;
-    if (!c->valid) return false;
-    if (r->op == IDIST__REQ_CANCEL_WAIT)
-        return true; // nothing waits any more: it crossed our answer
-    if (r->op == IDIST__REQ_WILL) return idist__client_bequeath(sv, c, r);
-    r->value = sv->value;
-    r->capacity = IDIST__VALUE_MAX;
 
-    if (idist__table_apply(&sv->table, r, wait, &touched) != IDIST_OK) {
-        if (r->op != IDIST__REQ_ADD) return false;
-        r->number = IDIST__NOT_A_NUMBER;
+    if (request->op == IDIST__REQ_VALIDATE) {
+        client->valid = request->number == (int64_t)IDIST__STORE_MAGIC;
+        return client->valid;
     }
 
-    if (touched) *changed = true;
+    if (!client->valid) return false;
+    if (request->op == IDIST__REQ_CANCEL_WAIT)
+        return true; // it crossed our answer, and nothing waits any more
+    if (request->op == IDIST__REQ_WILL) return idist__server_set_will(server, client, request);
 
-    if (*wait &&
-        r->op ==
-            IDIST__REQ_GET) { // the key went between the client's WAIT and its GET: it waits again
+    request->value = server->value;
+    request->capacity = IDIST__VALUE_MAX;
+
+    if (idist__table_apply(&server->table, request, wait, &changed_here) != IDIST_OK) {
+        if (request->op != IDIST__REQ_ADD) return false;
+        request->number = IDIST__NOT_A_NUMBER;
+    }
+
+    if (changed_here) *changed = true;
+
+    // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
+    if (*wait && request->op == IDIST__REQ_GET) {
         *wait = false;
-        return idist__client_reply(sv, c, &gone, 8);
+        return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
     }
 
-    return *wait || idist__client_answer(sv, c, r);
+    return *wait || idist__server_reply_to(server, client, request);
 }
 
-// Serves what lies in a client's buffer, up to a request that has to wait; while it does, the
-// client is silent, or cancels. *changed is set when the table changed. False: drop the client.
-static bool idist__client_serve(idist__server *sv, idist__client *c, bool *changed) {
-    static const uint8_t canceled = 1;
+// Serves what has arrived from a client, up to a request that has to wait. *changed is set when the
+// table changed. False: drop the client.
+static bool idist__server_serve(idist__server *server, idist__server_client *client,
+                                bool *changed) {
     size_t used = 0;
 
-    c->waiting = false;
+    client->waiting = false;
 
-    while (!c->waiting) {
-        idist__req r;
+    while (!client->waiting) {
+        const char *next = client->in.data + used;
+        size_t remaining = client->in.nbytes - used;
+        idist__req request;
         bool wait;
-        ptrdiff_t n =
-            idist__store_parse(c->in + used, c->nin - used, &r, sv->keys, IDIST__KEYS_MAX);
-        if (n == 0 && c->nin - used < IDIST__STORE_REQUEST_MAX) break;
-        if (n <= 0 || !idist__client_request(sv, c, &r, &wait, changed)) return false;
+        ptrdiff_t nbytes =
+            idist__store_parse(next, remaining, &request, server->keys, IDIST__KEYS_MAX);
 
-        if (wait && c->nin - used > (size_t)n &&
-            c->in[used + (size_t)n] == IDIST__REQ_CANCEL_WAIT) {
-            n++;
-            if (!idist__client_reply(sv, c, &canceled, 1)) return false;
+        if (nbytes == 0 && remaining < IDIST__STORE_REQUEST_MAX) break;
+        if (nbytes <= 0 || !idist__server_request(server, client, &request, &wait, changed))
+            return false;
+
+        if (wait && remaining > (size_t)nbytes && next[nbytes] == IDIST__REQ_CANCEL_WAIT) {
+            nbytes++;
+            if (!idist__server_reply_flag(server, client, false)) return false;
         } else if (wait) {
-            c->waiting = true;
+            client->waiting = true;
             break;
         }
 
-        used += (size_t)n;
+        used += (size_t)nbytes;
     }
 
-    if (used) memmove(c->in, c->in + used, c->nin - used);
-    c->nin -= used;
+    idist__buffer_consume(&client->in, used);
 
-    return c->nout < 8 * IDIST__STORE_REQUEST_MAX; // it asks and asks, and never reads
+    // A client that keeps asking and never reads is dropped.
+    return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
 }
 
-// Reads what has come. False: drop the client.
-static bool idist__client_read(idist__server *sv, idist__client *c) {
+// Reads what has arrived. False: drop the client.
+static bool idist__server_read(idist__server *server, idist__server_client *client) {
+    idist__buffer *in = &client->in;
+
     for (;;) {
-        ptrdiff_t n;
-        if (c->nin >= IDIST__STORE_REQUEST_MAX)
+        ptrdiff_t nbytes;
+
+        if (in->nbytes >= IDIST__STORE_REQUEST_MAX)
             return true; // a whole request is there: serve it first
-        if (!idist__buffer_reserve(&sv->mem, &c->in, &c->capin, c->nin, c->nin + 4096))
+        if (!idist__buffer_reserve(&server->mem, &in->data, &in->capacity, in->nbytes,
+                                   in->nbytes + 4096))
             return false;
-        n = idist__sock_read(c->fd, c->in + c->nin, c->capin - c->nin);
-        if (n <= 0) return n == 0;
-        c->nin += (size_t)n;
+        nbytes = idist__sock_read(client->fd, in->data + in->nbytes, in->capacity - in->nbytes);
+        if (nbytes <= 0) return nbytes == 0;
+        in->nbytes += (size_t)nbytes;
     }
 }
 
-static bool idist__client_write(idist__client *c) {
+// Sends what the socket takes now. False: drop the client.
+static bool idist__server_write(idist__server_client *client) {
     size_t sent = 0;
 
-    while (sent < c->nout) {
+    while (sent < client->out.nbytes) {
         struct iovec part;
-        ptrdiff_t n;
-        part.iov_base = c->out + sent;
-        part.iov_len = c->nout - sent;
-        n = idist__sock_write(c->fd, &part, 1);
-        if (n < 0) return false;
-        if (n == 0) break;
-        sent += (size_t)n;
+        ptrdiff_t nbytes;
+
+        part.iov_base = client->out.data + sent;
+        part.iov_len = client->out.nbytes - sent;
+        nbytes = idist__sock_write(client->fd, &part, 1);
+        if (nbytes < 0) return false;
+        if (nbytes == 0) break;
+        sent += (size_t)nbytes;
     }
 
-    if (sent) memmove(c->out, c->out + sent, c->nout - sent);
-    c->nout -= sent;
+    idist__buffer_consume(&client->out, sent);
 
     return true;
 }
 
-// Takes newcomers onto the porch while it has room.
-static void idist__server_accept(idist__server *sv) {
-    idist__handshake *h;
+// Accepts connections while they may begin a handshake.
+static void idist__server_accept(idist__server *server) {
+    idist__handshake *handshake;
 
-    while ((h = idist__porch_place(&sv->porch)) != NULL) {
-        int fd = idist__sock_accept(sv->listener);
+    while ((handshake = idist__porch_place(&server->pending)) != NULL) {
+        int fd = idist__sock_accept(server->listener);
 
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            if (!idist__porch_make_way(&sv->porch))
-                __atomic_store_n(&sv->no_fds, 1, __ATOMIC_RELAXED);
-            idist__os_pause_ms(1); // no spin while descriptors are short
+        if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
+            if (!idist__porch_make_way(&server->pending))
+                __atomic_store_n(&server->no_fds, 1, __ATOMIC_RELAXED);
+            idist__os_pause_ms(1); // no busy loop while descriptors are short
         }
 
         if (fd < 0) return;
-        idist__os_close(&h->fd);
-        idist__auth_begin(h, fd, true, sv->key, IDIST__ROLE_STORE, 0, 0, 0,
+        idist__os_close(&handshake->fd);
+        idist__auth_begin(handshake, fd, true, server->key, IDIST__ROLE_STORE, 0, 0, 0,
                           idist__os_deadline(IDIST__PORCH_MS));
-        h->ready = true;
+        handshake->ready = true;
     }
 }
 
-// Handshakes go on; whoever is through becomes a client.
-static void idist__server_porch(idist__server *sv) {
+// Turns a connection whose handshake is done into a client.
+static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
+    idist__server_client *client = NULL;
+
+    if (server->client_count < IDIST__SERVER_CLIENTS)
+        client = (idist__server_client *)idist__mem_alloc(&server->mem, sizeof *client);
+
+    if (!client) {
+        idist__os_close(&handshake->fd);
+        return;
+    }
+
+    client->fd = handshake->fd;
+    handshake->fd = -1;
+    server->clients[server->client_count++] = client;
+}
+
+// Continues the handshakes for which something has arrived.
+static void idist__server_handshakes(idist__server *server) {
     int i;
 
     for (i = 0; i < IDIST__PORCH; i++) {
-        idist__handshake *h = &sv->porch.place[i];
+        idist__handshake *handshake = &server->pending.place[i];
         bool done = false;
-        idist__client *c;
-        if (h->fd >= 0 && idist__os_now_ns() >= h->deadline_ns) idist__os_close(&h->fd);
-        if (h->fd < 0 || !h->ready) continue;
-        h->ready = false;
 
-        if (idist__auth_step(h, &done) != IDIST_OK) {
-            if (idist__auth_other_order(h)) __atomic_store_n(&sv->other_order, 1, __ATOMIC_RELAXED);
-            idist__os_close(&h->fd);
-            __atomic_add_fetch(&sv->nrefused, 1, __ATOMIC_RELAXED);
+        if (handshake->fd >= 0 && idist__os_now_ns() >= handshake->deadline_ns)
+            idist__os_close(&handshake->fd);
+        if (handshake->fd < 0 || !handshake->ready) continue;
+        handshake->ready = false;
+
+        if (idist__auth_step(handshake, &done) != IDIST_OK) {
+            if (idist__auth_other_order(handshake))
+                __atomic_store_n(&server->other_order, 1, __ATOMIC_RELAXED);
+            idist__os_close(&handshake->fd);
+            __atomic_add_fetch(&server->nrefused, 1, __ATOMIC_RELAXED);
         }
 
-        if (h->fd < 0 || !done) continue;
-        c = sv->nclients < (int)IDIST__COUNT_OF(sv->clients)
-                ? (idist__client *)idist__mem_alloc(&sv->mem, sizeof *c)
-                : NULL;
-        if (c) {
-            c->fd = h->fd;
-            sv->clients[sv->nclients++] = c;
-            h->fd = -1;
-        } else {
-            idist__os_close(&h->fd);
+        if (handshake->fd >= 0 && done) idist__server_admit(server, handshake);
+    }
+}
+
+// Reads, serves and writes. What a client sent before it left still counts.
+static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
+                                       bool *changed) {
+    bool alive = idist__server_read(server, client);
+    return idist__server_serve(server, client, changed) && alive && idist__server_write(client);
+}
+
+// After a change of the table, tries the requests that wait, whose answers may change it again.
+static void idist__server_serve_waiting(idist__server *server, bool changed) {
+    int i;
+
+    while (changed || server->will_executed) {
+        changed = server->will_executed = false;
+
+        for (i = server->client_count - 1; i >= 0; i--) {
+            idist__server_client *client = server->clients[i];
+
+            if (!client->waiting) continue;
+            if (!idist__server_serve(server, client, &changed) || !idist__server_write(client))
+                idist__server_drop(server, i);
         }
     }
 }
 
-static bool idist__server_client(idist__server *sv, idist__client *c, bool *changed) {
-    bool alive = idist__client_read(sv, c); // what it said before it left still counts
-    return idist__client_serve(sv, c, changed) && alive && idist__client_write(c);
+// Waits until something is to be done. Returns false when the thread has to end.
+static bool idist__server_poll(idist__server *server, bool may_accept) {
+    struct pollfd *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
+    int i, pending_count, timeout_ms = -1;
+
+    polls[IDIST__SERVER_POLL_WAKE].fd = server->wake;
+    polls[IDIST__SERVER_POLL_LISTENER].fd = may_accept ? server->listener : -1;
+    polls[IDIST__SERVER_POLL_MULTICAST].fd = server->multicast.fd;
+    for (i = 0; i < IDIST__SERVER_POLL_CLIENTS; i++) polls[i].events = POLLIN;
+
+    for (i = 0; i < server->client_count; i++) {
+        clients[i].fd = server->clients[i]->fd;
+        clients[i].events = (short)(POLLIN | (server->clients[i]->out.nbytes ? POLLOUT : 0));
+    }
+
+    pending_count = idist__porch_poll(&server->pending, clients + server->client_count);
+    if (pending_count) timeout_ms = may_accept ? 100 : 10; // handshakes have deadlines
+    if (poll(polls, (nfds_t)(IDIST__SERVER_POLL_CLIENTS + server->client_count + pending_count),
+             timeout_ms) < 0 &&
+        errno != EINTR)
+        return false;
+    if (polls[IDIST__SERVER_POLL_WAKE].revents) return false;
+    idist__porch_polled(&server->pending, clients + server->client_count);
+
+    return true;
 }
 
 static void *idist__server_main(void *arg) {
-    idist__server *sv = (idist__server *)arg;
-    struct pollfd *fds = sv->polls;
+    idist__server *server = (idist__server *)arg;
+    struct pollfd *polls = server->polls;
 
     for (;;) {
-        int i, n = sv->nclients, strangers;
-        bool changed = false, room = idist__porch_place(&sv->porch) != NULL;
-        fds[0].fd = sv->wake;
-        fds[1].fd = room ? sv->listener : -1;
-        fds[2].fd = sv->cast.fd;
-        fds[0].events = fds[1].events = fds[2].events = POLLIN;
+        bool changed = false, may_accept = idist__porch_place(&server->pending) != NULL;
+        int i;
 
-        for (i = 0; i < n; i++) {
-            fds[i + 3].fd = sv->clients[i]->fd;
-            fds[i + 3].events = (short)(POLLIN | (sv->clients[i]->nout ? POLLOUT : 0));
-        }
+        if (!idist__server_poll(server, may_accept)) return NULL;
 
-        strangers = idist__porch_poll(&sv->porch, fds + n + 3);
-        i = !strangers ? -1 : room ? 100 : 10;
-        if (poll(fds, (nfds_t)n + 3 + (nfds_t)strangers, i) < 0 && errno != EINTR) return NULL;
-        if (fds[0].revents) return NULL;
-        idist__porch_polled(&sv->porch, fds + n + 3);
-        for (i = n - 1; i >= 0; i--) // downwards: a dropped client is replaced by the last one
-            if (fds[i + 3].revents && !idist__server_client(sv, sv->clients[i], &changed))
-                idist__server_drop(sv, i);
+        // Downwards: a dropped client is replaced by the last one, which has been served.
+        for (i = server->client_count - 1; i >= 0; i--)
+            if (polls[IDIST__SERVER_POLL_CLIENTS + i].revents &&
+                !idist__server_client_ready(server, server->clients[i], &changed))
+                idist__server_drop(server, i);
+        idist__server_serve_waiting(server, changed);
 
-        while (changed || sv->executed) {
-            changed = sv->executed = false;
-
-            for (i = sv->nclients - 1; i >= 0; i--) {
-                idist__client *c = sv->clients[i];
-                if (c->waiting && !(idist__client_serve(sv, c, &changed) && idist__client_write(c)))
-                    idist__server_drop(sv, i);
-            }
-        }
-
-        if (fds[2].revents) idist__cast_answer(&sv->cast, sv->port);
-        if (room && fds[1].revents) idist__server_accept(sv);
-        idist__server_porch(sv);
+        if (polls[IDIST__SERVER_POLL_MULTICAST].revents)
+            idist__multicast_answer(&server->multicast, server->port);
+        if (may_accept && polls[IDIST__SERVER_POLL_LISTENER].revents) idist__server_accept(server);
+        idist__server_handshakes(server);
     }
 }
 
-static void idist__server_stop(idist__server *sv) {
+// Ends the thread and frees everything. Clients that are connected see the end of their stream.
+static void idist__server_stop(idist__server *server) {
     uint64_t one = 1;
 
-    if (sv->running) {
-        while (write(sv->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
-        pthread_join(sv->thread, NULL);
+    if (server->running) {
+        while (write(server->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
+        pthread_join(server->thread, NULL);
     }
 
-    while (sv->nclients) idist__server_drop(sv, 0);
-    idist__porch_close(&sv->porch);
-    idist__os_close(&sv->wake);
-    idist__os_close(&sv->listener);
-    idist__os_close(&sv->cast.fd);
-    idist__table_clear(&sv->table);
-    idist__mem_free(&sv->mem, sv->keys);
-    idist__mem_free(&sv->mem, sv->value);
-    idist__mem_free(&sv->mem, sv->polls);
-    idist__mem_free(&sv->mem, sv);
+    while (server->client_count) idist__server_drop(server, 0);
+    idist__porch_close(&server->pending);
+    idist__os_close(&server->wake);
+    idist__os_close(&server->listener);
+    idist__os_close(&server->multicast.fd);
+    idist__table_clear(&server->table);
+    idist__mem_free(&server->mem, server->keys);
+    idist__mem_free(&server->mem, server->value);
+    idist__mem_free(&server->mem, server->polls);
+    idist__mem_free(&server->mem, server);
 }
 
-// Serves on a listening socket, which it owns from now on (as that of `cast`), in a thread of its
-// own.
+// The memory that the thread uses, so that no client can make it run out of that.
+static idist_status idist__server_prepare(idist__server *server) {
+    size_t poll_count = IDIST__SERVER_POLL_CLIENTS + IDIST__SERVER_CLIENTS + IDIST__PORCH;
+
+    server->polls =
+        (struct pollfd *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
+    server->keys =
+        (idist__blob *)idist__mem_raw(&server->mem, sizeof *server->keys * IDIST__KEYS_MAX);
+    server->value = (char *)idist__mem_raw(&server->mem, IDIST__VALUE_MAX);
+    if (!server->polls || !server->keys || !server->value) return IDIST_ERR_NO_MEMORY;
+
+    server->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return server->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
+}
+
+// Starts a server with a thread of its own. It owns the listener and the socket of `multicast` from
+// here on, also when this fails.
 static idist_status idist__server_start(const idist_allocator *mem, int listener, int port,
-                                        idist__cast *cast, const uint8_t key[32],
+                                        idist__multicast *multicast, const uint8_t key[32],
                                         idist__server **out) {
-    idist__server *sv = (idist__server *)idist__mem_alloc(mem, sizeof *sv);
+    idist__server *server = (idist__server *)idist__mem_alloc(mem, sizeof *server);
+    idist_status status;
 
     *out = NULL;
 
-    if (!sv) {
+    if (!server) {
         idist__os_close(&listener);
-        idist__os_close(&cast->fd);
+        idist__os_close(&multicast->fd);
         return IDIST_ERR_NO_MEMORY;
     }
 
-    if (mem) sv->mem = *mem;
-    sv->table.mem = sv->mem;
-    memcpy(sv->key, key, 32);
-    sv->listener = listener;
-    sv->port = port;
-    sv->cast = *cast;
-    idist__porch_init(&sv->porch);
-    sv->polls =
-        (struct pollfd *)idist__mem_raw(mem, sizeof *sv->polls *
-                                                 (IDIST__COUNT_OF(sv->clients) + IDIST__PORCH + 3));
-    sv->keys = (idist__blob *)idist__mem_raw(mem, sizeof *sv->keys * IDIST__KEYS_MAX);
-    sv->value = (char *)idist__mem_raw(mem, IDIST__VALUE_MAX);
-    sv->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (mem) server->mem = *mem;
+    server->table.mem = server->mem;
+    memcpy(server->key, key, 32);
+    server->listener = listener;
+    server->port = port;
+    server->multicast = *multicast;
+    multicast->fd = -1;
+    server->wake = -1;
+    idist__porch_init(&server->pending);
 
-    if (!sv->polls || !sv->keys || !sv->value || sv->wake < 0) {
-        idist_status s = sv->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_ERR_NO_MEMORY;
-        idist__server_stop(sv);
-        return s;
+    status = idist__server_prepare(server);
+    if (status == IDIST_OK && idist__os_thread(&server->thread, idist__server_main, server) != 0)
+        status = idist__fail(IDIST_ERR_SYSTEM, "store: no thread for the server");
+
+    if (status != IDIST_OK) {
+        idist__server_stop(server);
+        return status;
     }
 
-    if (idist__os_thread(&sv->thread, idist__server_main, sv) != 0) {
-        idist__server_stop(sv);
-        return idist__fail(IDIST_ERR_SYSTEM, "store: no thread for the server");
-    }
-
-    sv->running = true;
-    *out = sv;
+    server->running = true;
+    *out = server;
 
     return IDIST_OK;
 }
 
-// ---- behind a socket: the client ----
+//------------------------------------------------------------------------------
+// [store:client]  a store behind a socket
+// uses os socket err mem address connection auth pending buffer table wire
+// uses multicast server
+//
+// Every process has one connection, which its threads share; the process that owns the table
+// connects to its own server. A call goes through
+//
+//     idist__tcp_store_run -> exchange (encode, send, receive the answer)
+//
+// A thread that waits for keys would keep the connection from the others, so it waits in slices:
+// when others want the connection, it cancels its WAIT on the server and asks again later.
+//------------------------------------------------------------------------------
 
-// How long a request that does not wait for keys may take, and how long a thread that waits keeps
-// the connection to itself.
-enum { IDIST__ANSWER_MS = 30000, IDIST__SLICE_MS = 50, IDIST__PROBE_MS = 5000 };
-
-// How long a client that was turned away tries again.
-enum { IDIST__RETRY_MS = 10000 };
+enum {
+    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
+    IDIST__SLICE_MS = 50,            // for which a waiting thread keeps the connection
+    IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
+    IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
+};
 
 typedef struct idist__tcp_store {
     pthread_mutex_t lock;
-    int nwant; // threads that want the lock
+    int threads_waiting; // for the lock
     int fd;
     idist__server *server; // in the process that owns the table
-    char *out;
-    size_t nout, capout;
-    idist_status broken; // the connection is unusable since this
+    char *out;             // the encoded request
+    size_t nout;
+    size_t out_capacity;
+    idist_status broken; // why the connection is unusable; IDIST_OK: it is not
 } idist__tcp_store;
 
-static void idist__put(idist_store *store, const void *data, size_t nbytes, bool *ok) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    *ok = *ok && idist__buffer_reserve(&store->mem, &t->out, &t->capout, t->nout, t->nout + nbytes);
-    if (!*ok) return;
-    if (nbytes) memcpy(t->out + t->nout, data, nbytes);
-    t->nout += nbytes;
+static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+
+    if (!idist__buffer_reserve(&store->mem, &client->out, &client->out_capacity, client->nout,
+                               client->nout + nbytes))
+        return false;
+    if (nbytes) memcpy(client->out + client->nout, data, nbytes);
+    client->nout += nbytes;
+    return true;
 }
 
-static void idist__put_blob(idist_store *store, idist__blob b, const char *prefix, bool *ok) {
-    uint64_t n = b.nbytes + strlen(prefix);
-    idist__put(store, &n, 8, ok);
-    idist__put(store, prefix, strlen(prefix), ok);
-    idist__put(store, b.data, b.nbytes, ok);
+static bool idist__client_put_blob(idist_store *store, idist__blob blob, const char *prefix) {
+    uint64_t nbytes = blob.nbytes + strlen(prefix);
+    return idist__client_put(store, &nbytes, sizeof nbytes) &&
+           idist__client_put(store, prefix, strlen(prefix)) &&
+           idist__client_put(store, blob.data, blob.nbytes);
 }
 
-// One request on the wire. GET needs a WAIT before it, which is a request of its own.
-static bool idist__tcp_encode(idist_store *store, const idist__req *r) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    uint8_t op = (uint8_t)r->op;
-    uint64_t n = r->nkeys;
+static bool idist__client_put_keys(idist_store *store, const idist__req *request) {
+    uint64_t count = request->nkeys;
+    bool ok = idist__client_put(store, &count, sizeof count);
     size_t i;
-    bool ok = true;
 
-    t->nout = 0;
-    idist__put(store, &op, 1, &ok);
+    for (i = 0; i < request->nkeys && ok; i++)
+        ok = idist__client_put_blob(store, request->keys[i], "/");
+    return ok;
+}
 
-    switch (r->op) {
-    case IDIST__REQ_CHECK:
-    case IDIST__REQ_WAIT:
-        idist__put(store, &n, 8, &ok);
-        for (i = 0; i < r->nkeys; i++) idist__put_blob(store, r->keys[i], "/", &ok);
-        break;
-    case IDIST__REQ_SET:
-    case IDIST__REQ_WILL:
-        idist__put_blob(store, r->key, r->key.nbytes || r->op == IDIST__REQ_SET ? "/" : "", &ok);
-        idist__put_blob(store, r->a, "", &ok);
-        break;
-    case IDIST__REQ_COMPARE_SET:
-        idist__put_blob(store, r->key, "/", &ok);
-        idist__put_blob(store, r->a, "", &ok);
-        idist__put_blob(store, r->b, "", &ok);
-        break;
-    case IDIST__REQ_ADD:
-        idist__put_blob(store, r->key, "/", &ok);
-        idist__put(store, &r->number, 8, &ok);
-        break;
-    case IDIST__REQ_GET:
-    case IDIST__REQ_DELETE: idist__put_blob(store, r->key, "/", &ok); break;
-    default: break;
+// Encodes one request for the wire. False: out of memory.
+static bool idist__tcp_encode(idist_store *store, const idist__req *request) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    const char *field = idist__wire_fields(request->op);
+    const idist__blob *value = &request->a;
+    uint8_t op = (uint8_t)request->op;
+    uint32_t magic = IDIST__STORE_MAGIC;
+    bool ok, takes_will_back = request->op == IDIST__REQ_WILL && !request->key.nbytes;
+
+    client->nout = 0;
+    ok = idist__client_put(store, &op, 1);
+
+    for (; ok && field && *field; field++) {
+        switch (*field) {
+        case 'm': ok = idist__client_put(store, &magic, sizeof magic); break;
+        case 'k':
+            ok = idist__client_put_blob(store, request->key, takes_will_back ? "" : "/");
+            break;
+        case 'v':
+        case 'h':
+            ok = idist__client_put_blob(store, *value, "");
+            value = &request->b;
+            break;
+        case 'n': ok = idist__client_put(store, &request->number, sizeof request->number); break;
+        case 'l': ok = idist__client_put_keys(store, request); break;
+        default: break;
+        }
     }
 
     return ok;
 }
 
-static idist_status idist__tcp_broken(idist__tcp_store *t) {
-    int err = errno;
+// Marks the connection as unusable: nobody can tell how much of an answer is still to come.
+static idist_status idist__client_break(idist__tcp_store *client) {
+    int error = errno;
 
-    if (err == ETIMEDOUT)
-        t->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
+    if (error == ETIMEDOUT)
+        client->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
     else
-        t->broken =
+        client->broken =
             idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server broke: %s",
-                        err ? strerror(err) : "it closed");
+                        error ? strerror(error) : "it closed");
 
-    return t->broken;
+    return client->broken;
 }
 
-// The reply to GET and COMPARE_SET: into the caller's buffer, or thrown away when it does not fit.
-static idist_status idist__tcp_value(idist__tcp_store *t, idist__req *r, int64_t deadline_ns) {
-    uint64_t n, left;
+static bool idist__client_receive(idist__tcp_store *client, void *data, size_t nbytes,
+                                  int64_t deadline_ns) {
+    return idist__sock_read_all(client->fd, data, nbytes, deadline_ns);
+}
 
-    if (!idist__sock_read_all(t->fd, &n, 8, deadline_ns)) return idist__tcp_broken(t);
-    r->flag = n == IDIST__NO_VALUE;
-    if (r->flag) return IDIST_OK;
+// The answer to GET and COMPARE_SET goes into the caller's buffer, or is discarded when it does not
+// fit. request->flag: the key has been deleted since the WAIT.
+static idist_status idist__client_receive_value(idist__tcp_store *client, idist__req *request,
+                                                int64_t deadline_ns) {
+    uint64_t nbytes, remaining;
 
-    if (n > IDIST__VALUE_MAX) {
+    if (!idist__client_receive(client, &nbytes, sizeof nbytes, deadline_ns))
+        return idist__client_break(client);
+    request->flag = nbytes == IDIST__NO_VALUE;
+    if (request->flag) return IDIST_OK;
+
+    if (nbytes > IDIST__VALUE_MAX) {
         errno = EPROTO;
-        return idist__tcp_broken(t);
+        return idist__client_break(client);
     }
 
-    r->nbytes = (size_t)n;
+    request->nbytes = (size_t)nbytes;
 
-    if (n <= r->capacity) {
-        if (n && !idist__sock_read_all(t->fd, r->value, (size_t)n, deadline_ns))
-            return idist__tcp_broken(t);
+    if (nbytes <= request->capacity) {
+        if (nbytes && !idist__client_receive(client, request->value, (size_t)nbytes, deadline_ns))
+            return idist__client_break(client);
         return IDIST_OK;
     }
 
-    for (left = n; left;) {
-        char waste[4096];
-        size_t k = left < sizeof waste ? (size_t)left : sizeof waste;
-        if (!idist__sock_read_all(t->fd, waste, k, deadline_ns)) return idist__tcp_broken(t);
-        left -= k;
+    for (remaining = nbytes; remaining;) {
+        char discarded[4096];
+        size_t piece = remaining < sizeof discarded ? (size_t)remaining : sizeof discarded;
+
+        if (!idist__client_receive(client, discarded, piece, deadline_ns))
+            return idist__client_break(client);
+        remaining -= piece;
     }
 
-    return idist__fail(IDIST_ERR_TRUNCATED, "store: the value has %zu bytes, the buffer %zu",
-                       (size_t)n, r->capacity);
+    return idist__table_truncated(request->nbytes, request->capacity);
 }
 
-// Waits for keys, at most for a slice of time, after which other threads get their turn on the
-// connection. r->flag: they are there.
-static idist_status idist__tcp_wait_slice(idist_store *store, idist__req *r) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    int64_t slice = idist__os_deadline(IDIST__SLICE_MS),
-            probe = idist__os_deadline(IDIST__PROBE_MS), soon;
-    uint8_t answer = 0, cancel = IDIST__REQ_CANCEL_WAIT;
-    bool there;
+// Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
+static idist_status idist__client_cancel_wait(idist__tcp_store *client, uint8_t *answer) {
+    int64_t deadline_ns = idist__os_deadline(IDIST__CLIENT_ANSWER_MS);
+    uint8_t cancel = IDIST__REQ_CANCEL_WAIT;
 
-    do {
-        if (slice > r->deadline_ns) slice = r->deadline_ns;
-        there = idist__sock_read_all(t->fd, &answer, 1, slice);
-        if (there || errno != ETIMEDOUT || slice == r->deadline_ns) break;
-        slice = idist__os_deadline(IDIST__SLICE_MS);
-        // Nobody else wants the connection: no need to ask anew, but for finding out whether the
-        // server still answers.
-    } while (!__atomic_load_n(&t->nwant, __ATOMIC_RELAXED) && idist__os_ms_until(probe) != 0);
+    if (!idist__sock_write_all(client->fd, &cancel, 1, deadline_ns) ||
+        !idist__client_receive(client, answer, 1, deadline_ns))
+        return idist__client_break(client);
+    return IDIST_OK;
+}
 
-    if (!there) {
-        if (errno != ETIMEDOUT) return idist__tcp_broken(t);
-        soon = idist__os_deadline(IDIST__ANSWER_MS);
-        if (!idist__sock_write_all(t->fd, &cancel, 1, soon) ||
-            !idist__sock_read_all(t->fd, &answer, 1, soon))
-            return idist__tcp_broken(t);
+// Waits for keys until the deadline, or at the end of a slice until another thread wants the
+// connection. request->flag: the keys exist.
+static idist_status idist__client_wait(idist__tcp_store *client, idist__req *request) {
+    int64_t slice_ns = idist__os_deadline(IDIST__SLICE_MS);
+    int64_t probe_ns = idist__os_deadline(IDIST__CLIENT_PROBE_MS);
+    uint8_t answer = 0;
+    bool answered;
+
+    for (;;) {
+        if (slice_ns > request->deadline_ns) slice_ns = request->deadline_ns;
+        answered = idist__client_receive(client, &answer, 1, slice_ns);
+        if (answered || errno != ETIMEDOUT || slice_ns == request->deadline_ns) break;
+        slice_ns = idist__os_deadline(IDIST__SLICE_MS);
+        if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED) ||
+            idist__os_ms_until(probe_ns) == 0)
+            break;
     }
 
-    r->flag = answer == 0;
+    if (!answered) {
+        idist_status status;
+
+        if (errno != ETIMEDOUT) return idist__client_break(client);
+        status = idist__client_cancel_wait(client, &answer);
+        if (status != IDIST_OK) return status;
+    }
+
+    request->flag = answer == 0;
 
     return IDIST_OK;
 }
 
-// One request and its answer, except that a WAIT may end without one (r->flag false).
-static idist_status idist__tcp_exchange(idist_store *store, idist__req *r) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    int64_t soon = idist__os_deadline(IDIST__ANSWER_MS);
+// One request and its answer. A WAIT may end without the keys (request->flag false).
+static idist_status idist__client_exchange(idist_store *store, idist__req *request) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    int64_t deadline_ns = idist__os_deadline(IDIST__CLIENT_ANSWER_MS);
     uint8_t byte;
 
-    if (t->broken != IDIST_OK)
-        return idist__fail(t->broken, "store: the connection to the server broke earlier");
-    if (!idist__tcp_encode(store, r)) return IDIST_ERR_NO_MEMORY;
-    if (!idist__sock_write_all(t->fd, t->out, t->nout, soon)) return idist__tcp_broken(t);
+    if (client->broken != IDIST_OK)
+        return idist__fail(client->broken, "store: the connection to the server broke earlier");
+    if (!idist__tcp_encode(store, request)) return IDIST_ERR_NO_MEMORY;
+    if (!idist__sock_write_all(client->fd, client->out, client->nout, deadline_ns))
+        return idist__client_break(client);
 
-    switch (r->op) {
+    switch (request->op) {
     case IDIST__REQ_GET:
-    case IDIST__REQ_COMPARE_SET: return idist__tcp_value(t, r, soon);
+    case IDIST__REQ_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
     case IDIST__REQ_ADD:
     case IDIST__REQ_NUM_KEYS:
     case IDIST__REQ_DELETE:
-        if (!idist__sock_read_all(t->fd, &r->number, 8, soon)) return idist__tcp_broken(t);
-        r->flag = r->number > 0;
-        if (r->op == IDIST__REQ_ADD && r->number == IDIST__NOT_A_NUMBER)
-            return idist__fail(IDIST_ERR_ARG, "store: add to a key whose value is no number");
+        if (!idist__client_receive(client, &request->number, sizeof request->number, deadline_ns))
+            return idist__client_break(client);
+        request->flag = request->number > 0;
+        if (request->op == IDIST__REQ_ADD && request->number == IDIST__NOT_A_NUMBER)
+            return idist__table_not_a_number();
         return IDIST_OK;
     case IDIST__REQ_CHECK:
-        if (!idist__sock_read_all(t->fd, &byte, 1, soon)) return idist__tcp_broken(t);
-        r->flag = byte == 0;
+        if (!idist__client_receive(client, &byte, 1, deadline_ns))
+            return idist__client_break(client);
+        request->flag = byte == 0;
         return IDIST_OK;
-    case IDIST__REQ_WAIT: return idist__tcp_wait_slice(store, r);
+    case IDIST__REQ_WAIT: return idist__client_wait(client, request);
     default: return IDIST_OK;
     }
 }
 
-// SET has no answer of its own. A question behind it has: once that is answered, every other client
-// sees the value.
-static idist_status idist__tcp_confirm(idist_store *store, const idist__req *r) {
-    idist__req check = *r;
+// SET has no answer. A CHECK behind it has one: after that, every other client sees the value.
+static idist_status idist__client_confirm(idist_store *store, const idist__req *request) {
+    idist__req check = *request;
     check.op = IDIST__REQ_CHECK;
-    check.keys = &r->key;
+    check.keys = &request->key;
     check.nkeys = 1;
-    return idist__tcp_exchange(store, &check);
+    return idist__client_exchange(store, &check);
 }
 
-static idist_status idist__tcp_store_run(idist_store *store, idist__req *r) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    bool waits = r->op == IDIST__REQ_WAIT || r->op == IDIST__REQ_GET;
+// Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
+static idist_status idist__client_try(idist_store *store, idist__req *request, bool *wait) {
+    idist_status status = IDIST_OK;
+
+    *wait = false;
+
+    if (request->op == IDIST__REQ_WAIT || request->op == IDIST__REQ_GET) {
+        idist__req waiting = *request;
+
+        waiting.op = IDIST__REQ_WAIT;
+        waiting.keys = request->nkeys ? request->keys : &request->key;
+        waiting.nkeys = request->nkeys ? request->nkeys : 1;
+        status = idist__client_exchange(store, &waiting);
+        *wait = status == IDIST_OK && !waiting.flag;
+        if (status != IDIST_OK || *wait || request->op == IDIST__REQ_WAIT) return status;
+    }
+
+    status = idist__client_exchange(store, request);
+    if (status == IDIST_OK && request->op == IDIST__REQ_SET)
+        status = idist__client_confirm(store, request);
+    if (status == IDIST_OK && request->op == IDIST__REQ_GET) *wait = request->flag;
+
+    return status;
+}
+
+static idist_status idist__tcp_store_run(idist_store *store, idist__req *request) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
 
     for (;;) {
-        idist__req w = *r;
-        idist_status s = IDIST_OK;
-        bool there = true;
-        __atomic_add_fetch(&t->nwant, 1, __ATOMIC_RELAXED);
-        pthread_mutex_lock(&t->lock);
-        __atomic_sub_fetch(&t->nwant, 1, __ATOMIC_RELAXED);
+        idist_status status;
+        bool wait;
 
-        if (waits) { // a GET is preceded by a WAIT, as in torch's protocol
-            w.op = IDIST__REQ_WAIT;
-            w.keys = r->nkeys ? r->keys : &r->key;
-            w.nkeys = r->nkeys ? r->nkeys : 1;
-            s = idist__tcp_exchange(store, &w);
-            there = w.flag;
-        }
+        __atomic_add_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&client->lock);
+        __atomic_sub_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
+        status = idist__client_try(store, request, &wait);
+        pthread_mutex_unlock(&client->lock);
+        if (status != IDIST_OK || !wait) return status;
 
-        if (s == IDIST_OK && there && r->op != IDIST__REQ_WAIT) s = idist__tcp_exchange(store, r);
-        if (s == IDIST_OK && r->op == IDIST__REQ_SET) s = idist__tcp_confirm(store, r);
-        if (s == IDIST_OK && r->op == IDIST__REQ_GET && r->flag) there = false;
-        pthread_mutex_unlock(&t->lock);
-        if (s != IDIST_OK || there) return s;
-        if (idist__os_ms_until(r->deadline_ns) == 0) return idist__req_late(r, NULL);
-        if (__atomic_load_n(&t->nwant, __ATOMIC_RELAXED))
+        if (idist__os_ms_until(request->deadline_ns) == 0)
+            return idist__table_timed_out(request, NULL);
+        if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED))
             idist__os_pause_ms(1); // a mutex alone is not fair
     }
 }
 
-static void idist__tcp_store_close(idist_store *store) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+static void idist__client_close(idist_store *store) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
 
-    idist__os_close(&t->fd);
-    if (t->server) idist__server_stop(t->server);
-    idist__mem_free(&store->mem, t->out);
-    pthread_mutex_destroy(&t->lock);
-    idist__mem_free(&store->mem, t);
+    idist__os_close(&client->fd);
+    if (client->server) idist__server_stop(client->server);
+    idist__mem_free(&store->mem, client->out);
+    pthread_mutex_destroy(&client->lock);
+    idist__mem_free(&store->mem, client);
 }
 
-// Nobody answers at an address: why that may be. It is tried again until the deadline passes.
-static void idist__tcp_unreached(const char *addr_text, bool local, int err) {
-    if (idist__sock_cut_off(err))
-        idist__fail(
+// Nobody answers at an address. The client tries again until its deadline; then it says this.
+static idist_status idist__client_unreached(const char *address_text, bool local, int error) {
+    if (idist__sock_cut_off(error))
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "%s cannot be reached from here (%s): the network interface is down, or "
+                           "there is no route",
+                           address_text, strerror(error));
+    if (local)
+        return idist__fail(
             IDIST_ERR_TIMEOUT,
-            "%s cannot be reached from here (%s): the network interface is down, or no route "
-            "leads there",
-            addr_text, strerror(err));
-    else if (local)
-        idist__fail(IDIST_ERR_TIMEOUT,
-                    "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, "
-                    "or it is of another "
-                    "user, network namespace (container) or host. Ranks of one host meet at a "
-                    "local socket of their "
-                    "user and network namespace",
-                    addr_text, strerror(err));
-    else
-        idist__fail(IDIST_ERR_TIMEOUT,
-                    "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / "
-                    "MASTER_PORT differ",
-                    addr_text, strerror(err));
+            "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, or it "
+            "belongs to another user, network namespace (container) or host. Ranks of one host "
+            "meet at a local socket of their user and network namespace",
+            address_text, strerror(error));
+
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / "
+                       "MASTER_PORT differ",
+                       address_text, strerror(error));
+}
+
+// The handshake of a new connection. *retry: the server closed it, because it had no room or has
+// just ended. *give_up_ns: when to stop trying after that; 0: not closed yet.
+static idist_status idist__client_handshake(idist__tcp_store *client, const uint8_t key[32],
+                                            int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
+    int64_t own_deadline_ns = idist__os_deadline(IDIST__PORCH_MS);
+    idist__handshake handshake;
+    idist_status status;
+
+    // Our own server answers at once, if it can at all.
+    if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
+    idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
+    status = idist__auth_run(&handshake);
+    if (status != IDIST_OK && client->server &&
+        __atomic_load_n(&client->server->no_fds, __ATOMIC_RELAXED))
+        return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
+    if (!handshake.broke) return status;
+
+    idist__os_close(&client->fd);
+    if (!*give_up_ns) *give_up_ns = idist__os_deadline(IDIST__CLIENT_RETRY_MS);
+    *retry = idist__os_ms_until(*give_up_ns) != 0;
+
+    return status;
+}
+
+// One attempt to connect. *retry: the failure is one that may pass.
+static idist_status idist__client_attempt(idist__tcp_store *client, const char *address_text,
+                                          const uint8_t key[32], int64_t deadline_ns,
+                                          int64_t *give_up_ns, bool *retry) {
+    idist__addr address;
+    idist_status status = idist__addr_parse(&address, address_text);
+    bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
+    int error;
+
+    *retry = false;
+    if (status == IDIST_OK && !local && idist__addr_port(&address) == 0)
+        status = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
+
+    if (status != IDIST_OK) {
+        *retry = status != IDIST_ERR_ARG; // a name may become known
+        return status;
+    }
+
+    client->fd = idist__sock_connect(&address, deadline_ns);
+    if (client->fd >= 0)
+        return key ? idist__client_handshake(client, key, deadline_ns, give_up_ns, retry)
+                   : IDIST_OK;
+
+    error = errno;
+    if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);
+    if (error == EPERM)
+        return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s",
+                           address_text);
+    if (*give_up_ns && error == ECONNREFUSED)
+        return idist__fail(IDIST_ERR_PEER_LOST,
+                           "store: the server at %s (rank 0) was lost during the handshake",
+                           address_text);
+    *retry = true;
+
+    return idist__client_unreached(address_text, local, error);
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
-static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *addr_text,
-                                             const uint8_t key[32], int64_t deadline_ns) {
+static idist_status idist__client_connect(idist__tcp_store *client, const char *address_text,
+                                          const uint8_t key[32], int64_t deadline_ns) {
+    int64_t give_up_ns = 0;
     int pause_ms = 1;
-    int64_t give_up_ns =
-        0; // the server has closed a connection, and is not to be asked again after this
 
     for (;;) {
-        idist__addr addr;
-        idist_status s = idist__addr_parse(&addr, addr_text);
-        if (s == IDIST_OK && addr.sa.ss_family != AF_UNIX && idist__addr_port(&addr) == 0)
-            s = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
-        if (s == IDIST_ERR_ARG) return s;
+        bool retry;
+        idist_status status =
+            idist__client_attempt(client, address_text, key, deadline_ns, &give_up_ns, &retry);
 
-        if (s == IDIST_OK) {
-            t->fd = idist__sock_connect(&addr, deadline_ns);
-            if (t->fd < 0 && (errno == EMFILE || errno == ENFILE))
-                return idist__fail_errno("socket", errno);
-            if (t->fd < 0 && errno == EPERM)
-                return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s",
-                                   addr_text);
-            if (t->fd >= 0 && !key) return IDIST_OK;
-
-            if (t->fd >= 0) {
-                idist__handshake h;
-                int64_t own = idist__os_deadline(
-                    IDIST__PORCH_MS); // our own server answers at once, if it can at all
-                idist__auth_begin(&h, t->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0,
-                                  t->server && own < deadline_ns ? own : deadline_ns);
-                s = idist__auth_run(&h);
-                if (s != IDIST_OK && t->server &&
-                    __atomic_load_n(&t->server->no_fds, __ATOMIC_RELAXED))
-                    return idist__fail(IDIST_ERR_NO_FDS,
-                                       "store: out of file descriptors: raise ulimit -n");
-                if (!h.broke) return s;
-                idist__os_close(&t->fd);
-                if (!give_up_ns) give_up_ns = idist__os_deadline(IDIST__RETRY_MS);
-                if (idist__os_ms_until(give_up_ns) == 0) return s;
-            } else if (give_up_ns && errno == ECONNREFUSED) {
-                return idist__fail(IDIST_ERR_PEER_LOST,
-                                   "store: the server at %s (rank 0) was lost during the handshake",
-                                   addr_text);
-            } else {
-                idist__tcp_unreached(addr_text, addr.sa.ss_family == AF_UNIX, errno);
-            }
-        }
-
+        if (!retry) return status;
         if (idist__os_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_pause_ms(pause_ms);
@@ -1619,155 +1933,216 @@ static idist_status idist__tcp_store_connect(idist__tcp_store *t, const char *ad
     }
 }
 
-// Asks the group, and again when the answer was none: anybody may answer, and a server may be gone
-// by then.
-static idist_status idist__cast_connect(idist__tcp_store *t, const idist__cast *cast,
-                                        const uint8_t key[32], int64_t deadline_ns) {
-    char at[320];
-    idist_status s;
+// Asks the multicast group for the server, and asks again when the answer was of no use: anybody
+// may answer, and a server may have ended since.
+static idist_status idist__client_find(idist__tcp_store *client, const idist__multicast *multicast,
+                                       const uint8_t key[32], int64_t deadline_ns) {
+    char address_text[320];
+    idist_status status;
 
     do {
-        int64_t soon = idist__os_deadline(1000);
-        if ((s = idist__cast_ask(cast, at, sizeof at, deadline_ns)) != IDIST_OK) return s;
-        s = idist__tcp_store_connect(t, at, key, soon < deadline_ns ? soon : deadline_ns);
-        if (s != IDIST_OK) idist__os_close(&t->fd);
-    } while (s != IDIST_OK && s != IDIST_ERR_NO_FDS && idist__os_ms_until(deadline_ns) != 0);
+        int64_t soon_ns = idist__os_deadline(1000);
 
-    return s;
+        status = idist__multicast_ask(multicast, address_text, sizeof address_text, deadline_ns);
+        if (status != IDIST_OK) return status;
+        status = idist__client_connect(client, address_text, key,
+                                       soon_ns < deadline_ns ? soon_ns : deadline_ns);
+        if (status != IDIST_OK) idist__os_close(&client->fd);
+    } while (status != IDIST_OK && status != IDIST_ERR_NO_FDS &&
+             idist__os_ms_until(deadline_ns) != 0);
+
+    return status;
 }
 
-// The server: listens, unless it brings a socket that does, and says in `own` where. Takes that
-// socket and that of `cast`.
-static idist_status idist__tcp_store_serve(idist_store *store, const char *addr_text, int listener,
-                                           idist__cast *cast, const uint8_t key[32],
-                                           bool may_be_public, char *own, size_t cap) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
-    idist__addr addr;
-    idist_status s = IDIST_OK;
-    char ip[64];
+// Where the server is to listen, and whom it lets in.
+typedef struct idist__client_serving {
+    const char *address_text;
+    int listener; // a socket that listens already, as spawn hands down; -1: none
+    const uint8_t *key;
+    bool may_be_public; // there is a secret, or the user trusts the network
+} idist__client_serving;
 
-    if (listener < 0) s = idist__addr_parse(&addr, addr_text);
-    if (listener < 0 && s == IDIST_OK && !may_be_public && !idist__addr_is_loopback(&addr))
-        s = idist__fail(
+static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
+    idist__addr address;
+    idist_status status;
+
+    *listener = serving->listener;
+    if (*listener >= 0) return IDIST_OK;
+    status = idist__addr_parse(&address, serving->address_text);
+    if (status != IDIST_OK) return status;
+    if (!serving->may_be_public && !idist__addr_is_loopback(&address))
+        return idist__fail(
             IDIST_ERR_NO_SECRET,
             "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
-            addr_text);
-    if (listener < 0 && s == IDIST_OK) s = idist__sock_listen(&addr, addr_text, &listener);
+            serving->address_text);
 
-    if (s != IDIST_OK) {
-        idist__os_close(&cast->fd);
-        return s;
-    }
-
-    idist__copy_text(own, cap, addr_text);
-    memset(&addr, 0, sizeof addr);
-    addr.nbytes = sizeof addr.sa;
-
-    if (getsockname(listener, (struct sockaddr *)&addr.sa, &addr.nbytes) == 0 &&
-        addr.sa.ss_family != AF_UNIX) {
-        store->port = idist__addr_port(&addr);
-        idist__addr_host_text(&addr, ip, sizeof ip);
-        snprintf(own, cap, "tcp:[%s]:%d", ip, store->port);
-    }
-
-    return idist__server_start(&store->mem, listener, store->port, cast, key, &t->server);
+    return idist__sock_listen(&address, serving->address_text, listener);
 }
 
-// addr: "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". A server may bring a listening
-// socket (else -1), which is ours from here on. Without a key no handshake: with a server of torch.
-static idist_status idist__tcp_store_open(idist_store *store, const char *addr_text, bool server,
-                                          int listener, const uint8_t key[32], bool may_be_public,
-                                          int64_t deadline_ns) {
-    idist__tcp_store *t = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *t);
-    uint32_t magic = IDIST__STORE_MAGIC;
-    char hello[5], at[320], own[320];
-    bool asks = strncmp(addr_text, "cast:", 5) == 0;
-    idist__cast cast;
-    idist_status s = IDIST_OK;
+// Starts the server, and writes the address of its socket into own_text. The server owns the
+// listener and the socket of `multicast` from here on.
+static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
+                                        idist__multicast *multicast, char *own_text,
+                                        size_t capacity) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    idist__addr address;
+    char ip[64];
+    int listener;
+    idist_status status = idist__client_listen(serving, &listener);
 
-    if (!t) {
-        idist__os_close(&listener);
+    if (status != IDIST_OK) return status;
+    idist__copy_text(own_text, capacity, serving->address_text);
+
+    if (idist__os_socket_own_address(listener, &address) && !idist__os_socket_is_local(&address)) {
+        store->port = idist__addr_port(&address);
+        idist__addr_host_text(&address, ip, sizeof ip);
+        snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
+    }
+
+    return idist__server_start(&store->mem, listener, store->port, multicast, serving->key,
+                               &client->server);
+}
+
+// Tells the server which protocol follows.
+static idist_status idist__client_validate(idist_store *store, int64_t deadline_ns) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    idist__req request;
+
+    memset(&request, 0, sizeof request);
+    request.op = IDIST__REQ_VALIDATE;
+    if (!idist__tcp_encode(store, &request)) return IDIST_ERR_NO_MEMORY;
+    return idist__sock_write_all(client->fd, client->out, client->nout, deadline_ns)
+               ? IDIST_OK
+               : idist__client_break(client);
+}
+
+// Starts the server where this process has it, and connects to it.
+static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
+                                        bool server, int64_t deadline_ns) {
+    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    bool by_multicast = strncmp(serving->address_text, "cast:", 5) == 0;
+    char at[320], own_text[320];
+    idist__multicast multicast;
+    idist_status status = IDIST_OK;
+
+    memset(&multicast, 0, sizeof multicast);
+    multicast.fd = -1;
+    idist__copy_text(at, sizeof at, serving->address_text);
+
+    if (by_multicast) {
+        status = idist__multicast_open(&multicast, serving->address_text + 5, server, serving->key);
+        if (server) snprintf(at, sizeof at, "tcp:%s:0", multicast.ip);
+    }
+
+    serving->address_text = at;
+    idist__copy_text(own_text, sizeof own_text, at);
+    if (status == IDIST_OK && server)
+        status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
+
+    if (status == IDIST_OK && by_multicast && !server)
+        status = idist__client_find(client, &multicast, serving->key, deadline_ns);
+    else if (status == IDIST_OK)
+        status = idist__client_connect(client, own_text, serving->key, deadline_ns);
+    idist__os_close(&multicast.fd); // -1 where the server has taken it
+
+    return status == IDIST_OK ? idist__client_validate(store, deadline_ns) : status;
+}
+
+// Opens a store at "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". Owns serving->listener
+// from here on. Without a key there is no handshake: the server is one of torch. When this fails,
+// the caller closes the store.
+static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
+                                       bool server, int64_t deadline_ns) {
+    idist__tcp_store *client = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *client);
+
+    if (!client) {
+        idist__os_close(&serving->listener);
         return IDIST_ERR_NO_MEMORY;
     }
 
-    memset(&cast, 0, sizeof cast);
-    t->fd = cast.fd = -1;
-    pthread_mutex_init(&t->lock, NULL);
-    store->impl = t;
+    client->fd = -1;
+    pthread_mutex_init(&client->lock, NULL);
+    store->impl = client;
     store->run = idist__tcp_store_run;
-    store->close = idist__tcp_store_close;
-    idist__copy_text(at, sizeof at, addr_text);
-    if (asks) s = idist__cast_open(&cast, addr_text + 5, server, key);
-    if (asks && server) snprintf(at, sizeof at, "tcp:%s:0", cast.ip);
-    idist__copy_text(own, sizeof own, at);
-    if (s == IDIST_OK && server)
-        s = idist__tcp_store_serve(store, at, listener, &cast, key, may_be_public, own, sizeof own);
-    else if (s == IDIST_OK && asks) s = idist__cast_connect(t, &cast, key, deadline_ns);
-    if (!server || (s != IDIST_OK && !t->server)) idist__os_close(&cast.fd);
-    if (s == IDIST_OK && (server || !asks)) s = idist__tcp_store_connect(t, own, key, deadline_ns);
-    if (s != IDIST_OK) return s;
-    hello[0] = IDIST__REQ_VALIDATE;
-    memcpy(hello + 1, &magic, 4);
-    if (!idist__sock_write_all(t->fd, hello, 5, deadline_ns)) return idist__tcp_broken(t);
+    store->close = idist__client_close;
 
-    return IDIST_OK;
+    return idist__client_begin(store, serving, server, deadline_ns);
 }
 
-// ---- a view with a prefix ----
+//------------------------------------------------------------------------------
+// [store:prefix]  a view of another store, with a prefix before each key
+// uses err mem table
+//------------------------------------------------------------------------------
 
 typedef struct idist__prefix_store {
     idist_store *parent;
     char prefix[IDIST__KEY_MAX + 1];
 } idist__prefix_store;
 
-static idist_status idist__prefix_run(idist_store *store, idist__req *r) {
-    idist__prefix_store *p = (idist__prefix_store *)store->impl;
-    size_t i, np = strlen(p->prefix), nkeys = r->nkeys ? r->nkeys : 1,
-              total = 0; // NUM_KEYS has an empty key: harmless
-    const idist__blob *from = r->nkeys ? r->keys : &r->key;
-    idist__req inner = *r;
+// The keys of a request with the prefix before each, in one block that the caller frees.
+static idist_status idist__prefix_keys(idist_store *store, const idist__req *request,
+                                       idist__blob **result) {
+    idist__prefix_store *view = (idist__prefix_store *)store->impl;
+    const idist__blob *from = request->nkeys ? request->keys : &request->key;
+    size_t prefix_nbytes = strlen(view->prefix), count = request->nkeys ? request->nkeys : 1,
+           total = 0, i;
     idist__blob *keys;
     char *text;
-    idist_status s;
 
-    for (i = 0; i < nkeys; i++) {
-        total += np + from[i].nbytes;
-        if (np + from[i].nbytes > IDIST__KEY_MAX)
+    for (i = 0; i < count; i++) {
+        total += prefix_nbytes + from[i].nbytes;
+        if (prefix_nbytes + from[i].nbytes > IDIST__KEY_MAX)
             return idist__fail(IDIST_ERR_ARG,
-                               "store: prefix and key together have at most %u bytes",
+                               "store: prefix and key together may have at most %u bytes",
                                IDIST__KEY_MAX);
     }
 
-    keys = (idist__blob *)idist__mem_alloc(&store->mem, nkeys * sizeof *keys + total);
+    keys = (idist__blob *)idist__mem_alloc(&store->mem, count * sizeof *keys + total);
     if (!keys) return IDIST_ERR_NO_MEMORY;
-    text = (char *)(keys + nkeys);
+    text = (char *)(keys + count);
 
-    for (i = 0; i < nkeys; i++) {
+    for (i = 0; i < count; i++) {
         keys[i].data = text;
-        keys[i].nbytes = np + from[i].nbytes;
-        memcpy(text, p->prefix, np);
-        if (from[i].nbytes) memcpy(text + np, from[i].data, from[i].nbytes);
+        keys[i].nbytes = prefix_nbytes + from[i].nbytes;
+        memcpy(text, view->prefix, prefix_nbytes);
+        if (from[i].nbytes) memcpy(text + prefix_nbytes, from[i].data, from[i].nbytes);
         text += keys[i].nbytes;
     }
 
-    inner.key = keys[0];
-    inner.keys = r->nkeys ? keys : NULL;
-    s = p->parent->run(p->parent, &inner);
-    r->number = inner.number;
-    r->nbytes = inner.nbytes;
-    r->flag = inner.flag;
+    *result = keys;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__prefix_run(idist_store *store, idist__req *request) {
+    idist__prefix_store *view = (idist__prefix_store *)store->impl;
+    idist__req inner = *request;
+    idist__blob *keys = NULL;
+    idist_status status = idist__prefix_keys(store, request, &keys);
+
+    if (status != IDIST_OK) return status;
+    inner.key = keys[0]; // NUM_KEYS ignores it
+    inner.keys = request->nkeys ? keys : NULL;
+    status = view->parent->run(view->parent, &inner);
+    request->number = inner.number;
+    request->nbytes = inner.nbytes;
+    request->flag = inner.flag;
     idist__mem_free(&store->mem, keys);
 
-    return s;
+    return status;
 }
 
 static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->mem, store->impl); }
 
-// ---- public ----
+//------------------------------------------------------------------------------
+// [store:store]  the public functions
+// uses os err mem secret table memory file client prefix
+//------------------------------------------------------------------------------
 
 static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {
     idist_store *store = (idist_store *)idist__mem_alloc(mem, sizeof *store);
+
     if (!store) return NULL;
     if (mem) store->mem = *mem;
     store->timeout_ms = timeout_ms ? timeout_ms : 300000;
@@ -1775,55 +2150,71 @@ static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms)
 }
 
 idist_status idist_store_close(idist_store **store) {
-    idist_store *s;
+    idist_store *closing;
 
     if (!store) return idist__fail(IDIST_ERR_ARG, "store_close: the pointer is NULL");
-    s = *store;
+    closing = *store;
     *store = NULL;
-    if (!s) return IDIST_OK;
-    if (s->impl) s->close(s);
-    idist__mem_free(&s->mem, s);
+    if (!closing) return IDIST_OK;
+    if (closing->impl) closing->close(closing);
+    idist__mem_free(&closing->mem, closing);
 
     return IDIST_OK;
 }
 
-// All kinds: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT", "torch:HOST:PORT" (of an agent of
-// torchrun).
-static idist_status idist__store_open(const char *where, const idist_store_desc *d, int listener,
-                                      idist_store **out) {
-    idist_store *store = idist__store_new(&d->allocator, d->timeout_ms);
-    int64_t deadline_ns;
-    idist__secret secret;
-    uint8_t key[32];
-    idist_status s = idist__secret_find(&secret, d->secret, d->secret_nbytes);
-
-    *out = NULL;
-    if (s == IDIST_OK && !store) s = IDIST_ERR_NO_MEMORY;
-
-    if (s != IDIST_OK) {
-        idist__os_close(&listener);
-        idist_store_close(&store);
-        return s;
-    }
-
-    deadline_ns = idist__os_deadline(store->timeout_ms);
-    idist__auth_key(&secret, key);
+// Opens the kind of store that `where` begins with.
+static idist_status idist__store_open_kind(idist_store *store, const char *where, bool server,
+                                           idist__client_serving *serving, int64_t deadline_ns) {
+    char address_text[4096];
 
     if (strncmp(where, "file:", 5) == 0)
-        s = idist__file_store_open(store, where + 5, d->server, deadline_ns);
-    else if (strcmp(where, "mem:") == 0) s = idist__mem_store_open(store);
-    else if (strncmp(where, "torch:", 6) == 0) {
-        char addr[4096];
-        snprintf(addr, sizeof addr, "tcp:%s", where + 6);
-        s = idist__tcp_store_open(store, addr, false, -1, NULL, false, deadline_ns);
-    } else
-        s = idist__tcp_store_open(store, where, d->server, listener, key,
-                                  secret.nbytes || secret.insecure, deadline_ns);
+        return idist__file_open(store, where + 5, server, deadline_ns);
+    if (strcmp(where, "mem:") == 0) return idist__memory_open(store);
 
-    if (s != IDIST_OK) idist_store_close(&store);
+    serving->address_text = where;
+    if (strncmp(where, "torch:", 6) != 0)
+        return idist__client_open(store, serving, server, deadline_ns);
+
+    snprintf(address_text, sizeof address_text, "tcp:%s", where + 6);
+    serving->address_text = address_text;
+    serving->listener = -1;
+    serving->key = NULL;
+
+    return idist__client_open(store, serving, false, deadline_ns);
+}
+
+// Opens a store of any kind: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT",
+// "cast:GROUP:PORT/JOB", or "torch:HOST:PORT" for the server of a torchrun agent. A server may
+// bring a socket that listens already (else -1), which the store owns from here on.
+static idist_status idist__store_open(const char *where, const idist_store_desc *desc, int listener,
+                                      idist_store **out) {
+    idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
+    idist__client_serving serving;
+    idist__secret secret;
+    uint8_t key[32];
+    idist_status status = idist__secret_find(&secret, desc->secret, desc->secret_nbytes);
+
+    *out = NULL;
+    if (status == IDIST_OK && !store) status = IDIST_ERR_NO_MEMORY;
+
+    if (status != IDIST_OK) {
+        idist__os_close(&listener);
+        idist_store_close(&store);
+        return status;
+    }
+
+    idist__auth_key(&secret, key);
+    memset(&serving, 0, sizeof serving);
+    serving.listener = listener;
+    serving.key = key;
+    serving.may_be_public = secret.nbytes || secret.insecure;
+    status = idist__store_open_kind(store, where, desc->server, &serving,
+                                    idist__os_deadline(store->timeout_ms));
+
+    if (status != IDIST_OK) idist_store_close(&store);
     else *out = store;
 
-    return s;
+    return status;
 }
 
 idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
@@ -1837,6 +2228,7 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
     if (strlen(url) >= sizeof where)
         return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
+
     if (strcmp(url, "mem://") == 0) idist__copy_text(where, sizeof where, "mem:");
     else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
         snprintf(where, sizeof where, "file:%s", url + 7);
@@ -1845,14 +2237,14 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     else
         return idist__fail(
             IDIST_ERR_ARG,
-            "store_open: \"%s\" is none of tcp://host:port, unix://name, file:///path, mem://",
+            "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
             url);
 
     return idist__store_open(where, &d, -1, store);
 }
 
 idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_store **store) {
-    idist__prefix_store *p;
+    idist__prefix_store *view;
 
     if (!store) return idist__fail(IDIST_ERR_ARG, "store_prefix: store is NULL");
     *store = NULL;
@@ -1862,15 +2254,16 @@ idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_s
                            IDIST__KEY_MAX);
     *store = idist__store_new(&parent->mem, parent->timeout_ms);
     if (!*store) return IDIST_ERR_NO_MEMORY;
-    p = (idist__prefix_store *)idist__mem_alloc(&parent->mem, sizeof *p);
-    if (!p) {
+    view = (idist__prefix_store *)idist__mem_alloc(&parent->mem, sizeof *view);
+
+    if (!view) {
         idist_store_close(store);
         return IDIST_ERR_NO_MEMORY;
     }
 
-    p->parent = parent;
-    idist__copy_text(p->prefix, sizeof p->prefix, prefix);
-    (*store)->impl = p;
+    view->parent = parent;
+    idist__copy_text(view->prefix, sizeof view->prefix, prefix);
+    (*store)->impl = view;
     (*store)->run = idist__prefix_run;
     (*store)->close = idist__prefix_close;
     (*store)->port = parent->port;
@@ -1880,27 +2273,36 @@ idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_s
 
 int idist_store_port(const idist_store *store) { return store ? store->port : 0; }
 
-// Fills what all requests have, and looks at the keys.
-static idist_status idist__store_begin(idist_store *store, idist__req *r, int op, const char *key,
-                                       int timeout_ms) {
-    memset(r, 0, sizeof *r);
-    if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
-    r->op = op;
-    r->deadline_ns = idist__os_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
-    if (op == IDIST__REQ_NUM_KEYS || op == IDIST__REQ_CHECK || op == IDIST__REQ_WAIT)
-        return IDIST_OK;
-    if (!key || !key[0] || strlen(key) > IDIST__KEY_MAX)
-        return idist__fail(IDIST_ERR_ARG, "store: a key has 1 to %u bytes", IDIST__KEY_MAX);
-    r->key.data = key;
-    r->key.nbytes = strlen(key);
+static idist_status idist__store_check_key(const char *key) {
+    if (key && key[0] && strlen(key) <= IDIST__KEY_MAX) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "store: a key must have 1 to %u bytes", IDIST__KEY_MAX);
+}
 
+// Fills a request of an operation without a key.
+static idist_status idist__store_begin(idist_store *store, idist__req *request, int op,
+                                       int timeout_ms) {
+    memset(request, 0, sizeof *request);
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
+    request->op = op;
+    request->deadline_ns = idist__os_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    return IDIST_OK;
+}
+
+static idist_status idist__store_begin_key(idist_store *store, idist__req *request, int op,
+                                           const char *key, int timeout_ms) {
+    idist_status status = idist__store_begin(store, request, op, timeout_ms);
+
+    if (status == IDIST_OK) status = idist__store_check_key(key);
+    if (status != IDIST_OK) return status;
+    request->key.data = key;
+    request->key.nbytes = strlen(key);
     return IDIST_OK;
 }
 
 static idist_status idist__store_value(idist__blob *blob, const void *value, size_t nbytes,
-                                       size_t max) {
-    if ((nbytes && !value) || nbytes > max)
-        return idist__fail(IDIST_ERR_ARG, "store: a value is NULL or longer than %zu bytes", max);
+                                       size_t limit) {
+    if ((nbytes && !value) || nbytes > limit)
+        return idist__fail(IDIST_ERR_ARG, "store: a value is NULL or longer than %zu bytes", limit);
     blob->data = (const char *)value;
     blob->nbytes = nbytes;
     return IDIST_OK;
@@ -1908,121 +2310,138 @@ static idist_status idist__store_value(idist__blob *blob, const void *value, siz
 
 idist_status idist_store_set(idist_store *store, const char *key, const void *value,
                              size_t nbytes) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, IDIST__REQ_SET, key, 0);
-    if (s == IDIST_OK) s = idist__store_value(&r.a, value, nbytes, IDIST__VALUE_MAX);
-    return s == IDIST_OK ? store->run(store, &r) : s;
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_SET, key, 0);
+
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
+    return status == IDIST_OK ? store->run(store, &request) : status;
 }
 
-// Runs a request that brings a value.
-static idist_status idist__store_fetch(const char *name, idist_store *store, idist__req *r,
+// Runs a request that returns a value. `name` is the public function.
+static idist_status idist__store_fetch(const char *name, idist_store *store, idist__req *request,
                                        void *value, size_t capacity, size_t *nbytes) {
-    idist_status s;
+    idist_status status;
 
     if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
-    r->value = value;
-    r->capacity = capacity;
-    s = store->run(store, r);
-    if (nbytes && (s == IDIST_OK || s == IDIST_ERR_TRUNCATED)) *nbytes = r->nbytes;
-    return s;
+    request->value = value;
+    request->capacity = capacity;
+    status = store->run(store, request);
+    if (nbytes && (status == IDIST_OK || status == IDIST_ERR_TRUNCATED)) *nbytes = request->nbytes;
+    return status;
 }
 
 idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity,
                              size_t *nbytes, int timeout_ms) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, IDIST__REQ_GET, key, timeout_ms);
-    return s == IDIST_OK ? idist__store_fetch("store_get", store, &r, value, capacity, nbytes) : s;
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_GET, key, timeout_ms);
+
+    if (status != IDIST_OK) return status;
+    return idist__store_fetch("store_get", store, &request, value, capacity, nbytes);
 }
 
 idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, IDIST__REQ_ADD, key, 0);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_ADD, key, 0);
 
-    if (s != IDIST_OK) return s;
-    r.number = delta;
-    s = store->run(store, &r);
-    if (s == IDIST_OK && result) *result = r.number;
-    return s;
+    if (status != IDIST_OK) return status;
+    request.number = delta;
+    status = store->run(store, &request);
+    if (status == IDIST_OK && result) *result = request.number;
+    return status;
 }
 
 idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected,
                                      size_t nexpected, const void *desired, size_t ndesired,
                                      void *value, size_t capacity, size_t *nbytes) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, IDIST__REQ_COMPARE_SET, key, 0);
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_COMPARE_SET, key, 0);
 
-    if (s == IDIST_OK) s = idist__store_value(&r.a, expected, nexpected, IDIST__VALUE_MAX / 2);
-    if (s == IDIST_OK) s = idist__store_value(&r.b, desired, ndesired, IDIST__VALUE_MAX / 2);
-    return s == IDIST_OK
-               ? idist__store_fetch("store_compare_set", store, &r, value, capacity, nbytes)
-               : s;
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, expected, nexpected, IDIST__VALUE_MAX / 2);
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.b, desired, ndesired, IDIST__VALUE_MAX / 2);
+    if (status != IDIST_OK) return status;
+
+    return idist__store_fetch("store_compare_set", store, &request, value, capacity, nbytes);
 }
 
-static idist_status idist__store_keys(idist_store *store, int op, const char *const *keys, size_t n,
-                                      int timeout_ms, bool *flag) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, op, NULL, timeout_ms);
-    idist__blob *blobs;
+static idist_status idist__store_check_keys(const char *const *keys, size_t count) {
     size_t i, total = 0;
 
-    if (s != IDIST_OK) return s;
-    if ((n && !keys) || n > IDIST__KEYS_MAX)
+    if ((count && !keys) || count > IDIST__KEYS_MAX)
         return idist__fail(IDIST_ERR_ARG, "store: keys is NULL or more than %u", IDIST__KEYS_MAX);
 
-    for (i = 0; i < n; i++) {
-        if (!keys[i] || !keys[i][0] || strlen(keys[i]) > IDIST__KEY_MAX)
-            return idist__fail(IDIST_ERR_ARG, "store: a key has 1 to %u bytes", IDIST__KEY_MAX);
-        if ((total += strlen(keys[i]) + 9) > IDIST__VALUE_MAX)
-            return idist__fail(IDIST_ERR_ARG, "store: the keys of one call have more than %u bytes",
+    for (i = 0; i < count; i++) {
+        idist_status status = idist__store_check_key(keys[i]);
+
+        if (status != IDIST_OK) return status;
+        total += strlen(keys[i]) + 9; // with its length and '/', on the wire
+        if (total > IDIST__VALUE_MAX)
+            return idist__fail(IDIST_ERR_ARG, "store: the keys of one call exceed %u bytes",
                                IDIST__VALUE_MAX);
     }
 
+    return IDIST_OK;
+}
+
+// WAIT and CHECK. *flag, unless it is NULL: all keys exist.
+static idist_status idist__store_run_keys(idist_store *store, int op, const char *const *keys,
+                                          size_t count, int timeout_ms, bool *flag) {
+    idist__req request;
+    idist_status status = idist__store_begin(store, &request, op, timeout_ms);
+    idist__blob *blobs;
+    size_t i;
+
+    if (status == IDIST_OK) status = idist__store_check_keys(keys, count);
+    if (status != IDIST_OK) return status;
     if (flag) *flag = true;
-    if (!n) return IDIST_OK;
-    blobs = (idist__blob *)idist__mem_alloc(&store->mem, n * sizeof *blobs);
+    if (!count) return IDIST_OK;
+    blobs = (idist__blob *)idist__mem_alloc(&store->mem, count * sizeof *blobs);
     if (!blobs) return IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < count; i++) {
         blobs[i].data = keys[i];
         blobs[i].nbytes = strlen(keys[i]);
     }
 
-    r.keys = blobs;
-    r.nkeys = n;
-    s = store->run(store, &r);
-    if (flag) *flag = r.flag;
+    request.keys = blobs;
+    request.nkeys = count;
+    status = store->run(store, &request);
+    if (flag) *flag = request.flag;
     idist__mem_free(&store->mem, blobs);
 
-    return s;
+    return status;
 }
 
 idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n,
                               int timeout_ms) {
-    return idist__store_keys(store, IDIST__REQ_WAIT, keys, n, timeout_ms, NULL);
+    return idist__store_run_keys(store, IDIST__REQ_WAIT, keys, n, timeout_ms, NULL);
 }
 
 idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready) {
     if (!ready) return idist__fail(IDIST_ERR_ARG, "store_check: ready is NULL");
-    return idist__store_keys(store, IDIST__REQ_CHECK, keys, n, 0, ready);
+    return idist__store_run_keys(store, IDIST__REQ_CHECK, keys, n, 0, ready);
 }
 
 idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, IDIST__REQ_DELETE, key, 0);
-    if (s == IDIST_OK) s = store->run(store, &r);
-    if (s == IDIST_OK && deleted) *deleted = r.flag;
-    return s;
+    idist__req request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_DELETE, key, 0);
+
+    if (status == IDIST_OK) status = store->run(store, &request);
+    if (status == IDIST_OK && deleted) *deleted = request.flag;
+    return status;
 }
 
 idist_status idist_store_num_keys(idist_store *store, size_t *n) {
-    idist__req r;
-    idist_status s = idist__store_begin(store, &r, IDIST__REQ_NUM_KEYS, NULL, 0);
+    idist__req request;
+    idist_status status = idist__store_begin(store, &request, IDIST__REQ_NUM_KEYS, 0);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
-    s = store->run(store, &r);
-    *n = s == IDIST_OK ? (size_t)r.number : 0;
-    return s;
+    status = store->run(store, &request);
+    *n = status == IDIST_OK ? (size_t)request.number : 0;
+    return status;
 }
 
 #endif // IDIST_STORE_H
