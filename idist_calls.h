@@ -219,6 +219,10 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     if ((s = idist__backend_choose(w, list)) != IDIST_OK) return s;
     for (i = 0; i < (int)IDIST__COUNT_OF(list->items); i++)
         if (list->items[i] && list->items[i]->wrap) w->wrap = list->items[i]->wrap;
+    if (!w->wrap)
+        idist__copy_text(w->no_device, sizeof w->no_device,
+                         "this program has no device backend: include idist_nccl.h where "
+                         "idist_initialize is called");
     n = w->cfg.world_size;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, n, w->hostname);
     w->group.w = w;
@@ -345,7 +349,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     w->backend->wake(w);
     pthread_mutex_unlock(&w->lock);
     idist__world_retire(w);
-    if (w->thread_runs) pthread_join(w->thread, NULL);
+    if (w->thread_running) pthread_join(w->thread, NULL);
     idist__world_lock(w);
 
     while (w->tasks) { // forced: from here on nothing touches the caller's buffers
@@ -795,7 +799,7 @@ static idist__task *idist__request_enter(const char *name, const idist_request *
     if (t && (*s = idist__world_enter(name, t->group->w)) != IDIST_OK) return NULL;
     if (t) idist__world_lock(t->group->w);
     if (t && idist__me.held_world == t->group->w)
-        t->group->w->launch(t->group->w); // it may be one of those
+        t->group->w->device_api->launch(t->group->w); // it may be one of those
     return t;
 }
 
@@ -813,9 +817,9 @@ static idist_status idist__request_wait(const char *name, idist_request *request
     w = t->group->w;
     idist__trace_begin("wait", name, t->group, &t->call);
     if (follow) idist__world_wait(w, idist__task_followed, t);
-    else idist__task_wait(t);
+    else idist__wait_task(t);
     request->impl = NULL;
-    s = idist__trace_end(t->done ? idist__task_result(t) : w->follow(t, stream));
+    s = idist__trace_end(t->done ? idist__wait_result(t) : w->device_api->follow(t, stream));
     pthread_mutex_unlock(&w->lock);
 
     return s;
@@ -840,14 +844,14 @@ idist_status idist_test(idist_request *request, bool *done) {
     w = t->group->w;
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->backend->progress(w);
-        if (!t->done) idist__world_timers(w);
+        if (!t->done) idist__timer_run(w);
     }
 
     *done = t->done;
 
     if (t->done) {
         request->impl = NULL;
-        s = idist__task_result(t);
+        s = idist__wait_result(t);
     }
 
     pthread_mutex_unlock(&w->lock);
@@ -923,7 +927,7 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     idist__trace_begin("wait", "wait_any", NULL, NULL);
     idist__world_wait(w, idist__several_ready, &any);
     *index = any.at;
-    s = idist__trace_end(idist__task_result((idist__task *)requests[any.at].impl));
+    s = idist__trace_end(idist__wait_result((idist__task *)requests[any.at].impl));
     requests[any.at].impl = NULL;
     pthread_mutex_unlock(&w->lock);
 
@@ -971,15 +975,15 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
     if (s == IDIST_OK && !quick) s = idist__call_locked(g, &pair.send, &o);
     self->group_depth = 0;
-    if (g->w->launch) g->w->launch(g->w);
+    if (g->w->device_api) g->w->device_api->launch(g->w);
     first = self->group_tasks; // the receive, then the send; none or one when something went wrong
     self->group_tasks = NULL;
-    for (t = first; t; t = t->chain) idist__task_wait(t);
+    for (t = first; t; t = t->list_next) idist__wait_task(t);
 
     for (t = first; t; t = next) {
-        next = t->chain;
-        if (s == IDIST_OK) s = idist__task_result(t);
-        else idist__task_drop(t);
+        next = t->list_next;
+        if (s == IDIST_OK) s = idist__wait_result(t);
+        else idist__wait_drop(t);
     }
 
     pthread_mutex_unlock(&g->w->lock);
@@ -1005,7 +1009,7 @@ idist_status idist_group_end(void) {
     if (self->held_world) {
         idist__world *w = self->held_world;
         idist__world_lock(w);
-        w->launch(w);
+        w->device_api->launch(w);
         pthread_mutex_unlock(&w->lock);
     }
 
@@ -1016,10 +1020,10 @@ idist_status idist_group_end(void) {
         idist__task *t = self->group_tasks;
         idist__world *w = t->group->w;
         idist_status s;
-        self->group_tasks = t->chain;
+        self->group_tasks = t->list_next;
         idist__world_lock(w);
-        idist__task_wait(t);
-        s = idist__task_result(t);
+        idist__wait_task(t);
+        s = idist__wait_result(t);
         pthread_mutex_unlock(&w->lock);
         if (s == IDIST_OK || first != IDIST_OK) continue;
         first = s;
@@ -1066,7 +1070,7 @@ static idist_status idist__group_make(idist_group *parent, idist_group *g, uint6
     idist__group_set(g, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
     g->next = w->group.next;
     w->group.next = g;
-    g->maker = parent;
+    g->parent = parent;
     if (g->rank >= 0) s = w->backend->group_open(g);
 
     if (s != IDIST_OK) {
@@ -1092,14 +1096,14 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     uint64_t *offers;
 
     if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) {
-        g->maker = NULL;
+        g->parent = NULL;
         return IDIST_OK;
     }
 
-    if (g->maker->status !=
+    if (g->parent->status !=
         IDIST_OK) { // failed meanwhile, perhaps because a member could not make its part
         idist__world_lock(w);
-        idist__group_fail(g, g->maker->status, g->maker->cause);
+        idist__group_fail(g, g->parent->status, g->parent->cause);
         pthread_mutex_unlock(&w->lock);
     }
 
@@ -1121,7 +1125,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
         pthread_mutex_unlock(&w->lock);
     }
 
-    g->maker = NULL;
+    g->parent = NULL;
     idist__mem_free(&w->cfg.mem, offers);
     if (s != IDIST_OK && g->status != IDIST_OK) s = IDIST_OK;
 
@@ -1140,10 +1144,10 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
 // for each other.
 static idist_status idist__group_making(const char *name, idist__world *w, int room,
                                         idist_group **g) {
-    bool one = w->nmaking && w->group.size > 1 && !w->backend->group_meet;
+    bool one = w->making_count && w->group.size > 1 && !w->backend->group_meet;
 
     *g = one ? NULL : idist__group_new(w, room);
-    if (*g) w->nmaking++;
+    if (*g) w->making_count++;
     pthread_mutex_unlock(&w->lock);
     if (one)
         return idist__fail(IDIST_ERR_STATE,
@@ -1166,7 +1170,7 @@ static idist_status idist__group_agreed(idist_group *parent, idist_group *g, idi
     pthread_mutex_unlock(&w->lock);
     if (s == IDIST_OK) s = idist__group_meet(out, label);
     idist__world_lock(w);
-    w->nmaking--;
+    w->making_count--;
     pthread_mutex_unlock(&w->lock);
 
     return s;
@@ -1289,15 +1293,15 @@ idist_status idist_free_group(idist_group **group) {
     idist__world_lock(w);
     idist__world_wait(w, idist__group_settled, g);
 
-    if (g->ntasks || g->nrequests) {
+    if (g->running_count || g->nrequests) {
         s = idist__fail(IDIST_ERR_STATE,
                         "free_group: requests are still open on it; wait for them first");
     } else {
         w->backend->progress(
             w); // messages for it that lie there: once it is gone nobody knows where they belong
-        if (g->node) idist__group_free(g->node);
+        if (g->host_group) idist__group_free(g->host_group);
         idist__group_free(g);
-        idist__world_rouse(w);
+        idist__world_wake_driver(w);
         *group = NULL;
     }
 
@@ -1333,7 +1337,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     if (s == IDIST_OK) {
         g->nchildren = serial; // members may have come to different numbers when they lost a rank
         s = idist__group_make(g, made, 0, ranks, n, survivors);
-        if (s == IDIST_OK) (*survivors)->maker = NULL; // there is nothing more to do for it
+        if (s == IDIST_OK) (*survivors)->parent = NULL; // there is nothing more to do for it
     } else if (made) {
         idist__group_free(made);
     }
@@ -1475,19 +1479,19 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     pthread_mutex_unlock(&g->w->lock);
     if (s != IDIST_OK) return s;
 
-    if (local && !g->node && g->rank >= 0) {
+    if (local && !g->host_group && g->rank >= 0) {
         idist_group *node = NULL;
         s = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &node);
         if (s != IDIST_OK) return s;
-        g->node = node;
+        g->host_group = node;
     }
 
-    if (local) o.group = g->node;
-    if (rank < 0 || rank >= idist_group_size(local ? g->node : g))
+    if (local) o.group = g->host_group;
+    if (rank < 0 || rank >= idist_group_size(local ? g->host_group : g))
         return idist__fail(IDIST_ERR_ARG,
                            "one_rank_first: rank should be between 0 and %d, but is %d",
-                           idist_group_size(local ? g->node : g) - 1, rank);
-    first = idist_group_rank(local ? g->node : g) == rank;
+                           idist_group_size(local ? g->host_group : g) - 1, rank);
+    first = idist_group_rank(local ? g->host_group : g) == rank;
     if (first) result = fn(arg);
     if ((s = idist__tell_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o)) != IDIST_OK ||
         first)

@@ -404,6 +404,9 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 // uses -
 //------------------------------------------------------------------------------
 
+// Offers the processor to other threads and processes that are ready to run. Does not block.
+static void idist__os_yield(void) { sched_yield(); }
+
 
 
 //------------------------------------------------------------------------------
