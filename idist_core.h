@@ -1656,6 +1656,17 @@ IDIST__UNUSED static uint64_t idist__call_balance(const idist_group *g, const id
 // Nothing was sent yet when these fail, so the group stays usable.
 //------------------------------------------------------------------------------
 
+// For calls that only exist in a blocking form.
+static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
+    if (opts && opts->request)
+        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
+    if (idist__me.group_depth)
+        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
+                           name);
+
+    return IDIST_OK;
+}
+
 static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     const char *send = (const char *)c->send, *recv = (const char *)c->recv;
