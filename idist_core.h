@@ -539,11 +539,11 @@ static void idist__world_give_way(idist__world *w) {
     int turns;
 
     pthread_mutex_unlock(&w->lock);
-    idist__os_yield();
+    idist__os_process_yield();
 
     for (turns = 0; asking && turns < IDIST__YIELDS; turns++) {
         if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED) < asking) break;
-        idist__os_yield();
+        idist__os_process_yield();
     }
 
     pthread_mutex_lock(&w->lock);
