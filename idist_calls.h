@@ -2,21 +2,57 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+    Every function that idist.h declares stands here, except those of the store, the launcher and
+    the spawn API. A communication call fills one idist__call and hands it to idist__call_run
+    (idist_core.h); nothing here touches a connection. idist_spawn.h opens and closes worlds
+    through [calls:world].
+
 CONTENTS
 
-      [calls:life]   open and close a world; the getters
-      [calls:coll]   the public collectives: each fills one call
-      [calls:p2p]    send, receive, requests, and calls that progress together
-      [calls:group]  groups and user ops
-      [calls:help]   one rank first, one rank only
+      [calls:backend]  which backend serves a world
+      [calls:world]    open and close a world
+      [calls:get]      the getters
+      [calls:coll]     the public collectives: each fills one call
+      [calls:p2p]      send and receive
+      [calls:request]  requests: wait and test
+      [calls:several]  calls that progress together: sendrecv, group_begin and group_end
+      [calls:group]    groups
+      [calls:op]       ops of the program's own
+      [calls:memory]   memory for buffers
+      [calls:one]      one rank first, one rank only
 */
 #ifndef IDIST_CALLS_H
 #define IDIST_CALLS_H
 
 //------------------------------------------------------------------------------
-// [calls:life]  open and close a world; the getters
-// uses os err mem base:log config world core:call self
+// [calls:backend]  which backend serves a world
+// uses model self
+//
+// The program's list of backends comes from the headers it includes; `self` is always the last. A
+// world takes the first of those it asks for by name, or of all, that claims the configuration.
 //------------------------------------------------------------------------------
+
+// What the core knows about backends by name. It must know those that the program does not have,
+// to say which header brings them, and the names that torch.distributed and Ignite use.
+typedef struct idist__backend_row {
+    const char *name;
+    const char *needs;  // what to do if it is not there
+    const char *played; // not NULL: a host backend plays its part, and the log says this
+    int device_backend; // what it asks for besides; 0: nothing
+} idist__backend_row;
+
+static const idist__backend_row idist__backend_rows[] = {
+    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, 0},
+    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring plays its part", 0},
+    {"nccl",
+     "idist_nccl.h (ring moves host memory, NCCL device memory): include it where "
+     "idist_initialize is called",
+     "ring moves host memory, NCCL device memory (see device_backend)", IDIST__DEVICE_BACKEND_NCCL},
+    {"mpi", "idist_mpi.h: include it where idist_initialize is called", NULL, 0},
+};
+
+// Moves host memory beside a device backend, and for names that it plays.
+static const char idist__backend_of_host[] = "ring";
 
 idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b,
                                          const idist_backend_api *c) {
@@ -29,8 +65,8 @@ idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist
     return list;
 }
 
-// The list with `self` behind it, checked; names for texts.
-static idist_status idist__backends_check(idist_backend_list *list, char *names, size_t cap) {
+// Checks the list and puts `self` behind it; `names` becomes "ring,self".
+static idist_status idist__backend_check(idist_backend_list *list, char *names, size_t cap) {
     size_t i, last = 0;
 
     names[0] = 0;
@@ -40,6 +76,7 @@ static idist_status idist__backends_check(idist_backend_list *list, char *names,
 
     for (i = 0; i <= last; i++) {
         const idist_backend_api *b = list->items[i];
+
         if (!b) continue;
         if (b->abi != IDIST__BACKEND_ABI || b->size != sizeof *b)
             return idist__fail(
@@ -51,95 +88,136 @@ static idist_status idist__backends_check(idist_backend_list *list, char *names,
     return IDIST_OK;
 }
 
-static const idist_backend_api *idist__backend_named(const idist_backend_list *list,
-                                                     const char *name, size_t n) {
+// Names come as parts of "ring,mpi", of n bytes.
+static bool idist__backend_is(const char *text, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(text, word, n) == 0;
+}
+
+static const idist_backend_api *idist__backend_find(const idist_backend_list *list,
+                                                    const char *name, size_t n) {
     size_t i;
 
     for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && strlen(list->items[i]->name) == n &&
-            memcmp(list->items[i]->name, name, n) == 0)
+        if (list->items[i] && idist__backend_is(name, n, list->items[i]->name))
             return list->items[i];
     return NULL;
 }
 
-static bool idist__text_is(const char *text, size_t n, const char *word) {
-    return strlen(word) == n && memcmp(text, word, n) == 0;
+static const idist__backend_row *idist__backend_row_of(const char *name, size_t n) {
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_rows); i++)
+        if (idist__backend_is(name, n, idist__backend_rows[i].name)) return &idist__backend_rows[i];
+    return NULL;
 }
 
-// The backend that a name asks for. Two names of torch.distributed and Ignite are no backends here:
-// ring plays the part of gloo, and nccl is ring for what lies on the host, with NCCL beside it for
-// what lies on devices.
+// Whether another backend moves host memory for this name: that of a device backend the program
+// has, or a name that no table ever has ("gloo").
+static bool idist__backend_is_played(const idist_backend_list *list, const char *name, size_t n) {
+    const idist_backend_api *named = idist__backend_find(list, name, n);
+    const idist__backend_row *row = idist__backend_row_of(name, n);
+
+    if (named) return named->wrap != NULL;
+    return row && row->played && !row->device_backend;
+}
+
+// The backend that moves host memory when this name is asked for, or NULL.
 static const idist_backend_api *idist__backend_asked(const idist_backend_list *list,
                                                      const char *name, size_t n) {
-    const idist_backend_api *named = idist__backend_named(list, name, n);
-    if (idist__text_is(name, n, "gloo") || (named && named->wrap))
-        return idist__backend_named(list, "ring", 4);
-    return named;
+    if (!idist__backend_is_played(list, name, n)) return idist__backend_find(list, name, n);
+    return idist__backend_find(list, idist__backend_of_host, sizeof idist__backend_of_host - 1);
 }
 
-static idist_status idist__backend_unknown(const char *backends, const char *name, size_t n) {
-    bool device = idist__text_is(name, n, "nccl"), gloo = idist__text_is(name, n, "gloo");
+static idist_status idist__backend_unknown(const idist_backend_list *list, const char *names,
+                                           const char *name, size_t n) {
+    const idist__backend_row *row =
+        idist__backend_is_played(list, name, n)
+            ? idist__backend_row_of(idist__backend_of_host, sizeof idist__backend_of_host - 1)
+            : idist__backend_row_of(name, n);
 
-    if (device && !strstr(backends, "nccl"))
-        return idist__fail(IDIST_ERR_NO_BACKEND,
-                           "backend \"nccl\" (ring for host memory, NCCL for that of devices) "
-                           "needs idist_nccl.h: include "
-                           "it where idist_initialize is called. There are: %s",
-                           backends);
-    if (device || gloo || idist__text_is(name, n, "ring"))
-        return idist__fail(
-            IDIST_ERR_NO_BACKEND,
-            "backend \"%.*s\" needs idist_ring.h, which IDIST_NO_RING leaves out. There are: %s",
-            (int)n, name, backends);
-    if (idist__text_is(name, n, "mpi"))
-        return idist__fail(IDIST_ERR_NO_BACKEND,
-                           "backend \"mpi\" is not built in: include idist_mpi.h where "
-                           "idist_initialize is called. There are: "
-                           "%s",
-                           backends);
+    if (row)
+        return idist__fail(IDIST_ERR_NO_BACKEND, "backend \"%.*s\" needs %s. This program has: %s",
+                           (int)n, name, row->needs, names);
 
     return idist__fail(IDIST_ERR_NO_BACKEND,
                        "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and "
-                       "nccl; there are: %s",
-                       (int)n, name, backends);
+                       "nccl; this program has: %s",
+                       (int)n, name, names);
 }
 
-// The first backend that fits: of those asked for by name, else of all; alone, `self`.
+// A backend was found for this name: whatever else the name stands for.
+static void idist__backend_settle(idist__world *w, const char *name, size_t n) {
+    const idist__backend_row *row = idist__backend_row_of(name, n);
+
+    if (!row || !row->played) return;
+    if (!w->cfg.device_backend) w->cfg.device_backend = row->device_backend;
+    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%s\" was asked for: %s", row->name,
+                     row->played);
+}
+
+// Sets w->backend to the first that claims the configuration: of those asked for by name, or if
+// none is, of all.
 static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
     const char *at = w->cfg.backends, *why = "none was built in";
-    idist_status s = IDIST_ERR_NO_BACKEND;
+    idist_status status = IDIST_ERR_NO_BACKEND;
+    bool any = !at[0];
     size_t i;
 
-    while (*at && s == IDIST_ERR_NO_BACKEND) {
+    while (*at && status == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
+
         w->backend = idist__backend_asked(list, at, n);
-        if (!w->backend) return idist__backend_unknown(w->backends, at, n);
-        s = w->backend->claim(&w->cfg, &why);
-        if (s == IDIST_OK && idist__text_is(at, n, "gloo"))
-            idist__log_print(&w->log, IDIST_LOG_INFO,
-                             "the backend asked for is \"gloo\", whose part ring plays");
-
-        if (s == IDIST_OK && idist__text_is(at, n, "nccl")) {
-            if (!w->cfg.device_backend) w->cfg.device_backend = IDIST__DEVICE_BACKEND_NCCL;
-            idist__log_print(&w->log, IDIST_LOG_INFO,
-                             "the backend asked for is \"nccl\": ring for host memory, NCCL for "
-                             "that of devices (device_backend)");
-        }
-
+        if (!w->backend) return idist__backend_unknown(list, w->backends, at, n);
+        status = w->backend->claim(&w->cfg, &why);
+        if (status == IDIST_OK) idist__backend_settle(w, at, n);
         at += n + (at[n] == ',');
     }
 
-    for (i = 0;
-         !w->cfg.backends[0] && s == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++)
-        if ((w->backend = list->items[i]) != NULL) s = w->backend->claim(&w->cfg, &why);
-    if (s != IDIST_ERR_NO_BACKEND) return s;
+    for (i = 0; any && status == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++) {
+        w->backend = list->items[i];
+        if (w->backend) status = w->backend->claim(&w->cfg, &why);
+    }
+
+    if (status != IDIST_ERR_NO_BACKEND) return status;
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
                        w->cfg.world_size, w->backends, why);
 }
 
-// Local and node ranks from the table of hosts, so that uneven and cyclic placements come out
-// right.
+// The device backend that the program has, or why there is none.
+static void idist__backend_find_device(idist__world *w, const idist_backend_list *list) {
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
+        if (list->items[i] && list->items[i]->wrap) w->wrap = list->items[i]->wrap;
+    if (w->wrap) return;
+    idist__copy_text(w->no_device, sizeof w->no_device,
+                     "this program has no device backend: include idist_nccl.h where "
+                     "idist_initialize is called");
+}
+
+//------------------------------------------------------------------------------
+// [calls:world]  open and close a world
+// uses kind model core:world tracer task ended core:group wait call backend
+//
+//     idist__world_open
+//       idist__world_new           allocate; choose a backend
+//       open                       the ranks meet
+//       idist__world_count_nodes   local and node ranks
+//       idist__world_settle_in     how this rank waits
+//       group_open                 the group of all ranks
+//       wrap                       the device backend, if the program has one
+//
+// idist__world_close undoes it in the opposite order, after a last barrier.
+//------------------------------------------------------------------------------
+
+static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER; // initialize and finalize
+
+// The default world stays while it is held.
+static pthread_mutex_t idist__default_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
+// out right.
 static void idist__world_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
 
@@ -166,10 +244,6 @@ static void idist__world_count_nodes(idist__world *w) {
     }
 }
 
-static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER; // initialize and finalize
-static pthread_mutex_t idist__default_lock =
-    PTHREAD_MUTEX_INITIALIZER; // the default world stays while it is held
-
 static void idist__world_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
 
@@ -194,17 +268,36 @@ static void idist__world_free(idist__world *w) {
     pthread_cond_destroy(&w->changed);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
-    memset(w, 0, sizeof *w); // the secret among it
+    memset(w, 0, sizeof *w); // with the secret
     idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
+// The group of all ranks, and the tables by rank.
+static idist_status idist__world_new_group(idist__world *w) {
+    const idist_allocator *mem = &w->cfg.mem;
+    int i, n = w->cfg.world_size;
+
+    w->group.w = w;
+    w->group.ctx = 1;
+    w->group.rank = w->cfg.rank;
+    w->group.size = n;
+    w->group.ranks = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)n);
+    w->group.impl = idist__mem_alloc(mem, w->backend->group_nbytes);
+    w->nodes = (idist__node *)idist__mem_alloc(mem, sizeof *w->nodes * (size_t)n);
+    w->fork_guard = idist__os_fork_guard();
+    if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n; i++) w->group.ranks[i] = i;
+
+    return IDIST_OK;
+}
+
+// On failure *out is NULL or a world that idist__world_free frees.
 static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list,
                                      idist__world **out) {
-    // A world is its group, which comes first in it.
+    // A world begins with its group, so its memory comes from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
                                                                  IDIST__ENDED_WORLDS, sizeof *w);
-    idist_status s;
-    int i, n;
+    idist_status status;
 
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
@@ -214,86 +307,36 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     idist__os_cond_init(&w->work);
     if (gethostname(w->hostname, sizeof w->hostname - 1) != 0)
         idist__copy_text(w->hostname, sizeof w->hostname, "localhost");
-    if ((s = idist__log_init(&w->log, &cfg->logger)) != IDIST_OK) return s;
-    if ((s = idist__backends_check(list, w->backends, sizeof w->backends)) != IDIST_OK) return s;
-    if ((s = idist__backend_choose(w, list)) != IDIST_OK) return s;
-    for (i = 0; i < (int)IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && list->items[i]->wrap) w->wrap = list->items[i]->wrap;
-    n = w->cfg.world_size;
-    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, n, w->hostname);
-    w->group.w = w;
-    w->group.ctx = 1;
-    w->group.rank = w->cfg.rank;
-    w->group.size = n;
-    w->group.ranks = (int *)idist__mem_alloc(&cfg->mem, sizeof(int) * (size_t)n);
-    w->group.impl = idist__mem_alloc(&cfg->mem, w->backend->group_nbytes);
-    w->nodes = (idist__node *)idist__mem_alloc(&cfg->mem, sizeof *w->nodes * (size_t)n);
-    w->fork_guard = idist__os_fork_guard();
-    if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
-    for (i = 0; i < n; i++) w->group.ranks[i] = i;
 
-    return IDIST_OK;
+    status = idist__log_init(&w->log, &cfg->logger);
+    if (status == IDIST_OK) status = idist__backend_check(list, w->backends, sizeof w->backends);
+    if (status == IDIST_OK) status = idist__backend_choose(w, list);
+    if (status != IDIST_OK) return status;
+    idist__backend_find_device(w, list);
+    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
+             w->hostname);
+
+    return idist__world_new_group(w);
 }
 
 // Where this rank runs, and how it waits. Polling costs the power of a core, so it is bounded; with
 // more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
-// begin evenly spread: the kernel would take a good part of a second to see that one core has three
-// of them and the other one has one.
+// begin evenly spread, because the kernel would need a good part of a second to see that one core
+// has three of them and another has one.
 static void idist__world_settle_in(idist__world *w) {
     const idist__node *me = &w->nodes[w->group.rank];
     int own = idist__os_ncores(), ncores = w->ncores ? w->ncores : own;
-    bool crowded = me->local_size > ncores;
+    bool oversubscribed = me->local_size > ncores;
 
-    w->spin_ns = w->patience_ns = crowded ? 0 : IDIST__SPIN_NS;
-    if (own > 1 && (w->cfg.bind || crowded) && !idist__os_bind(me->local_rank % own, w->cfg.bind))
-        idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "could not choose a processor: %s", strerror(errno));
+    w->spin_ns = w->patience_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
+    if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
+    if (idist__os_bind(me->local_rank % own, w->cfg.bind)) return;
+    idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                     "could not bind to a processor: %s", strerror(errno));
 }
 
-static idist_status idist__world_close(idist__world *w, bool force);
-
-static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list,
-                                      idist__world **out) {
-    idist__world *w = NULL;
-    idist_status s = idist__world_new(cfg, &list, &w);
-
-    *out = NULL;
-    if (s == IDIST_OK) s = w->backend->open(w);
-
-    if (s == IDIST_OK) {
-        idist__world_count_nodes(w);
-        idist__world_settle_in(w);
-        s = w->backend->group_open(&w->group);
-        while (s != IDIST_OK && w->group.next) idist__group_free(w->group.next);
-        if (s != IDIST_OK) w->backend->close(w, false);
-    }
-
-    if (s != IDIST_OK) {
-        if (w) idist__world_free(w);
-        return s;
-    }
-
-    if (w->wrap && (s = w->wrap(w)) != IDIST_OK) {
-        char text[sizeof idist__me.text];
-        memcpy(text, idist__me.text, sizeof text);
-        idist__world_close(w,
-                           w->group.status != IDIST_OK); // together, where all have the same error
-        memcpy(idist__me.text, text, sizeof text);
-        return s;
-    }
-
-    if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
-    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
-                     w->group.size, w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "",
-                     cfg->rank_var ? cfg->rank_var : "");
-    if (idist__tracer_now()) idist__tracer_now()->joined(w);
-    *out = w;
-
-    return IDIST_OK;
-}
-
-// From here on nobody finds the default world any more; idist_abort, which any thread may be in, is
-// waited for.
+// From here on nobody finds the default world. Waits for idist_abort, which may be running in any
+// thread.
 static void idist__world_retire(idist__world *w) {
     pthread_mutex_lock(&idist__default_lock);
     if (w == idist__world_default())
@@ -309,7 +352,7 @@ static bool idist__world_has_requests(idist__world *w) {
 }
 
 // The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
-// learn of it.
+// are told.
 static idist_status idist__world_last_barrier(idist__world *w) {
     idist__call c;
     idist_opts o;
@@ -320,10 +363,29 @@ static idist_status idist__world_last_barrier(idist__world *w) {
     return idist__call_traced(&w->group, &c, &o);
 }
 
-// force: without the last barrier and with requests open: a worker that failed. The others learn of
-// it as of a lost rank.
+// Afterwards nothing touches the caller's buffers.
+static void idist__world_cancel_tasks(idist__world *w) {
+    while (w->tasks) {
+        idist__task *t = w->tasks;
+        w->backend->cancel(t);
+        idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
+    }
+}
+
+// Members of other groups hear why this rank leaves, and do not take it for the cause.
+static void idist__world_spread_failure(idist__world *w) {
+    idist_group *g;
+
+    if (w->group.status == IDIST_OK) return;
+    for (g = w->group.next; g; g = g->next)
+        if (g->rank >= 0 && g->size > 1 && !g->inner)
+            idist__group_fail(g, w->group.status, w->group.cause);
+}
+
+// force: a worker that failed, with requests open and without the last barrier. For the others it
+// is a lost rank.
 static idist_status idist__world_close(idist__world *w, bool force) {
-    idist_status s;
+    idist_status status = IDIST_OK;
 
     if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
     if (idist__me.group_depth && !force)
@@ -339,32 +401,21 @@ static idist_status idist__world_close(idist__world *w, bool force) {
 
     idist__me.group_depth = 0;
     idist__me.group_tasks = NULL;
-    s = force ? IDIST_OK : idist__world_last_barrier(w);
+    if (!force) status = idist__world_last_barrier(w);
+
     w->thread_stops = true;
     pthread_cond_broadcast(&w->work);
     w->backend->wake(w);
     pthread_mutex_unlock(&w->lock);
     idist__world_retire(w);
-    if (w->thread_runs) pthread_join(w->thread, NULL);
+    if (w->thread_running) pthread_join(w->thread, NULL);
+
     idist__world_lock(w);
-
-    while (w->tasks) { // forced: from here on nothing touches the caller's buffers
-        idist__task *t = w->tasks;
-        w->backend->cancel(t);
-        idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
-    }
-
-    w->leaves = s != IDIST_OK || force;
-
-    if (w->group.status !=
-        IDIST_OK) { // members of other groups hear why we leave, and do not take us for the cause
-        idist_group *g;
-        for (g = w->group.next; g; g = g->next)
-            if (g->rank >= 0 && g->size > 1 && !g->inner)
-                idist__group_fail(g, w->group.status, w->group.cause);
-    }
-
+    idist__world_cancel_tasks(w);
+    w->leaves = status != IDIST_OK || force;
+    idist__world_spread_failure(w);
     pthread_mutex_unlock(&w->lock);
+
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
     w->backend->close(w, !w->leaves);
@@ -372,74 +423,132 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
     idist__world_free(w);
 
-    return s;
+    return status;
+}
+
+// The ranks meet. On failure the world is freed.
+static idist_status idist__world_meet(idist__world *w) {
+    idist_status status = w->backend->open(w);
+
+    if (status == IDIST_OK) {
+        idist__world_count_nodes(w);
+        idist__world_settle_in(w);
+        status = w->backend->group_open(&w->group);
+        if (status == IDIST_OK) return IDIST_OK;
+        while (w->group.next) idist__group_free(w->group.next);
+        w->backend->close(w, false);
+    }
+
+    idist__world_free(w);
+
+    return status;
+}
+
+// Lets the device backend, if there is one, put itself in front. On failure the world is closed: by
+// a last barrier where all ranks have the same error, else at once. The error is that of the
+// device.
+static idist_status idist__world_wrap(idist__world *w) {
+    char text[sizeof idist__me.text];
+    idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
+
+    if (status == IDIST_OK) return IDIST_OK;
+    memcpy(text, idist__me.text, sizeof text);
+    idist__world_close(w, w->group.status != IDIST_OK);
+    memcpy(idist__me.text, text, sizeof text);
+
+    return status;
+}
+
+static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list,
+                                      idist__world **out) {
+    idist__world *w = NULL;
+    idist_status status = idist__world_new(cfg, &list, &w);
+
+    *out = NULL;
+
+    if (status != IDIST_OK) {
+        if (w) idist__world_free(w);
+        return status;
+    }
+
+    status = idist__world_meet(w);
+    if (status == IDIST_OK) status = idist__world_wrap(w);
+    if (status != IDIST_OK) return status;
+
+    if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
+                     w->group.size, w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "",
+                     cfg->rank_var ? cfg->rank_var : "");
+    if (idist__tracer_now()) idist__tracer_now()->joined(w);
+    *out = w;
+
+    return IDIST_OK;
 }
 
 idist_status idist_open_with(const idist_desc *desc, idist_group **world,
                              idist_backend_list backends) {
     idist__config cfg;
     idist__world *w = NULL;
-    idist_status s;
+    idist_status status;
 
     if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
     *world = NULL;
-    if ((s = idist__launch_config(&cfg, desc)) != IDIST_OK) return s;
-    s = idist__world_open(&cfg, backends, &w);
-    if (s == IDIST_OK) *world = &w->group;
+    status = idist__launch_config(&cfg, desc);
+    if (status == IDIST_OK) status = idist__world_open(&cfg, backends, &w);
+    if (status == IDIST_OK) *world = &w->group;
 
-    return s;
+    return status;
 }
 
 idist_status idist_close(idist_group **world) {
-    idist_status s;
+    idist_status status;
 
     if (world && *world && !(*world)->w)
         return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
-    s = idist__world_close((*world)->w, false);
-    if (s != IDIST_ERR_STATE) *world = NULL;
+    status = idist__world_close((*world)->w, false);
+    if (status != IDIST_ERR_STATE) *world = NULL;
 
-    return s;
+    return status;
 }
 
 idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends) {
     idist_group *world = NULL;
-    idist_status s;
+    idist_status status;
 
     pthread_mutex_lock(&idist__life_lock);
     if (idist__world_default())
-        s = idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
-    else s = idist_open_with(desc, &world, backends);
+        status =
+            idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+    else status = idist_open_with(desc, &world, backends);
     if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&idist__life_lock);
 
-    return s;
+    return status;
 }
 
 idist_status idist_finalize(void) {
-    idist_status s;
+    idist_status status;
     idist__world *w;
 
     pthread_mutex_lock(&idist__life_lock);
     w = idist__world_default();
-    s = w ? idist__world_close(w, false)
-          : idist__fail(IDIST_ERR_STATE,
-                        "finalize: there is no world; call idist_initialize first");
+    status = w ? idist__world_close(w, false)
+               : idist__fail(IDIST_ERR_STATE,
+                             "finalize: there is no world; call idist_initialize first");
     pthread_mutex_unlock(&idist__life_lock);
 
-    return s;
+    return status;
 }
-
-bool idist_is_initialized(void) { return idist__world_default() != NULL; }
 
 idist_status idist_abort(idist_group *group) {
     idist_group *g = NULL;
     char cause[200];
-    idist_status s;
+    idist_status status;
 
     pthread_mutex_lock(&idist__default_lock);
-    s = idist__call_enter("abort", group, &g);
+    status = idist__call_enter("abort", group, &g);
 
     if (g) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
@@ -450,39 +559,72 @@ idist_status idist_abort(idist_group *group) {
 
     pthread_mutex_unlock(&idist__default_lock);
 
-    return s;
+    return status;
 }
 
-static const idist__node *idist__own_node(void) {
+//------------------------------------------------------------------------------
+// [calls:get]  the getters
+// uses model core:world backend
+//
+// Without a world they answer as in a world of 1; none of them fails.
+//------------------------------------------------------------------------------
+
+static const idist__node *idist__get_own_info(void) {
     idist__world *w = idist__world_default();
     return w ? &w->nodes[w->group.rank] : NULL;
 }
 
+bool idist_is_initialized(void) { return idist__world_default() != NULL; }
+
 int idist_group_rank(const idist_group *group) {
     const idist__world *w = group ? NULL : idist__world_default();
-    return group ? group->rank : w ? w->group.rank : 0;
+
+    if (group) return group->rank;
+    return w ? w->group.rank : 0;
 }
 
 int idist_group_size(const idist_group *group) {
     const idist__world *w = group ? NULL : idist__world_default();
-    return group ? group->size : w ? w->group.size : 1;
+
+    if (group) return group->size;
+    return w ? w->group.size : 1;
 }
 
 int idist_get_rank(void) { return idist_group_rank(NULL); }
 int idist_get_world_size(void) { return idist_group_size(NULL); }
-int idist_get_local_rank(void) { return idist__own_node() ? idist__own_node()->local_rank : 0; }
-int idist_get_nproc_per_node(void) { return idist__own_node() ? idist__own_node()->local_size : 1; }
-int idist_get_nnodes(void) { return idist__world_default() ? idist__world_default()->nnodes : 1; }
-int idist_get_node_rank(void) { return idist__own_node() ? idist__own_node()->node_rank : 0; }
-const char *idist_backend(void) {
-    return idist__world_default() ? idist__world_default()->backend->name : "self";
+
+int idist_get_local_rank(void) {
+    const idist__node *own = idist__get_own_info();
+    return own ? own->local_rank : 0;
 }
+
+int idist_get_nproc_per_node(void) {
+    const idist__node *own = idist__get_own_info();
+    return own ? own->local_size : 1;
+}
+
+int idist_get_nnodes(void) {
+    const idist__world *w = idist__world_default();
+    return w ? w->nnodes : 1;
+}
+
+int idist_get_node_rank(void) {
+    const idist__node *own = idist__get_own_info();
+    return own ? own->node_rank : 0;
+}
+
+const char *idist_backend(void) {
+    const idist__world *w = idist__world_default();
+    return w ? w->backend->name : "self";
+}
+
 const char *idist_device(void) {
-    idist__world *w = idist__world_default();
+    const idist__world *w = idist__world_default();
     return w && w->device ? w->device_name : "cpu";
 }
+
 const char *idist_device_backend(void) {
-    idist__world *w = idist__world_default();
+    const idist__world *w = idist__world_default();
     return w && w->device ? w->device_backend : "none";
 }
 
@@ -494,7 +636,7 @@ const char *idist_launcher(void) {
     memcpy(text, idist__me.text, sizeof text);
     memset(&c, 0, sizeof c);
     c.launcher = "none";
-    idist__launch_detect(&c); // what is wrong with it idist_initialize will say
+    idist__launch_detect(&c); // idist_initialize will say what is wrong with it
     memcpy(idist__me.text, text, sizeof text);
 
     return c.launcher;
@@ -502,6 +644,7 @@ const char *idist_launcher(void) {
 
 const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
+
     if (w) return w->hostname;
     if (gethostname(idist__me.hostname, sizeof idist__me.hostname - 1) != 0)
         idist__copy_text(idist__me.hostname, sizeof idist__me.hostname, "localhost");
@@ -509,9 +652,8 @@ const char *idist_hostname(void) {
 }
 
 const char *idist_available_backends_of(idist_backend_list backends) {
-    if (idist__backends_check(&backends, idist__me.names, sizeof idist__me.names) != IDIST_OK)
-        return "self";
-    return idist__me.names;
+    idist_status status = idist__backend_check(&backends, idist__me.names, sizeof idist__me.names);
+    return status == IDIST_OK ? idist__me.names : "self";
 }
 
 const char *idist_show_config(void) {
@@ -539,14 +681,14 @@ const char *idist_show_config(void) {
 
 //------------------------------------------------------------------------------
 // [calls:coll]  the public collectives: each fills one call
-// uses err hash world core:call life
+// uses kind model check call world get
 //------------------------------------------------------------------------------
 
-// All but the v-forms. SUM where nothing is reduced, -1 where there is no root; label: what it is a
-// part of, or its kind.
-static idist_status idist__collective(idist__kind kind, idist__kind label, const void *send,
-                                      void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                      int root, const idist_opts *opts) {
+// All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
+// label is the public call this is part of, or the kind itself.
+static idist_status idist__coll_run(idist__kind kind, idist__kind label, const void *send,
+                                    void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                    int root, const idist_opts *opts) {
     idist__call c;
 
     idist__call_init(&c, kind, send, recv, count, dtype);
@@ -558,68 +700,67 @@ static idist_status idist__collective(idist__kind kind, idist__kind label, const
 
 idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
                               idist_op op, const idist_opts *opts) {
-    return idist__collective(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1,
-                             opts);
+    return idist__coll_run(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1,
+                           opts);
 }
 
 idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
                           idist_op op, int root, const idist_opts *opts) {
-    return idist__collective(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root,
-                             opts);
+    return idist__coll_run(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
 }
 
 idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
                                   idist_op op, const idist_opts *opts) {
-    return idist__collective(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count, dtype,
-                             op, -1, opts);
+    return idist__coll_run(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count, dtype,
+                           op, -1, opts);
 }
 
 idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
                         const idist_opts *opts) {
-    return idist__collective(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+    return idist__coll_run(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
                           idist_op op, const idist_opts *opts) {
-    return idist__collective(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
+    return idist__coll_run(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
                              const idist_opts *opts) {
-    return idist__collective(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype, IDIST_SUM,
-                             root, opts);
+    return idist__coll_run(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype, IDIST_SUM,
+                           root, opts);
 }
 
 idist_status idist_barrier(const idist_opts *opts) {
-    return idist__collective(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM, -1,
-                             opts);
+    return idist__coll_run(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM, -1,
+                           opts);
 }
 
 idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
                               const idist_opts *opts) {
-    return idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
-                             IDIST_SUM, -1, opts);
+    return idist__coll_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
+                           IDIST_SUM, -1, opts);
 }
 
 idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
                           const idist_opts *opts) {
-    return idist__collective(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM,
-                             root, opts);
+    return idist__coll_run(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM, root,
+                           opts);
 }
 
 idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
                            const idist_opts *opts) {
-    return idist__collective(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype, IDIST_SUM,
-                             root, opts);
+    return idist__coll_run(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype, IDIST_SUM,
+                           root, opts);
 }
 
 idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
                               const idist_opts *opts) {
-    return idist__collective(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
-                             IDIST_SUM, -1, opts);
+    return idist__coll_run(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
+                           IDIST_SUM, -1, opts);
 }
 
-// The counts that must agree on all ranks go into the fingerprint as a hash; those that concern two
+// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
 // ranks are checked against the length of the message between them.
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
@@ -673,186 +814,224 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
     return idist__call_run(&c, opts);
 }
 
-static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
-    if (opts && opts->request)
-        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
-    if (idist__me.group_depth)
-        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
-                           name);
-    return IDIST_OK;
+// A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
+// others are not held up. Without memory for that it aborts the group. *spare is NULL if the
+// caller's buffer is large enough; the caller frees it.
+static idist_status idist__coll_spare(const char *name, uint64_t nbytes, size_t capacity,
+                                      const idist_opts *opts, void **spare) {
+    *spare = NULL;
+    if (nbytes <= capacity) return IDIST_OK;
+    *spare = malloc((size_t)nbytes);
+    if (*spare) return IDIST_OK;
+    idist_abort(opts ? opts->group : NULL);
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu bytes", name,
+                       (unsigned long long)nbytes);
+}
+
+static idist_status idist__coll_fits(const char *name, uint64_t nbytes, size_t capacity) {
+    if (nbytes <= capacity) return IDIST_OK;
+    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, the buffer has %zu", name,
+                       (unsigned long long)nbytes, capacity);
 }
 
 idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
                                    const idist_opts *opts) {
-    const idist_group *group = opts ? opts->group : NULL;
-    bool is_root = idist_group_rank(group) == root;
+    const char *name = "broadcast_bytes";
+    bool is_root = idist_group_rank(opts ? opts->group : NULL) == root;
     uint64_t n = 0;
-    void *waste = NULL;
-    idist_status s = idist__check_blocking("broadcast_bytes", opts);
+    void *spare;
+    idist_status status = idist__check_blocking(name, opts);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (!nbytes || (capacity && !buf))
-        return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: buf or nbytes is NULL");
+        return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
     if (is_root && *nbytes > capacity)
-        return idist__fail(IDIST_ERR_ARG, "broadcast_bytes: root says %zu bytes in a buffer of %zu",
+        return idist__fail(IDIST_ERR_ARG, "%s: root says %zu bytes in a buffer of %zu", name,
                            *nbytes, capacity);
+
     if (is_root) n = *nbytes;
-    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
-                          IDIST_SUM, root, opts);
-    if (s != IDIST_OK) return s;
+    status = idist__coll_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
+                             IDIST_SUM, root, opts);
+    if (status == IDIST_OK) status = idist__coll_spare(name, n, capacity, opts, &spare);
+    if (status != IDIST_OK) return status;
 
-    // A rank whose buffer is too small takes part all the same, so that the others are not held up.
-    if (n > capacity && (waste = malloc((size_t)n)) == NULL) {
-        idist_abort(opts ? opts->group : NULL);
-        return idist__fail(IDIST_ERR_NO_MEMORY, "broadcast_bytes: no memory for %llu bytes",
-                           (unsigned long long)n);
-    }
-
-    s = idist__collective(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, waste ? waste : buf,
-                          (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
-    free(waste);
-    if (s != IDIST_OK) return s;
+    status = idist__coll_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, spare ? spare : buf,
+                             (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
+    free(spare);
+    if (status != IDIST_OK) return status;
     *nbytes = (size_t)n;
-    if (n > capacity)
-        return idist__fail(IDIST_ERR_TRUNCATED,
-                           "broadcast_bytes: %llu bytes came, the buffer has %zu",
-                           (unsigned long long)n, capacity);
 
-    return IDIST_OK;
+    return idist__coll_fits(name, n, capacity);
 }
 
 idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity,
                                     size_t *sizes, const idist_opts *opts) {
+    const char *name = "all_gather_bytes";
+    const char *from = (const char *)send, *to = (const char *)buf;
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = nbytes;
-    void *waste = NULL;
+    void *spare;
     idist__call c;
-    idist_status s = idist__check_blocking("all_gather_bytes", opts);
+    idist_status status = idist__check_blocking(name, opts);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (!sizes || (capacity && !buf) || (nbytes && !send))
-        return idist__fail(IDIST_ERR_ARG, "all_gather_bytes: send, buf or sizes is NULL");
-    if (nbytes && capacity && (const char *)send < (const char *)buf + capacity &&
-        (const char *)buf < (const char *)send + nbytes)
-        return idist__fail(IDIST_ERR_ARG,
-                           "all_gather_bytes: send and buf overlap; there is no in-place form");
-    s = idist__collective(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own,
-                          IDIST_U8, IDIST_SUM, -1, opts);
-    if (s != IDIST_OK) return s;
+        return idist__fail(IDIST_ERR_ARG, "%s: send, buf or sizes is NULL", name);
+    if (nbytes && capacity && from < to + capacity && to < from + nbytes)
+        return idist__fail(IDIST_ERR_ARG, "%s: send and buf overlap; there is no in-place form",
+                           name);
+
+    status = idist__coll_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own,
+                             IDIST_U8, IDIST_SUM, -1, opts);
+    if (status != IDIST_OK) return status;
     for (i = 0; i < n; i++) total += sizes[i];
+    status = idist__coll_spare(name, total, capacity, opts, &spare);
+    if (status != IDIST_OK) return status;
 
-    if (total > capacity && (waste = malloc(total)) == NULL) {
-        idist_abort(opts ? opts->group : NULL);
-        return idist__fail(IDIST_ERR_NO_MEMORY, "all_gather_bytes: no memory for %zu bytes", total);
-    }
-
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, waste ? waste : buf, nbytes, IDIST_U8);
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
     c.label = IDIST__ALL_GATHER_BYTES;
     c.recvcounts = sizes;
     c.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
-    s = idist__call_run(&c, opts);
-    free(waste);
-    if (s == IDIST_OK && total > capacity)
-        return idist__fail(IDIST_ERR_TRUNCATED,
-                           "all_gather_bytes: %zu bytes came, the buffer has %zu", total, capacity);
+    status = idist__call_run(&c, opts);
+    free(spare);
+    if (status != IDIST_OK) return status;
 
-    return s;
+    return idist__coll_fits(name, total, capacity);
 }
 
 //------------------------------------------------------------------------------
-// [calls:p2p]  send, receive, requests, and calls that progress together
-// uses err base:type world core:call coll
+// [calls:p2p]  send and receive
+// uses kind model call
 //------------------------------------------------------------------------------
 
-static idist_status idist__p2p(idist__kind kind, const void *send, void *recv, size_t count,
-                               idist_dtype dtype, int peer, int tag, idist_recv_info *info,
-                               const idist_opts *opts) {
-    idist__call c;
-
-    idist__call_init(&c, kind, send, recv, count, dtype);
-    c.root = peer;
-    c.tag = tag;
-    c.info = info;
-    return idist__call_run(&c, opts);
+static void idist__p2p_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+                            size_t count, idist_dtype dtype, int peer, int tag,
+                            idist_recv_info *info) {
+    idist__call_init(c, kind, send, recv, count, dtype);
+    c->root = peer;
+    c->tag = tag;
+    c->info = info;
 }
 
 idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
                         const idist_opts *opts) {
-    return idist__p2p(IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL, opts);
+    idist__call c;
+    idist__p2p_init(&c, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
+    return idist__call_run(&c, opts);
 }
 
 idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
                         idist_recv_info *info, const idist_opts *opts) {
-    return idist__p2p(IDIST__RECV, NULL, buf, count, dtype, src, tag, info, opts);
+    idist__call c;
+    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
+    return idist__call_run(&c, opts);
 }
 
-// The task of a request, with its world locked; NULL: there is none, or an error.
-static idist__task *idist__request_enter(const char *name, const idist_request *request,
-                                         idist_status *s) {
-    idist__task *t = request ? (idist__task *)request->impl : NULL;
+//------------------------------------------------------------------------------
+// [calls:request]  requests: wait and test
+// uses model core:world tracer timer wait
+//
+// A request is a pointer to its task (request->impl), NULL once it was waited for.
+//------------------------------------------------------------------------------
 
-    *s = request ? IDIST_OK : idist__fail(IDIST_ERR_ARG, "%s: request is NULL", name);
-    if (t && (*s = idist__world_enter(name, t->group->w)) != IDIST_OK) return NULL;
-    if (t) idist__world_lock(t->group->w);
-    if (t && idist__me.held_world == t->group->w)
-        t->group->w->launch(t->group->w); // it may be one of those
+// Some requests, and the first of them that is complete.
+typedef struct idist__request_list {
+    const idist__world *w;
+    const idist_request *requests;
+    size_t n, found;
+    uint32_t seen_ended; // w->nended when they were looked at
+} idist__request_list;
+
+// The task of a request, with its world locked. NULL: there is none, or *status says why not.
+static idist__task *idist__request_enter(const char *name, const idist_request *request,
+                                         idist_status *status) {
+    idist__task *t;
+    idist__world *w;
+
+    *status = IDIST_OK;
+
+    if (!request) {
+        *status = idist__fail(IDIST_ERR_ARG, "%s: request is NULL", name);
+        return NULL;
+    }
+
+    t = (idist__task *)request->impl;
+    if (!t) return NULL;
+    w = t->group->w;
+    *status = idist__world_enter(name, w);
+    if (*status != IDIST_OK) return NULL;
+    idist__world_lock(w);
+    if (idist__me.held_world == w) w->device_api->launch(w); // it may be held back
+
     return t;
 }
 
-static bool idist__task_followed(void *t) {
+static bool idist__request_followed(void *t) {
     return ((idist__task *)t)->done || ((idist__task *)t)->followed;
 }
 
-static idist_status idist__request_wait(const char *name, idist_request *request, bool follow,
-                                        void *stream) {
-    idist_status s;
-    idist__task *t = idist__request_enter(name, request, &s);
+idist_status idist_wait(idist_request *request) {
+    const char *name = "wait";
+    idist_status status;
+    idist__task *t = idist__request_enter(name, request, &status);
     idist__world *w;
 
-    if (!t) return s;
+    if (!t) return status;
     w = t->group->w;
     idist__trace_begin("wait", name, t->group, &t->call);
-    if (follow) idist__world_wait(w, idist__task_followed, t);
-    else idist__task_wait(t);
+    idist__wait_task(t);
     request->impl = NULL;
-    s = idist__trace_end(t->done ? idist__task_result(t) : w->follow(t, stream));
+    status = idist__trace_end(idist__wait_result(t));
     pthread_mutex_unlock(&w->lock);
 
-    return s;
-}
-
-idist_status idist_wait(idist_request *request) {
-    return idist__request_wait("wait", request, false, NULL);
+    return status;
 }
 
 idist_status idist_wait_stream(idist_request *request, void *stream) {
-    return idist__request_wait("wait_stream", request, true, stream);
+    const char *name = "wait_stream";
+    idist_status status;
+    idist__task *t = idist__request_enter(name, request, &status);
+    idist__world *w;
+
+    if (!t) return status;
+    w = t->group->w;
+    idist__trace_begin("wait", name, t->group, &t->call);
+    idist__world_wait(w, idist__request_followed, t);
+    request->impl = NULL;
+    status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
+    idist__trace_end(status);
+    pthread_mutex_unlock(&w->lock);
+
+    return status;
 }
 
 idist_status idist_test(idist_request *request, bool *done) {
-    idist_status s;
-    idist__task *t = done ? idist__request_enter("test", request, &s) : NULL;
+    idist_status status;
+    idist__task *t;
     idist__world *w;
 
     if (!done) return idist__fail(IDIST_ERR_ARG, "test: done is NULL");
     *done = true;
-    if (!t) return s;
+    t = idist__request_enter("test", request, &status);
+    if (!t) return status;
     w = t->group->w;
+
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->backend->progress(w);
-        if (!t->done) idist__world_timers(w);
+        if (!t->done) idist__timer_run(w);
     }
 
     *done = t->done;
 
     if (t->done) {
         request->impl = NULL;
-        s = idist__task_result(t);
+        status = idist__wait_result(t);
     }
 
     pthread_mutex_unlock(&w->lock);
 
-    return s;
+    return status;
 }
 
 idist_status idist_wait_all(idist_request *requests, size_t n) {
@@ -863,9 +1042,10 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
     if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
 
     for (i = 0; i < n; i++) {
-        idist_status s = idist_wait(&requests[i]);
-        if (s == IDIST_OK || first != IDIST_OK) continue;
-        first = s;
+        idist_status status = idist_wait(&requests[i]);
+
+        if (status == IDIST_OK || first != IDIST_OK) continue;
+        first = status;
         memcpy(text, idist__me.text, sizeof text);
     }
 
@@ -874,32 +1054,26 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
     return first;
 }
 
-typedef struct idist__several { // several requests, and the first of them that is complete
-    const idist__world *w;
-    const idist_request *requests;
-    size_t n, at;
-    uint32_t ended; // w->nended when they were looked at
-} idist__several;
+// There may be thousands of requests, so it looks only after a task has ended.
+static bool idist__request_any_ready(void *arg) {
+    idist__request_list *list = (idist__request_list *)arg;
 
-static bool idist__several_ready(void *arg) {
-    idist__several *any = (idist__several *)arg;
+    if (list->w->nended == list->seen_ended) return false;
 
-    if (any->w->nended == any->ended) return false; // there may be thousands
-
-    for (any->at = 0; any->at < any->n; any->at++) {
-        const idist__task *t = (const idist__task *)any->requests[any->at].impl;
+    for (list->found = 0; list->found < list->n; list->found++) {
+        const idist__task *t = (const idist__task *)list->requests[list->found].impl;
         if (t && t->done) return true;
     }
 
-    any->ended = any->w->nended;
+    list->seen_ended = list->w->nended;
 
     return false;
 }
 
 idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     idist__world *w = NULL;
-    idist__several any;
-    idist_status s;
+    idist__request_list list;
+    idist_status status;
     size_t i;
 
     if ((n && !requests) || !index)
@@ -908,6 +1082,7 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
 
     for (i = 0; i < n; i++) {
         const idist__task *t = (const idist__task *)requests[i].impl;
+
         if (t && w && t->group->w != w)
             return idist__fail(IDIST_ERR_ARG, "wait_any: the requests belong to different worlds");
         if (t) w = t->group->w;
@@ -915,76 +1090,106 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
 
     if (!w) return IDIST_OK;
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
-    any.w = w;
-    any.requests = requests;
-    any.n = n;
+    list.w = w;
+    list.requests = requests;
+    list.n = n;
+    list.found = n;
     idist__world_lock(w);
-    any.ended = w->nended - 1;
+    list.seen_ended = w->nended - 1;
     idist__trace_begin("wait", "wait_any", NULL, NULL);
-    idist__world_wait(w, idist__several_ready, &any);
-    *index = any.at;
-    s = idist__trace_end(idist__task_result((idist__task *)requests[any.at].impl));
-    requests[any.at].impl = NULL;
+    idist__world_wait(w, idist__request_any_ready, &list);
+    *index = list.found;
+    status = idist__trace_end(idist__wait_result((idist__task *)requests[list.found].impl));
+    requests[list.found].impl = NULL;
     pthread_mutex_unlock(&w->lock);
 
-    return s;
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// [calls:several]  calls that progress together: sendrecv, group_begin and group_end
+// uses kind model core:world tracer wait check call p2p
+//
+// Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
+// in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
+// same with two tasks, without releasing the lock in between.
+//------------------------------------------------------------------------------
+
+typedef struct idist__several_pair {
+    idist__call send, recv;
+} idist__several_pair;
+
+// Checks both calls before either begins; *host: neither is for the device.
+static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
+                                         const idist_opts *o, bool *host) {
+    bool send_on_device = false, recv_on_device = false, detached;
+    idist_status status = idist__call_check(g, &pair->send);
+
+    if (status == IDIST_OK) status = idist__call_check(g, &pair->recv);
+    if (status == IDIST_OK)
+        status = idist__call_route(g, &pair->send, o, &send_on_device, &detached);
+    if (status == IDIST_OK)
+        status = idist__call_route(g, &pair->recv, o, &recv_on_device, &detached);
+    *host = !send_on_device && !recv_on_device;
+
+    return status;
+}
+
+// Starts what passed the check, the receive first, and waits for it.
+static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
+                                       const idist_opts *o, bool quick, idist_status status) {
+    idist__thread *self = &idist__me;
+    idist__task *first, *t, *next;
+
+    self->group_depth = quick ? 0 : 1;
+    self->group_status = IDIST_OK;
+    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
+    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
+    self->group_depth = 0;
+    if (g->w->device_api) g->w->device_api->launch(g->w);
+
+    first = self->group_tasks; // both, or after a failure one or none
+    self->group_tasks = NULL;
+    for (t = first; t; t = t->list_next) idist__wait_task(t);
+
+    for (t = first; t; t = next) {
+        next = t->list_next;
+        if (status == IDIST_OK) status = idist__wait_result(t);
+        else idist__wait_drop(t);
+    }
+
+    return status;
 }
 
 idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv,
                             size_t recvcount, int src, int recvtag, idist_dtype dtype,
                             idist_recv_info *info, const idist_opts *opts) {
-    idist__thread *self = &idist__me;
-    struct {
-        idist__call send, recv;
-    } pair;
+    idist__several_pair pair;
     idist_group *g = NULL;
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
-    const char *a = (const char *)send, *b = (const char *)recv;
-    bool quick, detached, on_device[2] = {false, false};
-    idist_status s = idist__check_blocking("sendrecv", opts);
-    idist__task *first, *t, *next;
+    const char *from = (const char *)send, *to = (const char *)recv;
+    bool quick, host;
+    idist_status status = idist__check_blocking("sendrecv", opts);
 
-    if (s != IDIST_OK) return s;
-    if (size && sendcount && recvcount && a && b && a < b + recvcount * size &&
-        b < a + sendcount * size)
+    if (status != IDIST_OK) return status;
+    if (size && sendcount && recvcount && from && to && from < to + recvcount * size &&
+        to < from + sendcount * size)
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
-    if ((s = idist__call_enter("sendrecv", o.group, &g)) != IDIST_OK) return s;
-    idist__call_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype);
-    pair.recv.root = src;
-    pair.recv.tag = recvtag;
-    pair.recv.info = info;
-    idist__call_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype);
-    pair.send.root = dst;
-    pair.send.tag = sendtag;
-    if ((s = idist__call_check(g, &pair.send)) == IDIST_OK &&
-        (s = idist__call_check(g, &pair.recv)) == IDIST_OK &&
-        (s = idist__call_route(g, &pair.send, &o, &on_device[0], &detached)) ==
-            IDIST_OK) // both, before either begins
-        s = idist__call_route(g, &pair.recv, &o, &on_device[1], &detached);
-    idist__trace_begin("call", "sendrecv", g, s == IDIST_OK ? &pair.send : NULL);
-    quick = s == IDIST_OK && !on_device[0] && !on_device[1] && idist__call_quick(g, &pair.send, &o);
-    self->group_depth = quick ? 0 : 1;
-    self->group_status = IDIST_OK;
-    if (s == IDIST_OK) s = idist__call_locked(g, &pair.recv, &o);
-    if (s == IDIST_OK && !quick) s = idist__call_locked(g, &pair.send, &o);
-    self->group_depth = 0;
-    if (g->w->launch) g->w->launch(g->w);
-    first = self->group_tasks; // the receive, then the send; none or one when something went wrong
-    self->group_tasks = NULL;
-    for (t = first; t; t = t->chain) idist__task_wait(t);
+    status = idist__call_enter("sendrecv", o.group, &g);
+    if (status != IDIST_OK) return status;
 
-    for (t = first; t; t = next) {
-        next = t->chain;
-        if (s == IDIST_OK) s = idist__task_result(t);
-        else idist__task_drop(t);
-    }
-
+    idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
+    idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
+    status = idist__several_check(g, &pair, &o, &host);
+    idist__trace_begin("call", "sendrecv", g, status == IDIST_OK ? &pair.send : NULL);
+    quick = status == IDIST_OK && host && idist__call_quick(g, &pair.send, &o);
+    status = idist__several_run(g, &pair, &o, quick, status);
     pthread_mutex_unlock(&g->w->lock);
 
-    return idist__trace_end(s);
+    return idist__trace_end(status);
 }
 
 idist_status idist_group_begin(void) {
@@ -1005,7 +1210,7 @@ idist_status idist_group_end(void) {
     if (self->held_world) {
         idist__world *w = self->held_world;
         idist__world_lock(w);
-        w->launch(w);
+        w->device_api->launch(w);
         pthread_mutex_unlock(&w->lock);
     }
 
@@ -1015,14 +1220,15 @@ idist_status idist_group_end(void) {
     while (self->group_tasks) {
         idist__task *t = self->group_tasks;
         idist__world *w = t->group->w;
-        idist_status s;
-        self->group_tasks = t->chain;
+        idist_status status;
+
+        self->group_tasks = t->list_next;
         idist__world_lock(w);
-        idist__task_wait(t);
-        s = idist__task_result(t);
+        idist__wait_task(t);
+        status = idist__wait_result(t);
         pthread_mutex_unlock(&w->lock);
-        if (s == IDIST_OK || first != IDIST_OK) continue;
-        first = s;
+        if (status == IDIST_OK || first != IDIST_OK) continue;
+        first = status;
         memcpy(text, self->text, sizeof text);
     }
 
@@ -1032,8 +1238,16 @@ idist_status idist_group_end(void) {
 }
 
 //------------------------------------------------------------------------------
-// [calls:group]  groups and user ops
-// uses err mem hash world core:call life coll
+// [calls:group]  groups
+// uses kind model core:world core:group wait check call world coll
+//
+// new_group and split make a group in these steps, the same on every rank of the parent:
+//
+//     idist__group_reserve   allocates it, before anybody counts on this rank
+//     a collective           the ranks agree: a barrier whose fingerprint carries the list, or an
+//                            all_gather of the colors
+//     idist__group_make      puts it into the world and opens it
+//     idist__group_meet      its members exchange what the backend wants to know
 //------------------------------------------------------------------------------
 
 int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
@@ -1057,23 +1271,42 @@ static uint64_t idist__group_ctx(const idist_group *parent, uint32_t nchildren, 
     return ctx ? ctx : 1;
 }
 
-// g has been made before the members agreed on it: from here on the others count on this rank.
+// Allocates a group with room for n ranks. Called with the lock held, and releases it.
+//
+// A backend without group_meet blocks while it opens a group. Two threads that each open one would
+// wait for each other if two ranks did so in different orders, so only one may.
+static idist_status idist__group_reserve(const char *name, idist__world *w, int n,
+                                         idist_group **g) {
+    bool busy = w->making_count && w->group.size > 1 && !w->backend->group_meet;
+
+    *g = busy ? NULL : idist__group_new(w, n);
+    if (*g) w->making_count++;
+    pthread_mutex_unlock(&w->lock);
+    if (busy)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: another thread makes a group; backend %s makes one at a time", name,
+                           w->backend->name);
+
+    return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// From here on the other members count on this rank.
 static idist_status idist__group_make(idist_group *parent, idist_group *g, uint64_t color,
                                       const int *ranks, int n, idist_group **out) {
     idist__world *w = parent->w;
-    idist_status s = IDIST_OK;
+    idist_status status = IDIST_OK;
 
     idist__group_set(g, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
     g->next = w->group.next;
     w->group.next = g;
-    g->maker = parent;
-    if (g->rank >= 0) s = w->backend->group_open(g);
+    g->parent = parent;
+    if (g->rank >= 0) status = w->backend->group_open(g);
 
-    if (s != IDIST_OK) {
+    if (status != IDIST_OK) {
         g->rank = -1; // was never opened
         idist__group_free(g);
-        idist__group_fail(parent, s, "a rank could not make its part of a new group");
-        return s;
+        idist__group_fail(parent, status, "a rank could not make its part of a new group");
+        return status;
     }
 
     *out = g;
@@ -1081,98 +1314,97 @@ static idist_status idist__group_make(idist_group *parent, idist_group *g, uint6
     return IDIST_OK;
 }
 
-// The members of a new group exchange what its backend wants to know. If the group fails meanwhile,
-// because a member has aborted it or died, it exists all the same, as it does for those who had
-// come further.
+// Exchanges the members' offers. Fails the group if this rank cannot take part.
+static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
+    idist__world *w = g->w;
+    idist_opts o;
+    idist_status status;
+    uint64_t *offers =
+        (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
+
+    if (!offers) {
+        idist_abort(g);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    memset(&o, 0, sizeof o);
+    o.group = g;
+    idist__world_lock(w);
+    offers[g->size] = w->backend->group_offer(g);
+    pthread_mutex_unlock(&w->lock);
+
+    status = idist__coll_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
+                             IDIST_SUM, -1, &o);
+
+    if (status == IDIST_OK) {
+        idist__world_lock(w);
+        status = w->backend->group_meet(g, offers);
+        if (status != IDIST_OK) idist__group_fail(g, status, "a rank is out of memory");
+        pthread_mutex_unlock(&w->lock);
+    }
+
+    idist__mem_free(&w->cfg.mem, offers);
+
+    return status;
+}
+
+// The members meet. If the group fails meanwhile, because a member has aborted it or died, it
+// exists all the same, as it does for those who had come further.
 static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
-    idist_opts o;
-    idist_status s;
-    uint64_t *offers;
+    idist_status status;
 
     if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) {
-        g->maker = NULL;
+        g->parent = NULL;
         return IDIST_OK;
     }
 
-    if (g->maker->status !=
-        IDIST_OK) { // failed meanwhile, perhaps because a member could not make its part
+    // The parent failed meanwhile, perhaps because a member could not make its part.
+    if (g->parent->status != IDIST_OK) {
         idist__world_lock(w);
-        idist__group_fail(g, g->maker->status, g->maker->cause);
+        idist__group_fail(g, g->parent->status, g->parent->cause);
         pthread_mutex_unlock(&w->lock);
     }
 
-    offers = (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
-    if (!offers) {
-        idist_abort(g);
-        s = IDIST_ERR_NO_MEMORY;
-    } else {
-        memset(&o, 0, sizeof o);
-        o.group = g;
-        idist__world_lock(w);
-        offers[g->size] = w->backend->group_offer(g);
-        pthread_mutex_unlock(&w->lock);
-        s = idist__collective(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
-                              IDIST_SUM, -1, &o);
-        idist__world_lock(w);
-        if (s == IDIST_OK && (s = w->backend->group_meet(g, offers)) != IDIST_OK)
-            idist__group_fail(g, s, "a rank is out of memory");
-        pthread_mutex_unlock(&w->lock);
-    }
+    status = idist__group_exchange(g, label);
+    g->parent = NULL;
+    if (status == IDIST_OK || g->status != IDIST_OK) return IDIST_OK;
 
-    g->maker = NULL;
-    idist__mem_free(&w->cfg.mem, offers);
-    if (s != IDIST_OK && g->status != IDIST_OK) s = IDIST_OK;
-
-    if (s != IDIST_OK) {
-        idist__world_lock(w);
-        idist__group_free(g);
-        pthread_mutex_unlock(&w->lock);
-        *group = NULL;
-    }
-
-    return s;
-}
-
-// Lets go of the lock. The group is allocated before anybody counts on this rank. A backend without
-// group_meet blocks while it opens a group: two at a time, in two orders on two ranks, would wait
-// for each other.
-static idist_status idist__group_making(const char *name, idist__world *w, int room,
-                                        idist_group **g) {
-    bool one = w->nmaking && w->group.size > 1 && !w->backend->group_meet;
-
-    *g = one ? NULL : idist__group_new(w, room);
-    if (*g) w->nmaking++;
+    idist__world_lock(w);
+    idist__group_free(g);
     pthread_mutex_unlock(&w->lock);
-    if (one)
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: another thread makes a group; with the backend %s one at a time",
-                           name, w->backend->name);
+    *group = NULL;
 
-    return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    return status;
 }
 
-// The ranks agree, or not (s): opens the group, or frees it.
-static idist_status idist__group_agreed(idist_group *parent, idist_group *g, idist_status s,
+// Finishes what idist__group_reserve began: opens the group if the ranks agree (status), otherwise
+// frees it.
+static idist_status idist__group_finish(idist_group *parent, idist_group *g, idist_status status,
                                         uint64_t color, const int *ranks, int n, idist__kind label,
                                         idist_group **out) {
     idist__world *w = parent->w;
 
     idist__world_lock(w);
-    if (s == IDIST_OK) parent->nchildren++;
-    if (s == IDIST_OK) s = idist__group_make(parent, g, color, ranks, n, out);
-    else idist__group_free(g);
+
+    if (status == IDIST_OK) {
+        parent->nchildren++;
+        status = idist__group_make(parent, g, color, ranks, n, out);
+    } else {
+        idist__group_free(g);
+    }
+
     pthread_mutex_unlock(&w->lock);
-    if (s == IDIST_OK) s = idist__group_meet(out, label);
+    if (status == IDIST_OK) status = idist__group_meet(out, label);
     idist__world_lock(w);
-    w->nmaking--;
+    w->making_count--;
     pthread_mutex_unlock(&w->lock);
 
-    return s;
+    return status;
 }
 
-static int idist__compare_ints(const void *a, const void *b) {
+static int idist__group_compare_ranks(const void *a, const void *b) {
     int x = *(const int *)a, y = *(const int *)b;
     return (x > y) - (x < y);
 }
@@ -1195,30 +1427,32 @@ static idist_status idist__group_barrier(int world_size, const int *ranks, int n
 
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     idist_group *world = NULL, *g;
-    idist_status s;
+    idist_status status;
 
     if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
     *group = NULL;
-    if ((s = idist__check_blocking("new_group", NULL)) != IDIST_OK) return s;
-    if ((s = idist__call_enter("new_group", NULL, &world)) != IDIST_OK) return s;
+    status = idist__check_blocking("new_group", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("new_group", NULL, &world);
+    if (status != IDIST_OK) return status;
 
     if (!ranks || n < 1 || n > world->size) {
         pthread_mutex_unlock(&world->w->lock);
-        return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks", world->size);
+        return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks, got %d", world->size,
+                           ranks ? n : 0);
     }
 
-    s = idist__group_making("new_group", world->w, n, &g);
-    if (!g) return s;
+    status = idist__group_reserve("new_group", world->w, n, &g);
+    if (!g) return status;
     memcpy(g->ranks, ranks, sizeof(int) * (size_t)n);
-    qsort(g->ranks, (size_t)n, sizeof(int), idist__compare_ints);
-    s = idist__group_barrier(world->size, g->ranks, n);
+    qsort(g->ranks, (size_t)n, sizeof(int), idist__group_compare_ranks);
+    status = idist__group_barrier(world->size, g->ranks, n);
 
-    return idist__group_agreed(world, g, s, 0, g->ranks, n, IDIST__NEW_GROUP, group);
+    return idist__group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
 }
 
 // The members of one color, ordered by key, then by rank in the parent. all: color and key of each
-// rank.
-static int idist__split_members(const idist_group *parent, const int *all, int color, int *ranks) {
+// rank. ranks: room for twice the size of the parent.
+static int idist__group_of_color(const idist_group *parent, const int *all, int color, int *ranks) {
     int i, k, n = 0;
     int *order = ranks + parent->size;
 
@@ -1239,42 +1473,69 @@ static int idist__split_members(const idist_group *parent, const int *all, int c
 idist_status idist_split(idist_group *parent, int color, int key, idist_group **group) {
     idist_group *p, *g;
     idist_opts o;
-    idist_status s;
-    int mine[2], *all, n = 0;
+    idist_status status;
+    int mine[2], *all, *ranks, n = 0;
 
     if (!group) return idist__fail(IDIST_ERR_ARG, "split: group is NULL");
     *group = NULL;
-    if ((s = idist__check_blocking("split", NULL)) != IDIST_OK) return s;
-    if ((s = idist__call_enter("split", parent, &p)) != IDIST_OK) return s;
-    s = idist__group_making("split", p->w, p->size, &g);
-    if (!g) return s;
+    status = idist__check_blocking("split", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("split", parent, &p);
+    if (status != IDIST_OK) return status;
+    status = idist__group_reserve("split", p->w, p->size, &g);
+    if (!g) return status;
+
     all = (int *)idist__mem_alloc(&p->w->cfg.mem, sizeof(int) * 4 * (size_t)p->size);
+    ranks = all ? all + 2 * p->size : NULL;
     memset(&o, 0, sizeof o);
     o.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
-    s = all ? idist__collective(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32, IDIST_SUM,
-                                -1, &o)
-            : IDIST_ERR_NO_MEMORY;
-    if (s == IDIST_OK) n = idist__split_members(p, all, mine[0], all + 2 * p->size);
-    s = idist__group_agreed(p, g, s, (uint64_t)(int64_t)mine[0] + 1, all + 2 * p->size, n,
-                            IDIST__SPLIT, group);
+    status = all ? idist__coll_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
+                                   IDIST_SUM, -1, &o)
+                 : IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) n = idist__group_of_color(p, all, mine[0], ranks);
+    status = idist__group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
+                                 IDIST__SPLIT, group);
     idist__mem_free(&p->w->cfg.mem, all);
 
-    return s;
+    return status;
 }
 
-static bool idist__group_settled(void *arg) { return !((const idist_group *)arg)->ndetached; }
+static bool idist__group_is_settled(void *arg) { return !((const idist_group *)arg)->ndetached; }
+
+// Waits for the tasks that nobody else waits for, then frees the group.
+static idist_status idist__group_release(idist_group *g) {
+    idist__world *w = g->w;
+    idist_status status = IDIST_OK;
+
+    idist__world_lock(w);
+    idist__world_wait(w, idist__group_is_settled, g);
+
+    if (g->running_count || g->nrequests) {
+        status = idist__fail(IDIST_ERR_STATE,
+                             "free_group: requests are still open on it; wait for them first");
+    } else {
+        // Messages for it that have arrived belong to nobody once it is gone.
+        w->backend->progress(w);
+        if (g->host_group) idist__group_free(g->host_group);
+        idist__group_free(g);
+        idist__world_wake_driver(w);
+    }
+
+    pthread_mutex_unlock(&w->lock);
+
+    return status;
+}
 
 idist_status idist_free_group(idist_group **group) {
     idist_group *g;
-    idist__world *w;
-    idist_status s = IDIST_OK;
+    idist_status status;
 
     if (!group || !*group)
         return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
-    if (!g->w) { // the world has taken it along
+
+    if (!g->w) { // it was freed with its world
         *group = NULL;
         return IDIST_OK;
     }
@@ -1285,134 +1546,149 @@ idist_status idist_free_group(idist_group **group) {
     if (g == &g->w->group)
         return idist__fail(IDIST_ERR_ARG,
                            "free_group: a world ends by idist_finalize or idist_close");
-    w = g->w;
-    idist__world_lock(w);
-    idist__world_wait(w, idist__group_settled, g);
+    status = idist__group_release(g);
+    if (status == IDIST_OK) *group = NULL;
 
-    if (g->ntasks || g->nrequests) {
-        s = idist__fail(IDIST_ERR_STATE,
-                        "free_group: requests are still open on it; wait for them first");
-    } else {
-        w->backend->progress(
-            w); // messages for it that lie there: once it is gone nobody knows where they belong
-        if (g->node) idist__group_free(g->node);
-        idist__group_free(g);
-        idist__world_rouse(w);
-        *group = NULL;
-    }
-
-    pthread_mutex_unlock(&w->lock);
-
-    return s;
+    return status;
 }
 
 static idist_status idist__needs_ulfm(const char *name) {
-    return idist__fail(
-        IDIST_ERR_UNSUPPORTED,
-        "%s: by no backend but mpi, and that with Open MPI 5 under mpirun --with-ft ulfm", name);
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "%s: only backend mpi can do this, with Open MPI 5 under "
+                       "mpirun --with-ft ulfm",
+                       name);
 }
 
 idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     idist_group *g, *made;
-    idist_status s;
+    idist__world *w;
+    idist_status status;
     uint32_t serial;
     int *ranks, n = 0;
 
     if (!survivors) return idist__fail(IDIST_ERR_ARG, "shrink: survivors is NULL");
     *survivors = NULL;
-    if ((s = idist__check_blocking("shrink", NULL)) != IDIST_OK) return s;
-    if ((s = idist__call_enter("shrink", group, &g)) != IDIST_OK) return s;
-    made = idist__group_new(g->w, g->size);
-    ranks = made ? (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
+    status = idist__check_blocking("shrink", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("shrink", group, &g);
+    if (status != IDIST_OK) return status;
+
+    w = g->w;
+    made = idist__group_new(w, g->size);
+    ranks = made ? (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
     serial = g->nchildren + 1;
     if (g->rank < 0)
-        s = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
-    else if (!g->w->backend->shrink) s = idist__needs_ulfm("shrink");
-    else s = ranks ? g->w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
+        status = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
+    else if (!w->backend->shrink) status = idist__needs_ulfm("shrink");
+    else status = ranks ? w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
 
-    if (s == IDIST_OK) {
-        g->nchildren = serial; // members may have come to different numbers when they lost a rank
-        s = idist__group_make(g, made, 0, ranks, n, survivors);
-        if (s == IDIST_OK) (*survivors)->maker = NULL; // there is nothing more to do for it
+    if (status == IDIST_OK) {
+        // Members may have made different numbers of groups before they lost a rank.
+        g->nchildren = serial;
+        status = idist__group_make(g, made, 0, ranks, n, survivors);
+        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
     } else if (made) {
         idist__group_free(made);
     }
 
-    pthread_mutex_unlock(&g->w->lock);
-    idist__mem_free(&g->w->cfg.mem, ranks);
+    pthread_mutex_unlock(&w->lock);
+    idist__mem_free(&w->cfg.mem, ranks);
 
-    return s;
+    return status;
 }
 
 idist_status idist_agree(idist_group *group, int *flag) {
     idist_group *g;
-    idist_status s;
+    idist_status status;
 
     if (!flag) return idist__fail(IDIST_ERR_ARG, "agree: flag is NULL");
-    if ((s = idist__check_blocking("agree", NULL)) != IDIST_OK) return s;
-    if ((s = idist__call_enter("agree", group, &g)) != IDIST_OK) return s;
+    status = idist__check_blocking("agree", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("agree", group, &g);
+    if (status != IDIST_OK) return status;
+
     if (g->rank < 0)
-        s = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
-    else if (g->size > 1 && !g->w->backend->agree) s = idist__needs_ulfm("agree");
-    else if (g->size > 1) s = g->w->backend->agree(g, flag);
+        status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
+    else if (g->size > 1 && !g->w->backend->agree) status = idist__needs_ulfm("agree");
+    else if (g->size > 1) status = g->w->backend->agree(g, flag);
     pthread_mutex_unlock(&g->w->lock);
 
-    return s;
+    return status;
 }
 
-static idist_status idist__op_add(const char *name, idist_op_fn fn, void *arg, double factor,
-                                  bool commutative, idist_group *group, idist_op *op) {
+//------------------------------------------------------------------------------
+// [calls:op]  ops of the program's own
+// uses model call
+//------------------------------------------------------------------------------
+
+static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
+                                  idist_op *op) {
     idist_group *g;
-    idist_status s;
+    idist_status status;
     size_t i;
 
     if (!op) return idist__fail(IDIST_ERR_ARG, "%s: op is NULL", name);
     *op = IDIST_OP_COUNT;
-    if ((s = idist__call_enter(name, group, &g)) != IDIST_OK) return s;
+    status = idist__call_enter(name, group, &g);
+    if (status != IDIST_OK) return status;
     for (i = 0; i < IDIST__COUNT_OF(g->w->ops) && g->w->ops[i].used; i++) continue;
 
     if (i == IDIST__COUNT_OF(g->w->ops)) {
-        s = idist__fail(IDIST_ERR_NO_SPACE, "%s: a world has room for %zu ops", name, i);
+        status =
+            idist__fail(IDIST_ERR_NO_SPACE,
+                        "%s: a world has room for %zu ops; free one with idist_op_free", name, i);
     } else {
-        idist__user_op *u = &g->w->ops[i];
-        u->fn = fn;
-        u->arg = arg;
-        u->factor = factor;
-        u->commutative = commutative;
-        u->used = true;
+        g->w->ops[i] = *user;
+        g->w->ops[i].used = true;
         *op = (idist_op)(IDIST_OP_USER + (int)i);
     }
 
     pthread_mutex_unlock(&g->w->lock);
 
-    return s;
+    return status;
 }
 
 idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group,
                              idist_op *op) {
+    idist__user_op user;
+
     if (!fn) return idist__fail(IDIST_ERR_ARG, "op_create: fn is NULL");
-    return idist__op_add("op_create", fn, arg, 1, commutative, group, op);
+    memset(&user, 0, sizeof user);
+    user.fn = fn;
+    user.arg = arg;
+    user.factor = 1;
+    user.commutative = commutative;
+    return idist__op_add("op_create", &user, group, op);
 }
 
 idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op) {
-    return idist__op_add("op_create_premul_sum", NULL, NULL, factor, true, group, op);
+    idist__user_op user;
+
+    memset(&user, 0, sizeof user);
+    user.factor = factor;
+    user.commutative = true;
+    return idist__op_add("op_create_premul_sum", &user, group, op);
 }
 
 idist_status idist_op_free(idist_op op, idist_group *group) {
     idist_group *g;
-    idist_status s = idist__call_enter("op_free", group, &g);
+    idist_status status = idist__call_enter("op_free", group, &g);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
-        s = idist__fail(IDIST_ERR_ARG, "op_free: %d is no user op of this world", (int)op);
+        status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
     else g->w->ops[op - IDIST_OP_USER].used = false;
     pthread_mutex_unlock(&g->w->lock);
 
-    return s;
+    return status;
 }
+
+//------------------------------------------------------------------------------
+// [calls:memory]  memory for buffers
+// uses model core:world
+//------------------------------------------------------------------------------
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
+    size_t padded = nbytes ? (nbytes + 63) & ~(size_t)63 : 64;
     void *p = NULL;
 
     if (opts && opts->group && !w) {
@@ -1420,12 +1696,10 @@ void *idist_alloc(size_t nbytes, const idist_opts *opts) {
         return NULL;
     }
 
-    if (w && !idist__world_forked(w) && w->backend->alloc &&
-        (p = w->backend->alloc(w, nbytes)) != NULL)
-        return p;
+    if (w && !idist__world_forked(w) && w->backend->alloc) p = w->backend->alloc(w, nbytes);
+    if (p) return p;
 
-    if (nbytes > SIZE_MAX / 2 ||
-        posix_memalign(&p, 64, nbytes ? (nbytes + 63) & ~(size_t)63 : 64) != 0) {
+    if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, padded) != 0) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
         return NULL;
     }
@@ -1440,88 +1714,100 @@ void idist_free(void *ptr) {
 }
 
 //------------------------------------------------------------------------------
-// [calls:help]  one rank first, one rank only
-// uses err world core:call life coll group
+// [calls:one]  one rank first, one rank only
+// uses kind model check call get coll group
 //------------------------------------------------------------------------------
 
-// fn's result goes to everybody by a broadcast, so that a failure ends the wait instead of
-// prolonging it.
-static idist_status idist__tell_result(idist__kind label, int rank, bool mine, int result,
-                                       const idist_opts *o) {
-    int32_t r = mine ? (int32_t)result : 0;
-    idist_status s =
-        idist__collective(IDIST__BROADCAST, label, NULL, &r, 1, IDIST_I32, IDIST_SUM, rank, o);
+// A broadcast takes the function's result to everybody, so that a failure ends the wait of the
+// others instead of prolonging it.
+static idist_status idist__one_share_result(idist__kind label, int rank, bool mine, int result,
+                                            const idist_opts *o) {
+    int32_t shared = mine ? (int32_t)result : 0;
+    idist_status status =
+        idist__coll_run(IDIST__BROADCAST, label, NULL, &shared, 1, IDIST_I32, IDIST_SUM, rank, o);
 
-    if (s != IDIST_OK || !r) return s;
+    if (status != IDIST_OK || !shared) return status;
     return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d",
-                       idist__kind_names[label], rank, (int)r);
+                       idist__kind_names[label], rank, (int)shared);
+}
+
+static idist_status idist__one_own_result(idist__kind label, int result) {
+    if (!result) return IDIST_OK;
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on this rank with %d",
+                       idist__kind_names[label], result);
+}
+
+static idist_status idist__one_check_rank(idist__kind label, int rank, int size) {
+    if (rank >= 0 && rank < size) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "%s: rank must be between 0 and %d, got %d",
+                       idist__kind_names[label], size - 1, rank);
+}
+
+// Makes the group of the members on this host, unless there is one. Collective.
+static idist_status idist__one_make_host_group(idist_group *g) {
+    idist_group *made = NULL;
+    idist_status status;
+
+    if (g->host_group || g->rank < 0) return IDIST_OK;
+    status = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &made);
+    if (status == IDIST_OK) g->host_group = made;
+
+    return status;
 }
 
 idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
                                   const idist_opts *opts) {
     idist_opts o;
-    idist_status s;
-    idist_group *g;
+    idist_status status;
+    idist_group *g, *among;
     bool first;
     int result = 0;
 
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
-    if ((s = idist__check_blocking("one_rank_first", opts)) != IDIST_OK) return s;
-    if ((s = idist__call_enter("one_rank_first", o.group, &g)) != IDIST_OK) return s;
+    status = idist__check_blocking("one_rank_first", opts);
+    if (status == IDIST_OK) status = idist__call_enter("one_rank_first", o.group, &g);
+    if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
-        s = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
+        status = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
     pthread_mutex_unlock(&g->w->lock);
-    if (s != IDIST_OK) return s;
 
-    if (local && !g->node && g->rank >= 0) {
-        idist_group *node = NULL;
-        s = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &node);
-        if (s != IDIST_OK) return s;
-        g->node = node;
-    }
+    if (status == IDIST_OK && local) status = idist__one_make_host_group(g);
+    if (status != IDIST_OK) return status;
+    if (local) o.group = g->host_group;
+    among = local ? g->host_group : g;
+    status = idist__one_check_rank(IDIST__ONE_RANK_FIRST, rank, idist_group_size(among));
+    if (status != IDIST_OK) return status;
 
-    if (local) o.group = g->node;
-    if (rank < 0 || rank >= idist_group_size(local ? g->node : g))
-        return idist__fail(IDIST_ERR_ARG,
-                           "one_rank_first: rank should be between 0 and %d, but is %d",
-                           idist_group_size(local ? g->node : g) - 1, rank);
-    first = idist_group_rank(local ? g->node : g) == rank;
+    first = idist_group_rank(among) == rank;
     if (first) result = fn(arg);
-    if ((s = idist__tell_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o)) != IDIST_OK ||
-        first)
-        return s;
+    status = idist__one_share_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o);
+    if (status != IDIST_OK || first) return status;
     result = fn(arg);
 
-    return result ? idist__fail(IDIST_ERR_CALLBACK,
-                                "one_rank_first: the function failed here with %d", result)
-                  : IDIST_OK;
+    return idist__one_own_result(IDIST__ONE_RANK_FIRST, result);
 }
 
 idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
                                  const idist_opts *opts) {
-    const idist_group *group = opts ? opts->group : NULL;
-    idist_group *g = NULL;
-    idist_status s;
+    idist_group *group = opts ? opts->group : NULL, *g = NULL;
     bool mine = idist_group_rank(group) == rank;
+    idist_status status;
     int result = 0;
 
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
-    if ((s = idist__check_blocking("one_rank_only", opts)) != IDIST_OK) return s;
-    if (rank < 0 || rank >= idist_group_size(group))
-        return idist__fail(IDIST_ERR_ARG,
-                           "one_rank_only: rank should be between 0 and %d, but is %d",
-                           idist_group_size(group) - 1, rank);
-    s = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
-    if (!g) return s;
+    status = idist__check_blocking("one_rank_only", opts);
+    if (status == IDIST_OK)
+        status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, idist_group_size(group));
+    if (status == IDIST_OK) status = idist__call_enter("one_rank_only", group, &g);
+    if (status != IDIST_OK) return status;
     pthread_mutex_unlock(&g->w->lock);
-    if (mine) result = fn(arg);
-    if (barrier) return idist__tell_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
 
-    return result ? idist__fail(IDIST_ERR_CALLBACK,
-                                "one_rank_only: the function failed here with %d", result)
-                  : IDIST_OK;
+    if (mine) result = fn(arg);
+    if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
+
+    return idist__one_own_result(IDIST__ONE_RANK_ONLY, result);
 }
 
 #endif // IDIST_CALLS_H

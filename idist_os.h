@@ -868,6 +868,169 @@ static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t b
 // uses -
 //------------------------------------------------------------------------------
 
+// Child processes are created by fork. They are watched through a descriptor that becomes readable
+// when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
+// may implement the group with CreateProcess and a job object, or with kqueue and a pipe.
+
+typedef pid_t idist__os_process;              // 0: none
+typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
+
+// How a process ended.
+typedef struct idist__os_process_end {
+    int exit_code; // -1: a signal ended it
+    int signal;    // 0: it exited
+} idist__os_process_end;
+
+typedef enum idist__os_process_state {
+    IDIST__OS_PROCESS_RUNS,
+    IDIST__OS_PROCESS_ENDED,
+    IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
+} idist__os_process_state;
+
+// Offers the processor to other threads and processes that are ready to run. Does not block.
+static void idist__os_process_yield(void) { sched_yield(); }
+
+static idist__os_process idist__os_process_id(void) { return getpid(); }
+
+// Ends this process at once: no handlers, no buffers written.
+static void idist__os_process_exit(int code) { _exit(code); }
+
+// From here on this process dies with `parent`, or rather with the thread of it that made this
+// process; at once if the parent is gone already. A process with more rights than its user loses
+// this when it executes a program, so the program asks for it again.
+static void idist__os_process_die_with(idist__os_process parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+}
+
+static idist__os_process idist__os_process_parent(void) { return getppid(); }
+
+// Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
+// a child of a program with threads only simple system calls are safe.
+static idist__os_process idist__os_process_fork(void) {
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) idist__os_process_die_with(parent);
+    return pid;
+}
+
+// Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
+// is for the file of this very process, which may have been replaced or removed since it started.
+static int idist__os_process_execute(const char *path, char **argv, char **envp) {
+    execve(path, argv, envp);
+    execve("/proc/self/exe", argv, envp);
+    return errno;
+}
+
+// The path of the running program. False and errno if the system does not tell.
+static bool idist__os_process_path(char *path, size_t cap) {
+    ssize_t n = readlink("/proc/self/exe", path, cap - 1);
+
+    if (n <= 0) return false;
+    path[n] = 0;
+    return true;
+}
+
+// A descriptor to read the arguments of this process from, one after the other, each ending in a
+// NUL; the caller closes it. -1 and errno.
+static int idist__os_process_open_args(void) {
+    return open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+}
+
+// Reads from such a descriptor; 0 at the end and after an error.
+static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes) {
+    ssize_t n;
+    do n = read(fd, buf, nbytes);
+    while (n < 0 && errno == EINTR);
+    return n > 0 ? (size_t)n : 0;
+}
+
+// The variables of this process, ended by NULL; the system's own array.
+static char **idist__os_process_variables(void) {
+    extern char **environ;
+    return environ;
+}
+
+// Whether a descriptor stays open in a program that this process executes. Safe after fork.
+static void idist__os_process_pass(int fd, bool pass) { fcntl(fd, F_SETFD, pass ? 0 : FD_CLOEXEC); }
+
+// Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
+// valid either way.
+static bool idist__os_process_move_fd(int *fd) {
+    int higher = fcntl(*fd, F_DUPFD_CLOEXEC, 3);
+
+    if (higher < 0) return false;
+    close(*fd);
+    *fd = higher;
+    return true;
+}
+
+// Memory that this process shares with its children: that of a file, or if fd is -1, memory that
+// only forked children have. NULL and errno.
+static void *idist__os_process_share(int fd, size_t nbytes) {
+    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0),
+                   fd, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void idist__os_process_unshare(void *p, size_t nbytes) {
+    if (p) munmap(p, nbytes);
+}
+
+// Whether a descriptor is a file that begins with these bytes.
+static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes) {
+    char head[64];
+    return nbytes <= sizeof head && pread(fd, head, nbytes, 0) == (ssize_t)nbytes &&
+           memcmp(head, bytes, nbytes) == 0;
+}
+
+static bool idist__os_process_file_has(int fd, size_t nbytes) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && (size_t)st.st_size == nbytes;
+}
+
+// A descriptor to watch a child by; -1 where the kernel has none. The caller closes it.
+static int idist__os_process_watch(idist__os_process child) {
+    return (int)syscall(434 /* pidfd_open */, child, 0);
+}
+
+// Sends a signal to a child that was not reaped by us. The descriptor, where there is one, cannot
+// hit another process that got the same id.
+static void idist__os_process_signal(idist__os_process child, int fd, int signal_number) {
+    if (syscall(424 /* pidfd_send_signal */, fd, signal_number, NULL, 0) != 0 && errno != ESRCH)
+        kill(child, signal_number);
+}
+
+// Reaps a child if it has ended; *end says how. Does not block.
+static idist__os_process_state idist__os_process_reap(idist__os_process child,
+                                                      idist__os_process_end *end) {
+    int status = 0;
+    pid_t rc;
+
+    do rc = waitpid(child, &status, WNOHANG);
+    while (rc < 0 && errno == EINTR);
+    if (rc == 0) return IDIST__OS_PROCESS_RUNS;
+    if (rc < 0) return IDIST__OS_PROCESS_UNKNOWN;
+
+    end->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    end->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+
+    return IDIST__OS_PROCESS_ENDED;
+}
+
+static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd) {
+    slot->fd = fd;
+    slot->events = POLLIN;
+}
+
+// Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
+// with fd -1 are skipped.
+static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms) {
+    poll(slots, (nfds_t)n, ms);
+}
+
+static const char *idist__os_process_signal_name(int signal_number) {
+    return strsignal(signal_number);
+}
 
 //------------------------------------------------------------------------------
 // [os:poll]  waiting for descriptors, and waking who waits
