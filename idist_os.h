@@ -4,7 +4,8 @@
 
 CONTENTS
 
-      [os:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
+      [os:os]  the only place that knows the operating system: time, randomness, memory pages,
+descriptors
 */
 #ifndef IDIST_OS_H
 #define IDIST_OS_H
@@ -308,6 +309,13 @@ IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
     syscall(IDIST__OS_FUTEX, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
+// Sends one byte through a socket, so that a peer that sleeps in poll on it wakes up. Never blocks;
+// when the socket is full, the peer has enough to read.
+IDIST__UNUSED static void idist__os_nudge(int fd) { send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); }
+
+// Lets other threads run on this processor.
+IDIST__UNUSED static void idist__os_yield(void) { sched_yield(); }
+
 // Lets all other processes that have announced themselves here (announce) pass a full memory fence
 // before it returns.
 IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
@@ -391,12 +399,10 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 //------------------------------------------------------------------------------
 
 
-
 //------------------------------------------------------------------------------
 // [os:file]  files, locks on them, and folders
 // uses -
 //------------------------------------------------------------------------------
-
 
 
 //------------------------------------------------------------------------------
@@ -405,19 +411,16 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 //------------------------------------------------------------------------------
 
 
-
 //------------------------------------------------------------------------------
 // [os:poll]  waiting for descriptors, and waking who waits
 // uses -
 //------------------------------------------------------------------------------
 
 
-
 //------------------------------------------------------------------------------
 // [os:terminal]  the terminal
 // uses -
 //------------------------------------------------------------------------------
-
 
 
 #endif // IDIST_OS_H
