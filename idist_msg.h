@@ -2,44 +2,82 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+WHAT IT IS
+
+    Non-blocking messages between two ranks over one link, on any transport. idist_send and
+    idist_recv are such messages; collectives are algorithms made of them (idist_algo.h).
+
+      transfer   one send or receive under way, posted by this rank
+      message    one that has arrived before a receive for it was posted (unexpected)
+      frame      64 bytes that begin everything that goes through a link
+      link       the connection to one rank: what goes out, what is coming in, credits
+
+HOW IT FITS
+
+    The algorithms and calls above post transfers. [engine:engine] reads the links and tells this
+    file of the frames that arrive. No section asks which transport a link has: a transport says
+    what it can do (idist__transport in idist_shm.h).
+
+A SMALL MESSAGE (eager)
+
+    sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
+    receiver   idist__link_read (engine) -> idist__match_frame -> payload goes to the buffer of the
+               receive, or into a message if none is posted -> idist__verb_received
+    sender     gets CREDIT back when half of its window has been consumed
+
+A LARGE MESSAGE (rendezvous)
+
+    sender     RTS                      a message is ready, and where
+    receiver   PULLED                   it has read the message in the sender's memory, or
+               CTS                      it has a place for it
+    sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
+
 CONTENTS
 
-      [msg:types]      links, verbs, messages: what the sections below share
-      [msg:transport]  bytes over stream sockets
-      [msg:op]         a collective under way, and the macros that let an algorithm wait
-      [msg:link]       frames in and out of one connection
-      [msg:match]      which receive gets which message, and whether two calls are the same
-      [msg:verb]       the non-blocking verbs: send and receive
+      [msg:types]      frames, transfers, messages, links, and the backend's parts of world and
+group [msg:transport]  bytes over stream sockets [msg:op]         a collective under way, and the
+macros that let an algorithm wait [msg:index]      finding transfers and messages by what frames say
+      [msg:transfer]   the life of a send or receive
+      [msg:failure]    failures that are noticed in the middle of something
+      [msg:link]       frames out of one link, credits, rendezvous
+      [msg:message]    messages that nobody has asked for yet
+      [msg:history]    whether two ranks make the same calls
+      [msg:match]      which receive gets which message
+      [msg:send]       posting sends
+      [msg:recv]       posting receives
 */
 #ifndef IDIST_MSG_H
 #define IDIST_MSG_H
 
 //------------------------------------------------------------------------------
-// [msg:types]  links, verbs, messages: what the sections below share
+// [msg:types]  frames, transfers, messages, links, and the backend's parts of world and group
 // uses os world shm:transport
-// used by transport link verb engine algo join
 //------------------------------------------------------------------------------
 
-// A frame is 64 bytes, in the byte order that the handshake found equal on both sides; nbytes of
+// A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
 // payload may follow.
 //
-//   type   what follows                  fields used besides ctx
-//   EAGER  a whole message               print, tag, nbytes; past, and in id and aux what the call
-//   before was RTS    nothing: a message is ready   print, tag, past, id (the sender's name for
-//   it), nbytes (its size), aux (its
-//                                        address), flags (low bits of how many sends that rank has
-//                                        withdrawn)
-//   CTS    nothing: send it              id (as in RTS), aux (the receiver's name for it)
-//   DATA   a piece of it                 id (the receiver's name), nbytes (of the piece)
-//   PULLED nothing: I read it myself     id (as in RTS)
-//   CREDIT nothing                       nbytes of eager messages were consumed
-//   WAITS  nothing: I wait in a call     print, flags; aux (send / recv messages got so far), id
-//   (of an RTS) HERE   nothing: I entered it too     print, of that call or of the last one that I
-//   entered ABORT  text: the group failed        aux (the status), nbytes LEFT   nothing: I freed
-//   the group    - BYE    nothing: I finalized
+//   type    meaning                       payload    fields besides ctx
+//   EAGER   a whole message               message    print, tag, nbytes, past; id and aux: the
+//                                                    previous call (idist__history_tell_past)
+//   RTS     a message is ready            -          print, tag, past, id (the sender's number for
+//                                                    it), nbytes (its size), aux (its address),
+//                                                    flags (low bits of the number of sends that
+//                                                    the rank has withdrawn)
+//   CTS     send it                       -          id (as in RTS), aux (the receiver's number)
+//   DATA    a piece of it                 piece      id (the receiver's number), nbytes
+//   PULLED  I have read it myself         -          id (as in RTS)
+//   CREDIT  eager bytes were consumed     -          nbytes (how many)
+//   WAITS   I am waiting in a call        -          print, flags, aux (send / recv messages
+//                                                    received so far), id (of an RTS)
+//   HERE    I have entered it too         -          print, of that call or of the last one that
+//                                                    I have entered
+//   ABORT   the group has failed          text       aux (the status), nbytes
+//   LEFT    I have freed the group        -          -
+//   BYE     I have finalized              -          -
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t past; // of EAGER and RTS in a collective: a digest of the calls before it
+    uint16_t past; // of EAGER and RTS in a collective: digest of the calls before it
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
     idist__print print;
@@ -65,155 +103,161 @@ enum {
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
-#define IDIST__PIECE_BYTES \
-    ((size_t)1 << 20) // of a DATA frame: what can be interleaved with it waits this long
-#define IDIST__WINDOW_BYTES \
-    ((size_t)1 << 20) // eager bytes on their way to one rank that has not consumed them
+// Payload of a DATA frame. Frames of other messages wait this long behind it.
+#define IDIST__PIECE_BYTES ((size_t)1 << 20)
+// Eager bytes, frames included, that are under way to one rank or wait there to be consumed.
+#define IDIST__WINDOW_BYTES ((size_t)1 << 20)
+// The largest eager message where the receiver can read larger ones in our memory.
+#define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
 #define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
-enum { IDIST__CLOSED = 64 };            // groups whose end a ring remembers
-enum {
-    IDIST__UNKNOWN_MOST = 1024
-}; // messages that a rank may send for groups that do not exist here yet
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // of the quick way, with more ranks than cores
-#define IDIST__TURN_NS 64      // of the quick way, about: a look and a short break
-#define IDIST__EAGER_NEAR_BYTES \
-    ((size_t)8192) // the limit of an eager message where the receiver can read it by itself
+#define IDIST__QUICK_YIELDS 16 // polls of the quick way when cores are oversubscribed
+#define IDIST__TURN_NS 64      // a poll of the quick way takes about this long
+#define IDIST__HISTORY 64
+// A rank that sleeps on shared memory looks at its sockets this often.
+#define IDIST__LOOK_NS (10 * IDIST__MS)
 
-// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
-// So those that frames ask for, and messages that came early, can be found by a hash of what
-// identifies them; equal ones come oldest first.
-typedef struct idist__hook { // the place in a bucket
-    struct idist__hook *next, **at;
-    struct idist__bucket *bucket;
+enum { IDIST__CLOSED = 64 };        // groups whose end a ring remembers
+enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for groups not known here
+enum { IDIST__BUCKETS = 1024 };
+
+// A node of a hash table, inside of what it finds; see [msg:index].
+typedef struct idist__hook {
+    struct idist__hook *next, **at; // `at` is what points to it
+    struct idist__bucket *bucket;   // NULL: it is in no table
 } idist__hook;
 
 typedef struct idist__bucket {
-    idist__hook *first, **end; // end: of one that is not empty
+    idist__hook *first, **end; // oldest first; `end` is valid unless the bucket is empty
 } idist__bucket;
 
-enum { IDIST__BUCKETS = 1024 };
-
-// One send or receive under way: what algorithms are made of. It is in one list at a time (a link's
-// out, waiting, posted or receiving, a group's recvs or wild, the ring's idle ones), or in none
-// while it is a link's in_verb or the claim on a message.
+// One send or receive under way. It is in at most one list: a link's out, waiting, posted or
+// receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is a link's
+// in_verb or the claim on a message.
 typedef struct idist__verb {
-    struct idist__verb *next;  // in the one list that holds it
-    struct idist__verb **at;   // what points to it there
-    struct idist__verbs *list; // an idist__verbs that holds it, ...
-    idist__hook hook;          // ... and its bucket, or none
-    idist__task
-        *task; // NULL: nobody waits for it (a control frame, or the rest of a cancelled message)
-    int slot;  // of a receive in a collective, -1: none
-    bool send, started; // started: the other side was told about it
-    char *data;
-    size_t nbytes, moved;
+    struct idist__verb *next;
+    struct idist__verb **at;   // what points to it
+    struct idist__verbs *list; // the list that holds it, if that is an idist__verbs
+    idist__hook hook;          // in ring->verbs, if frames ask for it
+    idist__task *task;         // NULL for control frames and for the rest of a cancelled message
+    int slot;                  // of a receive in a collective; -1: none
+    bool send;                 // false: a receive
+    bool started;              // the peer has been told of it
+    char *data;                // the user's buffer
+    size_t nbytes, moved;      // of the whole message
     idist__frame frame;        // what goes out, or what the receive wants
-    size_t frame_moved;        // of the frame under way
-    size_t piece, piece_moved; // of its payload
-    uint64_t id;
-    uint64_t stamp; // order of posting
-    char *owned;    // payload that is freed with the verb
+    size_t frame_moved;        // bytes of the frame that have gone out
+    size_t piece, piece_moved; // payload behind the frame
+    uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED
+    uint64_t stamp;            // order of posting
+    char *owned;               // payload that is freed with the transfer
 } idist__verb;
 
 typedef struct idist__verbs {
-    idist__verb *first, **end; // oldest first; end: of a list that is not empty
+    idist__verb *first, **end; // oldest first; `end` is valid unless the list is empty
 } idist__verbs;
 
-// A message that came before anybody asked for it.
+// A message that arrived before a receive for it was posted.
 typedef struct idist__message {
-    struct idist__message *next, **at; // as of a verb
-    idist__hook hook;
+    struct idist__message *next, **at; // in its link's list; `at` is what points to it
+    idist__hook hook;                  // in ring->messages
     int peer;
-    idist__frame frame;
+    idist__frame frame;     // EAGER or RTS
     char *data;             // eager: the payload, behind this struct
-    size_t moved;           // how much of it is here
-    idist__verb *claim;     // the receive that takes it once it is complete
-    idist__verb *self_send; // to ourselves: the payload is still with the sender
-    bool unknown;           // its group did not exist here when it came
-    uint64_t stamp;
+    size_t moved;           // bytes of it that have arrived
+    idist__verb *claim;     // the receive that gets it once it has arrived completely
+    idist__verb *self_send; // to ourselves: the payload is still in the sender's buffer
+    bool unknown;           // its group did not exist here when it arrived
+    uint64_t stamp;         // order of arrival
 } idist__message;
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
     int fd;
-    void *port; // &fd for sockets, an idist__shm_port
+    void *port; // the transport's: &fd for sockets, an idist__shm_port for shared memory
     bool open;
-    bool bye;   // the other side finalized: the end of the stream is no loss
-    bool ended; // its stream is at the end; see idist__link_ended
+    bool bye;   // the peer has finalized: the end of the stream is no loss
+    bool ended; // the stream is at its end; [engine:engine] decides what that means
     int ended_errno;
-    bool write_dead;                    // writing failed; reading will tell why
-    idist__verb *out, **out_end;        // going out, in order
-    idist__verbs waiting;               // sends that wait for CTS
-    idist__verbs posted;                // receives of collectives, not matched yet
-    idist__verbs receiving;             // matched, DATA is coming
-    idist__message *early, **early_end; // unexpected, in order of arrival
-    // window + what is on its way, lies early over there, or is owed to us there =
-    // IDIST__WINDOW_BYTES, always.
-    size_t window, owed; // eager bytes we may still send; consumed but not yet told
-    size_t their_window; // eager bytes the other rank may still send
-    int nunknown;        // messages in `early` that came for a group which does not exist here
-    char *stage;         // bytes read but not looked at: stage[at .. end)
+    bool write_dead; // writing has failed; reading will tell why
+
+    idist__verb *out, **out_end; // going out, in order
+    idist__verbs waiting;        // sends that wait for CTS or PULLED
+    idist__verbs posted;         // receives of collectives, not matched yet
+    idist__verbs receiving;      // matched; DATA is coming
+
+    idist__message *early, **early_end; // unexpected messages, in order of arrival
+    int nunknown;                       // of those, for groups that do not exist here
+
+    // Credits. window + what is on its way, lies unread at the peer, or is owed to us there
+    // = IDIST__WINDOW_BYTES, at all times.
+    size_t window;       // eager bytes that we may still send
+    size_t owed;         // eager bytes that we have consumed and not yet told the peer
+    size_t their_window; // eager bytes that the peer may still send
+
+    char *stage; // bytes that have been read from the transport; stage[at .. end) are new
     size_t at, end;
-    idist__frame in;
-    size_t in_moved;
-    size_t left;                      // payload of `in` still to come,
-    char *target;                     // and where it goes; NULL: nowhere
-    idist__verb *in_verb;             // what it belongs to
-    idist__message *in_message;       //
+    idist__frame in;                  // the frame that is being read
+    size_t in_moved;                  // bytes of it
+    size_t left;                      // payload of it still to come, ...
+    char *target;                     // ... where it goes (NULL: nowhere), ...
+    idist__verb *in_verb;             // ... and what it belongs to: a transfer
+    idist__message *in_message;       // or a message
     char text[IDIST__TEXT_BYTES + 1]; // of an ABORT
-    idist__frame peer_waits;          // the last WAITS, while nothing else came after it
-    uint64_t p2p_sent, p2p_got;       // messages of send / recv
-    int64_t here_ns;                  // when the last HERE came
+
+    idist__frame peer_waits;    // the last WAITS, while nothing else has come after it
+    uint64_t p2p_sent, p2p_got; // messages of send / recv
+    int64_t here_ns;            // when the last HERE came
 } idist__link;
 
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
-    idist__link *links; // by world rank; the own one holds messages to ourselves
-    struct pollfd *polls;
+    idist__link *links;   // by world rank; our own one holds messages to ourselves
+    struct pollfd *polls; // scratch of [engine:engine]
     int *poll_ranks;
-    int wake;
-    struct idist__shm *shm; // shared with the other ranks of this host, or NULL
+    int wake;               // descriptor that ends a sleep
+    struct idist__shm *shm; // memory that the ranks of this host share, or NULL
     int nstreams;           // links whose bytes go through a descriptor
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
-    int64_t drowsy_ns; // how much longer than IDIST__LOOK_NS we sleep there, as nobody wakes us
-    bool judging;      // inside idist__link_ended
-    idist__verb *idle;
+    int64_t drowsy_ns;      // how much longer than IDIST__LOOK_NS we sleep there by now
+    int64_t looked_ns;      // when the last call began that read the links
+    bool judging;           // inside the function that decides what the end of a stream means
+    idist__verb *idle;      // transfers that can be used again
     uint64_t stamp, next_id;
-    uint64_t closed[IDIST__CLOSED]; // ctx of the groups closed last: what still comes for them is
-                                    // dropped
-    uint32_t nclosed;
-    int64_t looked_ns; // when the last call began that read the links
-    // A failure noticed in the middle of something is carried out when that is through.
+    uint64_t closed[IDIST__CLOSED]; // ctx of the groups that were closed last: what still arrives
+    uint32_t nclosed;               // for them is dropped
+
+    // A failure that is noticed in the middle of something; see [msg:failure].
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
-    idist__bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS];
+
+    idist__bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see [msg:index]
 } idist__ring;
 
-#define IDIST__HISTORY 64
-#define IDIST__LOOK_NS \
-    (10 * IDIST__MS) // a rank that sleeps on shared memory looks at its sockets this often
-
 typedef struct idist__seen { // what is known of a member's progress in a group
-    uint32_t seq;            // it entered this call
-    idist__print print;      //
+    uint32_t seq;            // it has entered this call, ...
+    idist__print print;      // ... which is this one
 } idist__seen;
 
-typedef struct idist__ring_group {
-    int *rank_of;                         // rank in the group by world rank; -1
-    idist__seen *seen;                    // by rank in the group
-    idist__verbs recvs;                   // receives of recv
-    idist__verbs wild;                    // those from any source or with any tag
-    idist__print history[IDIST__HISTORY]; // of our own calls, by seq
-    uint16_t past[IDIST__HISTORY];        // and the digest of those before each
-    uint16_t digest;                      // of all of them so far
-    struct idist__share *share;           // NULL: its collectives are made of messages
-    bool met;                             // all members have heard of all places
-    int nhosts;                           // of a group over several hosts, 0: see ring:host
-    bool in_order;                        // the members on a host follow each other
-    idist_group *near, *leads; // NULL: no other member on this host; this rank leads no host
-    idist_group *whole;        // this group is near or leads of that one
+typedef struct idist__ring_group { // the backend's part of a group
+    int *rank_of;                  // rank in the group by world rank; -1: not a member
+    idist__seen *seen;             // by rank in the group
+    idist__verbs recvs;            // receives of recv, ...
+    idist__verbs wild;             // ... and those from any source or with any tag
+
+    idist__print history[IDIST__HISTORY]; // of our own calls, by seq; see [msg:history]
+    uint16_t past[IDIST__HISTORY];        // digest of the calls before each
+    uint16_t digest;                      // of all calls so far
+
+    struct idist__share *share; // of members that share memory; NULL: collectives are messages
+    bool met;                   // all members know of all members' regions
+
+    // A group over several hosts; see [algo:host].
+    int nhosts;                // 0: its collectives do not go by host
+    bool in_order;             // the members on each host have successive ranks
+    idist_group *near, *leads; // the members on this host; the first members of all hosts (or NULL)
+    idist_group *whole;        // the group of which this one is `near` or `leads`
     idist__task *head, *last;  // calls by host under way; only the first one runs
 } idist__ring_group;
 
@@ -232,29 +276,47 @@ static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
     return idist__sock_read(*(int *)port, buf, nbytes);
 }
 
-static ptrdiff_t idist__stream_write(void *port, const struct iovec *parts, int nparts) {
+static ptrdiff_t idist__transport_write(void *port, const struct iovec *parts, int nparts) {
     return idist__sock_write(*(int *)port, parts, nparts);
 }
 
-static int idist__stream_fd(void *port) { return *(int *)port; }
+static int idist__transport_fd(void *port) { return *(int *)port; }
 
-static void idist__stream_close(void *port) { idist__os_close((int *)port); }
+static void idist__transport_close(void *port) { idist__os_close((int *)port); }
 
-static const idist__transport idist__transport_tcp = {
-    "tcp", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL,
-    true};
-static const idist__transport idist__transport_unix = {
-    "unix", idist__stream_read, idist__stream_write, idist__stream_fd, idist__stream_close, NULL,
-    false};
+static const idist__transport idist__transport_tcp = {"tcp",
+                                                      idist__stream_read,
+                                                      idist__transport_write,
+                                                      idist__transport_fd,
+                                                      idist__transport_close,
+                                                      NULL,
+                                                      true,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL};
+static const idist__transport idist__transport_unix = {"unix",
+                                                       idist__stream_read,
+                                                       idist__transport_write,
+                                                       idist__transport_fd,
+                                                       idist__transport_close,
+                                                       NULL,
+                                                       false,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL};
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
 // uses err mem reduce world types
 //
-// An algorithm is a function that is called again whenever one of its sends or receives is through.
-// It either keeps its place by itself (streams), or is written as straight code between CO_BEGIN
-// and CO_END, where CO_AWAIT leaves the function until its condition holds. Nothing in it may live
-// in local variables across an AWAIT; the state is in idist__op.
+// An algorithm is a function that is called again whenever one of its sends or receives completes.
+// It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
+// code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function until its condition
+// holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
 //------------------------------------------------------------------------------
 
 #define IDIST__SLOTS 8                          // receives of a stream that are posted ahead
@@ -262,55 +324,73 @@ static const idist__transport idist__transport_unix = {
 
 typedef struct idist__op idist__op;
 
-// A stream: items come in one after the other, are taken (reduced, say), and items go out. See
-// idist__stream_run.
-typedef struct idist__item {
-    int peer; // rank in the group
+typedef struct idist__item { // of a stream
+    int peer;                // rank in the group
     char *data;
     size_t nbytes;
 } idist__item;
 
+// State of a collective in shared memory (idist_share.h).
+typedef struct idist__shared_op {
+    uint32_t call_number; // among the shared calls of the group
+    int next_rank;        // where the check of the other members goes on
+    bool entered;         // our slot announces the call
+    bool remote;          // contributions may be read across memories, through the kernel
+    bool in_place;        // our contribution is read where it is
+    bool direct;          // the others write to our result
+    uint64_t first_chunk; // number of the call's first chunk, over all calls of the group
+    size_t nchunks;
+    size_t chunk_count;   // elements of a block in each chunk
+    size_t chunk;         // the chunk under way
+    size_t exposed;       // chunks that we have exposed
+    size_t largest_count; // v-forms: elements of the largest part
+} idist__shared_op;
+
 struct idist__op {
     void (*run)(idist__task *t);
-    void (*finish)(idist__task *t); // after the last step, e.g. a copy to where the result belongs
-    int algorithm; // 1 latency, 2 bandwidth, 3 flat, 4 chunked, 5 by host: part of the fingerprint
-    int line;      // where run goes on
-    bool running;
-    uint16_t past;      // digest of the calls before
-    uint32_t rx;        // bit k: the receive in slot k is not through
-    int nsends, nrecvs; // not through
-    idist__verb *verb; // of a send or receive of the program; NULL: there is none, or none any more
-    int n, r, root;
-    size_t size; // of an element as reduced: F16 is carried as F32
+    void (*finish)(idist__task *t); // after the last step, to copy the result to its place, say
+    int algorithm;                  // part of the fingerprint; see idist_algo.h and idist_share.h
+    int line;                       // where the coroutine goes on
+    bool running;                   // run is on the stack
+    uint16_t past;                  // digest of the calls before
+    uint32_t rx;                    // bit k: the receive in slot k is not complete
+    int nsends, nrecvs;             // not complete
+    idist__verb *verb;              // of a send or receive of the program; NULL when it has ended
+
+    // What the collective works on. Sends and receives of the program end here: the rest of the
+    // struct is not cleared for them.
+    int n, r, root; // size of the group, our rank
+    size_t size;    // of an element as it is reduced: over messages, F16 is carried as F32
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
     const idist__user_op *user; // &user_op, or NULL
     idist__user_op user_op;     // a copy: the op may be freed while the call runs
-    const char *in;             // own contribution
-    char *out;                  // result
+    const char *in;             // our contribution
+    char *out;                  // our result
     char *work;                 // scratch of the algorithm
-    char *slots;                // where a stream's receives land
-    char *memory;               // all scratch, in one piece
-    // state of an algorithm
-    int mask, v, p2, nr;
+    char *slots;                // where a stream's receives go
+    char *memory;               // all scratch, in one allocation
+
+    // State of an algorithm over messages.
+    int mask; // distance of the current step, a power of two
+    int v;    // our rank relative to the root, or among the ranks that take part
+    int p2;   // the largest power of two within the group
+    int nr;   // ranks beyond it
     size_t i, k;
-    // state of a stream
-    size_t nrecv, nsend, head, posted, taken, sent, chunk, chunks;
+
+    // State of a stream.
+    size_t nrecv, nsend; // items in all
+    size_t head;         // items that can be sent before anything is received
+    size_t posted, taken, sent;
+    size_t chunk, chunks; // elements of a chunk, and chunks of a block
     idist__item (*recv_at)(idist__task *t, size_t k);
     idist__item (*send_at)(idist__task *t, size_t k);
     void (*take)(idist__task *t, size_t k);
-    idist__task *step; // of a collective by host: the part under way
-    // state of a collective in shared memory
-    idist__task *after; // the next one of the group
-    uint32_t nth;
-    bool entered;
-    bool far;   // contributions may be read in the other processes
-    bool stays; // ours is read where it is
-    bool whole; // the others write into our result
-    int who;
-    uint64_t use;
-    size_t j, most;
+
+    idist__task *step;       // of a collective by host: the part under way
+    idist__task *after;      // the next one in the group's queue (shared memory, or by host)
+    idist__shared_op shared; // of a collective in shared memory
 };
 
 static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
@@ -329,15 +409,15 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C allows
-// for no null pointer.
+// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C does not
+// allow for null pointers.
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
 }
 
 // acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
-// its second operand, so where that must survive it is copied, a piece at a time.
+// its second operand, so where that must survive it is copied, in pieces.
 static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi,
                              size_t count, idist_dtype dtype) {
     uint64_t piece[512];
@@ -345,22 +425,23 @@ static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, cons
 
     if (!o->user || !o->user->fn) {
         o->reduce(acc, lo, hi, count);
-    } else if (acc == hi) {
-        idist__me.callbacks++;
-        o->user->fn(lo, acc, count, dtype, o->user->arg);
-        idist__me.callbacks--;
-    } else {
-        idist__me.callbacks++;
+        return;
+    }
 
+    idist__me.callbacks++;
+
+    if (acc == hi) {
+        o->user->fn(lo, acc, count, dtype, o->user->arg);
+    } else {
         for (at = 0; at < count; at += k) {
             k = count - at < most ? count - at : most;
             memcpy(piece, hi + at * o->size, k * o->size);
             o->user->fn(lo + at * o->size, piece, k, dtype, o->user->arg);
             memcpy(acc + at * o->size, piece, k * o->size);
         }
-
-        idist__me.callbacks--;
     }
+
+    idist__me.callbacks--;
 }
 
 static void idist__op_done(idist__task *t) {
@@ -375,18 +456,71 @@ static void idist__op_done(idist__task *t) {
 
 static void idist__op_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
+
     if (o->running || t->done) return;
-    o->running = true; // a verb that is through at once must not call the algorithm inside itself
+    o->running = true; // a transfer that completes at once must not call the algorithm recursively
     o->run(t);
     o->running = false;
 }
 
 //------------------------------------------------------------------------------
-// [msg:link]  frames in and out of one connection
-// uses err mem hash world types op
+// [msg:index]  finding transfers and messages by what frames say
+// uses hash world types
+//
+// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
+// So two hash tables of the ring hold the transfers that frames ask for and the unexpected
+// messages:
+//
+//   posted receives, messages   by group, peer, and tag (send / recv) or sequence number of the
+//   call sends that wait for CTS,    by the number that the frames give receives that wait for DATA
+//
+// In a bucket, and so among equal keys, the oldest comes first.
 //------------------------------------------------------------------------------
 
-static idist__verb *idist__verb_new(idist__ring *ring) {
+static void idist__index_insert(idist__hook *hook, idist__bucket *table, uint64_t key) {
+    idist__bucket *bucket = &table[key % IDIST__BUCKETS];
+
+    hook->next = NULL;
+    hook->at = bucket->first ? bucket->end : &bucket->first;
+    hook->bucket = bucket;
+    *hook->at = hook;
+    bucket->end = &hook->next;
+}
+
+static void idist__index_remove(idist__hook *hook) {
+    *hook->at = hook->next;
+    if (hook->next) hook->next->at = hook->at;
+    else hook->bucket->end = hook->at;
+    hook->bucket = NULL;
+}
+
+static idist__verb *idist__index_transfer(idist__hook *hook) {
+    return (idist__verb *)(void *)((char *)hook - offsetof(idist__verb, hook));
+}
+
+static idist__message *idist__hook_message(idist__hook *hook) {
+    return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
+}
+
+// The key of what a rank sends in a group: a message of send / recv (p2p) with this tag, or a step
+// of the collective with this sequence number.
+static uint64_t idist__ring_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
+    return idist__mix(ctx + ((uint64_t)(uint32_t)peer << 33), ((uint64_t)p2p << 32) | tag_or_seq);
+}
+
+static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
+    bool p2p = f->print.kind == IDIST__SEND;
+    return idist__ring_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
+}
+
+static uint64_t idist__index_id_key(uint64_t id) { return idist__mix(id, 0); }
+
+//------------------------------------------------------------------------------
+// [msg:transfer]  the life of a send or receive
+// uses mem world self types op index
+//------------------------------------------------------------------------------
+
+static idist__verb *idist__transfer_new(idist__ring *ring) {
     idist__verb *v = ring->idle;
 
     if (v) {
@@ -404,45 +538,7 @@ static idist__verb *idist__verb_new(idist__ring *ring) {
     return v;
 }
 
-// ---- what frames ask for ----
-
-static void idist__hook_on(idist__hook *hook, idist__bucket *table, uint64_t key) {
-    idist__bucket *bucket = &table[key % IDIST__BUCKETS];
-
-    hook->next = NULL;
-    hook->at = bucket->first ? bucket->end : &bucket->first;
-    hook->bucket = bucket;
-    *hook->at = hook;
-    bucket->end = &hook->next;
-}
-
-static void idist__hook_off(idist__hook *hook) {
-    *hook->at = hook->next;
-    if (hook->next) hook->next->at = hook->at;
-    else hook->bucket->end = hook->at;
-    hook->bucket = NULL;
-}
-
-static idist__verb *idist__hook_verb(idist__hook *hook) {
-    return (idist__verb *)(void *)((char *)hook - offsetof(idist__verb, hook));
-}
-
-static idist__message *idist__hook_message(idist__hook *hook) {
-    return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
-}
-
-// Of what a rank sends in a group: which is the tag of a message of its own (p2p), or the number of
-// a collective.
-static uint64_t idist__ring_key(uint64_t ctx, int peer, bool p2p, uint32_t which) {
-    return idist__mix(ctx + ((uint64_t)(uint32_t)peer << 33), ((uint64_t)p2p << 32) | which);
-}
-
-static uint64_t idist__frame_key(int peer, const idist__frame *f) {
-    bool p2p = f->print.kind == IDIST__SEND;
-    return idist__ring_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
-}
-
-static void idist__verb_list(idist__verbs *list, idist__verb *v) {
+static void idist__transfer_append(idist__verbs *list, idist__verb *v) {
     v->next = NULL;
     v->at = list->first ? list->end : &list->first;
     v->list = list;
@@ -450,25 +546,32 @@ static void idist__verb_list(idist__verbs *list, idist__verb *v) {
     list->end = &v->next;
 }
 
-static void idist__verb_put(idist__ring *ring, idist__verbs *list, idist__verb *v, uint64_t key) {
-    idist__verb_list(list, v);
-    idist__hook_on(&v->hook, ring->verbs, key);
+// The same for one that frames ask for.
+static void idist__transfer_put(idist__ring *ring, idist__verbs *list, idist__verb *v,
+                                uint64_t key) {
+    idist__transfer_append(list, v);
+    idist__index_insert(&v->hook, ring->verbs, key);
 }
 
+// Takes it out of its list and of the index.
 static void idist__verb_take(idist__verb *v) {
     *v->at = v->next;
     if (v->next) v->next->at = v->at;
     else v->list->end = v->at;
     v->list = NULL;
-    if (v->hook.bucket) idist__hook_off(&v->hook);
+    if (v->hook.bucket) idist__index_remove(&v->hook);
 }
 
-// The verb with this name, among those that wait for CTS or DATA.
+// The transfer with this number, among those that wait for CTS, PULLED or DATA.
 static idist__verb *idist__verb_named(idist__ring *ring, const idist__verbs *list, uint64_t id) {
-    idist__hook *hook = ring->verbs[idist__mix(id, 0) % IDIST__BUCKETS].first;
-    while (hook && (idist__hook_verb(hook)->list != list || idist__hook_verb(hook)->id != id))
-        hook = hook->next;
-    return hook ? idist__hook_verb(hook) : NULL;
+    idist__hook *hook = ring->verbs[idist__index_id_key(id) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__verb *v = idist__index_transfer(hook);
+        if (v->list == list && v->id == id) return v;
+    }
+
+    return NULL;
 }
 
 static void idist__verb_free(idist__ring *ring, idist__verb *v) {
@@ -478,7 +581,54 @@ static void idist__verb_free(idist__ring *ring, idist__verb *v) {
     ring->idle = v;
 }
 
-// Remembers a failure; idist__ring_settle carries it out.
+// A transfer is complete: completes its task, or resumes the algorithm.
+static void idist__verb_done(idist__ring *ring, idist__verb *v) {
+    idist__task *t = v->task;
+    bool send = v->send;
+    int slot = v->slot;
+    idist__op *o;
+
+    idist__verb_free(ring, v);
+    if (!t || t->done) return;
+    ring->w->nmoved++;
+
+    if (t->call.kind == IDIST__SEND) {
+        idist__complete(t, IDIST_OK, "");
+        return;
+    }
+
+    o = idist__op_of(t);
+    if (send) o->nsends--;
+    else o->nrecvs--;
+    if (slot >= 0) o->rx &= ~(1u << slot);
+    idist__op_run(t);
+}
+
+// A receive is complete, of recv or of a collective.
+static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
+    idist__task *t = v->task;
+    int tag = (int)v->frame.tag;
+    size_t count = (size_t)v->frame.print.check;
+
+    if (!t || t->call.kind != IDIST__RECV) {
+        idist__verb_done(ring, v);
+        return;
+    }
+
+    idist__verb_free(ring, v);
+    idist__recv_done(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
+}
+
+//------------------------------------------------------------------------------
+// [msg:failure]  failures that are noticed in the middle of something
+// uses err world types
+//
+// Failing a group cancels its tasks and frees their transfers. That must not happen while one of
+// them is in use further up the stack, so the failure is only recorded where it is noticed. The
+// engine carries it out when it is done with the links.
+//------------------------------------------------------------------------------
+
+// Records a failure. The first one counts.
 static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status,
                              const char *cause) {
     if (ring->failed || g->status != IDIST_OK) return;
@@ -487,6 +637,7 @@ static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status sta
     idist__copy_text(ring->failed_cause, sizeof ring->failed_cause, cause);
 }
 
+// Carries out the failure that was recorded, and those that this one brings about.
 static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
         idist_group *g = ring->failed;
@@ -495,26 +646,10 @@ static void idist__ring_settle(idist__ring *ring) {
     }
 }
 
-// A verb is through: its task learns of it and goes on.
-static void idist__verb_done(idist__ring *ring, idist__verb *v) {
-    idist__task *t = v->task;
-    bool send = v->send;
-    int slot = v->slot;
-
-    idist__verb_free(ring, v);
-    if (!t || t->done) return;
-    ring->w->nmoved++;
-
-    if (t->call.kind == IDIST__SEND) {
-        idist__complete(t, IDIST_OK, "");
-    } else {
-        idist__op *o = idist__op_of(t);
-        if (send) o->nsends--;
-        else o->nrecvs--;
-        if (slot >= 0) o->rx &= ~(1u << slot);
-        idist__op_run(t);
-    }
-}
+//------------------------------------------------------------------------------
+// [msg:link]  frames out of one link, credits, rendezvous
+// uses mem world self types index transfer failure
+//------------------------------------------------------------------------------
 
 static void idist__link_push(idist__link *l, idist__verb *v) {
     v->next = NULL;
@@ -528,46 +663,54 @@ static void idist__link_pop(idist__link *l) {
     if (!l->out) l->out_end = &l->out;
 }
 
-// Drops what was to go out: the other side does not read any more.
+// Drops what was to go out, because the peer reads no more. The tasks end with their group when
+// reading finds out about the loss.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->write_dead = true;
 
     while (l->out) {
         idist__verb *v = l->out;
         idist__link_pop(l);
-        idist__verb_free(ring,
-                         v); // the task, if any, ends with its group when reading finds the loss
+        idist__verb_free(ring, v);
     }
 }
 
-// A frame and its payload are out: what comes of the verb.
+// A frame and its payload have gone out.
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) {
+    size_t left;
+
     idist__link_pop(l);
 
     if (v->frame.type == IDIST__RTS) {
-        idist__verb_put(ring, &l->waiting, v, idist__mix(v->id, 0));
-    } else if (v->frame.type == IDIST__DATA && (v->moved += v->piece) < v->nbytes) {
-        v->piece =
-            v->nbytes - v->moved < IDIST__PIECE_BYTES ? v->nbytes - v->moved : IDIST__PIECE_BYTES;
-        v->frame.nbytes = v->piece;
-        idist__link_push(l, v); // behind the others: a large message does not hold up small ones
-    } else {
-        idist__verb_done(ring, v);
+        idist__transfer_put(ring, &l->waiting, v, idist__index_id_key(v->id));
+        return;
     }
+
+    if (v->frame.type == IDIST__DATA) v->moved += v->piece;
+
+    if (v->frame.type != IDIST__DATA || v->moved >= v->nbytes) {
+        idist__verb_done(ring, v);
+        return;
+    }
+
+    left = v->nbytes - v->moved;
+    v->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v); // behind the others: a large message does not hold up small ones
 }
 
-// Writes as much as the socket takes.
+// Writes as much as the transport takes.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
     while (l->out && !l->write_dead) {
         idist__verb *v = l->out;
+        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved, of_frame;
         struct iovec parts[2];
         int nparts = 0;
         ptrdiff_t n;
-        size_t k;
 
-        if (v->frame_moved < IDIST__FRAME_BYTES) {
+        if (frame_left) {
             parts[nparts].iov_base = (char *)&v->frame + v->frame_moved;
-            parts[nparts++].iov_len = IDIST__FRAME_BYTES - v->frame_moved;
+            parts[nparts++].iov_len = frame_left;
         }
 
         if (v->piece_moved < v->piece) {
@@ -583,54 +726,59 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 
         if (n == 0) return;
         v->started = true;
-        k = IDIST__FRAME_BYTES - v->frame_moved < (size_t)n ? IDIST__FRAME_BYTES - v->frame_moved
-                                                            : (size_t)n;
-        v->frame_moved += k;
-        v->piece_moved += (size_t)n - k;
+        of_frame = frame_left < (size_t)n ? frame_left : (size_t)n;
+        v->frame_moved += of_frame;
+        v->piece_moved += (size_t)n - of_frame;
         if (v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece)
             idist__link_sent(ring, l, v);
     }
 }
 
-// Queues a frame that no task waits for; text may follow it.
+// The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
+static void idist__link_add_text(idist__ring *ring, idist__verb *v, const char *text) {
+    size_t nbytes = strlen(text);
+
+    v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
+
+    if (v->owned) {
+        memcpy(v->owned, text, nbytes);
+        v->data = v->owned;
+        v->nbytes = v->piece = nbytes;
+    }
+
+    v->frame.nbytes = v->nbytes;
+}
+
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows it.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
                                 const char *text) {
-    idist__verb *v = l->open && !l->write_dead ? idist__verb_new(ring) : NULL;
-    idist_group *g = v ? NULL : idist__world_find_group(ring->w, f->ctx);
+    idist__verb *v;
 
-    if (!v) { // if it is for want of memory, the other side waits for what the frame says
-        if (l->open && !l->write_dead)
-            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY,
-                             "a rank is out of memory");
+    if (!l->open || l->write_dead) return;
+    v = idist__transfer_new(ring);
+
+    if (!v) { // the peer would wait for what the frame says
+        idist_group *g = idist__world_find_group(ring->w, f->ctx);
+        idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY,
+                         "a rank is out of memory");
         return;
     }
 
     v->send = true;
     v->frame = *f;
-
-    if (text) {
-        size_t n = strlen(text);
-        v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, n + 1);
-
-        if (v->owned) {
-            memcpy(v->owned, text, n);
-            v->data = v->owned;
-            v->nbytes = v->piece = n;
-        }
-
-        v->frame.nbytes = v->nbytes;
-    }
+    if (text) idist__link_add_text(ring, v, text);
 
     idist__link_push(l, v);
     idist__link_flush(ring, l);
 }
 
-// Eager bytes were taken out of our memory; the sender learns of it when enough has come together.
+// Eager bytes have left our memory. The sender is told when half of its window has come together.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame f;
 
     l->owed += nbytes + IDIST__FRAME_BYTES;
     if (l->owed < IDIST__WINDOW_BYTES / 2) return;
+
     memset(&f, 0, sizeof f);
     f.type = IDIST__CREDIT;
     f.nbytes = l->owed;
@@ -639,286 +787,27 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     idist__link_control(ring, l, &f, NULL);
 }
 
-static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
-    *m->at = m->next;
-    if (m->next) m->next->at = m->at;
-    else l->early_end = m->at;
-    idist__hook_off(&m->hook);
-
-    if (l->in_message == m) {
-        l->in_message = NULL;
-        l->target = NULL;
-    }
-
-    if (m->unknown) l->nunknown--;
-    idist__mem_free(&ring->w->cfg.mem, m);
+// Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
+// count of our withdrawn sends that its RTS has to carry.
+static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
+    return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
 }
 
-// The oldest message that a rank sent for a group which does not exist here. Honest ranks leave a
-// few behind, for groups that were freed before all had come; so nobody is refused for it.
-static void idist__link_forget_unknown(idist__ring *ring, idist__link *l) {
-    idist__message *m = l->early;
-    bool whole;
-    size_t nbytes;
-
-    while (m && (!m->unknown || m == l->in_message)) m = m->next;
-    if (!m) return;
-    whole = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
-    nbytes = (size_t)m->frame.nbytes;
-    idist__message_free(ring, l, m);
-    if (whole) idist__link_consumed(ring, l, nbytes);
+// Whether a message of this size goes out at once, given the credits for it.
+static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
+    if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
+    return nbytes <= IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
 }
 
-static bool idist__ring_has_closed(const idist__ring *ring, uint64_t ctx) {
-    uint32_t i;
-    for (i = 0; i < IDIST__CLOSED && i < ring->nclosed; i++)
-        if (ring->closed[i] == ctx) return true;
-    return false;
-}
-
-static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
-                                          size_t payload) {
-    idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
-
-    if (!m) return NULL;
-    memset(m, 0, sizeof *m);
-    m->frame = *f;
-    m->data = (char *)(m + 1);
-    m->stamp = ++ring->stamp;
-    m->unknown = !idist__world_find_group(ring->w, f->ctx);
-    if (m->unknown && ++l->nunknown > IDIST__UNKNOWN_MOST) idist__link_forget_unknown(ring, l);
-    m->peer = (int)(l - ring->links);
-    m->at = l->early_end;
-    *l->early_end = m;
-    l->early_end = &m->next;
-    idist__hook_on(&m->hook, ring->messages, idist__frame_key(m->peer, f));
-
-    return m;
-}
-
-//------------------------------------------------------------------------------
-// [msg:match]  which receive gets which message, and whether two calls are the same
-// uses hash world self segment types op link
-//------------------------------------------------------------------------------
-
-// Two ranks are in different calls: the group fails on all of them.
-static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer,
-                                 const idist__print *theirs, const idist__print *ours,
-                                 const char *field) {
-    char cause[400];
-    int me = ring->w->group.rank;
-    if (me < peer) idist__mismatch_text(field, me, ours, peer, theirs, cause, sizeof cause);
-    else idist__mismatch_text(field, peer, theirs, me, ours, cause, sizeof cause);
-    idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
-}
-
-// The digest of the calls before a new one. A part of a call on a larger group also vouches for the
-// calls on that group.
-static uint16_t idist__ring_past(const idist__task *t) {
-    return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->whole_past);
-}
-
-// A call begins. A rank may be through with a one-way call, and with the next one, before it has
-// read the frame that differs. So every frame and every notice says what its sender called before:
-// any rank that gets a later one can tell.
-static void idist__ring_note(idist__task *t, idist__op *o, int algorithm) {
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__print p = idist__task_print(t, algorithm);
-    uint64_t what; // what a print begins with: kind, dtype, op, algorithm and root
-
-    memcpy(&what, &p, sizeof what);
-    what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
-
-    rg->past[p.seq % IDIST__HISTORY] = o->past = idist__ring_past(t);
-    rg->history[p.seq % IDIST__HISTORY] = p;
-    rg->digest = (uint16_t)(((what ^ what >> 32) + p.check) * 0xd6e8feb86659fd93u >> 48);
-}
-
-// What this rank called before the call of this print, on the group that the user knows; NULL when
-// that is forgotten.
-static const idist__print *idist__ring_before(const idist_group *g, const idist__print *print) {
-    uint32_t seq = (print->whole ? print->whole : print->seq) - 1;
-    const idist__print *before;
-
-    if (print->whole) g = idist__ring_group_of(g)->whole;
-    if (!g) return NULL;
-    before = &idist__ring_group_of(g)->history[seq % IDIST__HISTORY];
-    return before->seq == seq ? before : NULL;
-}
-
-// id and aux are free in EAGER: there it says what the very call before was, if that is still
-// known, for the error text.
-static void idist__frame_tell_past(const idist__task *t, idist__frame *f) {
-    const idist__print *before;
-
-    f->past = idist__op_of(t)->past;
-    if (f->type != IDIST__EAGER) return;
-    before = idist__ring_before(t->group, &f->print);
-    if (!before) return;
-    memcpy(&f->id, before, sizeof f->id);
-    f->aux = before->check;
-}
-
-// Two ranks are in the same call, and called something else before; `theirs` says what, if its kind
-// is not 0.
-static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer,
-                                     const idist__print *print, const idist__print *theirs) {
-    const idist__print *before = idist__ring_before(g, print);
-    const char *field = before && theirs->kind ? idist__print_difference(theirs, before) : NULL;
-
-    if (field) idist__ring_mismatch(ring, g, peer, theirs, before, field);
-    else idist__ring_mismatch(ring, g, peer, print, print, "sequence of calls before it");
-}
-
-// The same, from a frame, which says the most when it is EAGER.
-static void idist__frame_past_differs(idist__ring *ring, idist_group *g, int peer,
-                                      const idist__frame *f) {
-    const idist__print *before = idist__ring_before(g, &f->print);
-    idist__print theirs;
-
-    memset(&theirs, 0, sizeof theirs);
-
-    if (before && f->type == IDIST__EAGER) {
-        theirs = *before; // with its number
-        memcpy(&theirs, &f->id, sizeof f->id);
-        theirs.check = f->aux;
-    }
-
-    idist__ring_past_differs(ring, g, peer, &f->print, &theirs);
-}
-
-// Compares a frame of a collective with our call of the same number, running or finished. False on
-// a mismatch. A frame for a call that we have not begun says nothing yet.
-static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
-    idist__ring_group *rg = idist__ring_group_of(g);
-    idist__seen *seen = &rg->seen[rg->rank_of[peer]];
-    const idist__print *ours = &rg->history[f->print.seq % IDIST__HISTORY];
-    const idist__task *t = ring->w->tasks;
-    const char *field;
-
-    if ((int32_t)(f->print.seq - seen->seq) >= 0) {
-        seen->seq = f->print.seq;
-        seen->print = f->print;
-    }
-
-    if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
-    field = idist__print_difference(&f->print, ours);
-    // What is left over of a finished call that looked the same: the calls were not the same after
-    // all.
-    while (t && (t->group != g || t->seq != f->print.seq)) t = t->next;
-    if (!field && f->type <= IDIST__RTS && !t) field = "sequence";
-    if (field) idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
-    else if (f->type > IDIST__RTS || f->past == rg->past[ours->seq % IDIST__HISTORY]) return true;
-    else idist__frame_past_differs(ring, g, peer, f);
-
-    return false;
-}
-
-static void idist__recv_finish(idist__ring *ring, idist__verb *v, int peer, const idist__frame *f) {
-    idist__task *t = v->task;
-    int source = idist__ring_group_of(t->group)->rank_of[peer];
-    idist__verb_free(ring, v);
-    idist__recv_done(t, source, (int)f->tag, (size_t)f->print.check);
-}
-
-// A receive is through, whichever kind it is.
-static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
-    if (v->task && v->task->call.kind == IDIST__RECV) idist__recv_finish(ring, v, peer, &v->frame);
-    else idist__verb_done(ring, v);
-}
-
-// The oldest receive of the group that wants this p2p message, or NULL.
-static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer,
-                                        const idist__frame *f) {
-    idist__ring_group *rg = idist__ring_group_of(g);
-    idist__hook *hook =
-        rg->recvs.first ? ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first : NULL;
-    idist__verb *wild = rg->wild.first, *v = NULL;
-
-    for (; hook && !v; hook = hook->next)
-        if (idist__hook_verb(hook)->list == &rg->recvs &&
-            idist__recv_wants(idist__hook_verb(hook)->task, peer, (int)f->tag))
-            v = idist__hook_verb(hook);
-
-    while (wild && !idist__recv_wants(wild->task, peer, (int)f->tag)) wild = wild->next;
-
-    return !v || (wild && wild->stamp < v->stamp) ? wild : v;
-}
-
-// Takes it out. Receives that it does not fit fail, and the message stays.
-static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
-                                      const idist__frame *f) {
-    idist__verb *v;
-
-    while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
-        idist_status s;
-        char text[256];
-        idist__verb_take(v);
-        if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
-                                idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &s, text,
-                                sizeof text))
-            return v;
-        idist__complete(v->task, s, text);
-        idist__verb_free(ring, v);
-    }
-
-    return NULL;
-}
-
-static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
-                                        const idist__frame *f) {
-    idist__hook *hook;
-
-    for (hook = ring->verbs[idist__frame_key(peer, f) % IDIST__BUCKETS].first; hook;
-         hook = hook->next) {
-        idist__verb *v = idist__hook_verb(hook);
-        if (v->list != &l->posted) continue;
-        if (v->frame.ctx != f->ctx || v->frame.print.seq != f->print.seq || v->frame.tag != f->tag)
-            continue;
-        idist__verb_take(v);
-        return v;
-    }
-
-    return NULL;
-}
-
-// The receive for a frame that begins a message, or NULL: it came early, or its group has failed.
-static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
-                                       const idist__frame *f) {
-    idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    idist__verb *v;
-
-    if (!g || g->status != IDIST_OK) return NULL;
-    if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
-    if (!idist__ring_agree(ring, g, peer, f)) return NULL;
-    v = idist__match_posted(ring, l, peer, f);
-    if (v && v->nbytes != f->nbytes) {
-        char cause[400];
-        idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
-                           sizeof cause);
-        idist__verb_put(ring, &l->posted, v, idist__frame_key(peer, f));
-        idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
-        return NULL;
-    }
-
-    return v;
-}
-
-// Reads an announced message in the memory of its sender. False when that cannot be, or the sender
-// may have given up meanwhile and used the memory for something else.
+// Reads an announced message in the memory of its sender. False: that is not possible, or the
+// sender may have given up meanwhile and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__verb *v,
                              const idist__frame *f) {
-    const idist__shm *m = ring->shm;
     idist__frame pulled;
-    int rank;
 
-    if (!f->aux || !l->transport->polled || !m->far) return false;
-    rank = m->local[peer];
-    if (idist__shm_pull(m, rank, f->aux, v->data, (size_t)f->nbytes) != 0) return false;
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if ((uint8_t)__atomic_load_n(&idist__shm_bell(m, rank)->withdrawn, __ATOMIC_ACQUIRE) !=
-        f->flags)
-        return false;
+    if (!f->aux || !l->transport->pull) return false;
+    if (!l->transport->pull(l->port, f->aux, f->flags, v->data, (size_t)f->nbytes)) return false;
+
     memset(&pulled, 0, sizeof pulled);
     pulled.type = IDIST__PULLED;
     pulled.ctx = f->ctx;
@@ -930,19 +819,21 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// A large message was announced and somebody wants it.
+// A message was announced, and there is a receive for it: fetches it.
 static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer, idist__verb *v,
                                       const idist__frame *f) {
     idist__frame cts;
 
     if (idist__link_pull(ring, l, peer, v, f)) return;
-    memset(&cts, 0, sizeof cts);
+
     v->id = ++ring->next_id;
     v->nbytes = (size_t)f->nbytes;
     v->moved = 0;
     v->frame = *f;
     v->started = true;
-    idist__verb_put(ring, &l->receiving, v, idist__mix(v->id, 0));
+    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+
+    memset(&cts, 0, sizeof cts);
     cts.type = IDIST__CTS;
     cts.ctx = f->ctx;
     cts.id = f->id;
@@ -950,7 +841,75 @@ static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int pee
     idist__link_control(ring, l, &cts, NULL);
 }
 
-// Gives an early message to a receive. The payload of an eager one may still be coming in.
+//------------------------------------------------------------------------------
+// [msg:message]  messages that nobody has asked for yet
+// uses mem world self types index transfer link
+//------------------------------------------------------------------------------
+
+static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
+    *m->at = m->next;
+    if (m->next) m->next->at = m->at;
+    else l->early_end = m->at;
+    idist__index_remove(&m->hook);
+
+    if (l->in_message == m) {
+        l->in_message = NULL;
+        l->target = NULL;
+    }
+
+    if (m->unknown) l->nunknown--;
+    idist__mem_free(&ring->w->cfg.mem, m);
+}
+
+// Drops the oldest message of a rank for groups that do not exist here. Correct programs leave some
+// behind, for groups that were freed before all had arrived; so too many of them are no error.
+static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
+    idist__message *m = l->early;
+    bool complete;
+    size_t nbytes;
+
+    while (m && (!m->unknown || m == l->in_message)) m = m->next;
+    if (!m) return;
+
+    complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+    nbytes = (size_t)m->frame.nbytes;
+    idist__message_free(ring, l, m);
+    if (complete) idist__link_consumed(ring, l, nbytes);
+}
+
+// Whether the group is one of those that were closed last.
+static bool idist__ring_has_closed(const idist__ring *ring, uint64_t ctx) {
+    uint32_t i;
+
+    for (i = 0; i < IDIST__CLOSED && i < ring->nclosed; i++)
+        if (ring->closed[i] == ctx) return true;
+    return false;
+}
+
+// A message that begins with this frame, with room for `payload` bytes. NULL: out of memory.
+static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
+                                          size_t payload) {
+    idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
+
+    if (!m) return NULL;
+    memset(m, 0, sizeof *m);
+    m->frame = *f;
+    m->data = (char *)(m + 1);
+    m->stamp = ++ring->stamp;
+    m->peer = (int)(l - ring->links);
+
+    m->unknown = !idist__world_find_group(ring->w, f->ctx);
+    if (m->unknown && ++l->nunknown > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
+
+    m->at = l->early_end;
+    *l->early_end = m;
+    l->early_end = &m->next;
+    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, f));
+
+    return m;
+}
+
+// Gives a message to a receive. The payload of an eager one may still be arriving.
 static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
                                 idist__verb *v) {
     v->frame = m->frame;
@@ -977,21 +936,240 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 }
 
 //------------------------------------------------------------------------------
-// [msg:verb]  the non-blocking verbs: send and receive
-// uses os base:type world self segment types op link match
+// [msg:history]  whether two ranks make the same calls
+// uses world types op failure
+//
+// Every frame and every slot of a collective carries the fingerprint of its call, which is compared
+// with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
+// next one too, before it has read the frame that differs. So frames and slots also carry a digest
+// of all calls before (`past`): any rank that gets a later one can tell.
 //------------------------------------------------------------------------------
 
-// The largest message that goes out without being asked for.
-static size_t idist__eager_nbytes(const idist__ring *ring, const idist__link *l) {
-    return l->transport->polled && ring->shm && ring->shm->far ? IDIST__EAGER_NEAR_BYTES
-                                                               : IDIST__EAGER_BYTES;
+// Two ranks are in different calls: the group fails on all of them.
+static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer,
+                                 const idist__print *theirs, const idist__print *ours,
+                                 const char *field) {
+    char cause[400];
+    int me = ring->w->group.rank;
+
+    if (me < peer) idist__mismatch_text(field, me, ours, peer, theirs, cause, sizeof cause);
+    else idist__mismatch_text(field, peer, theirs, me, ours, cause, sizeof cause);
+    idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const void *data,
-                             size_t nbytes, const idist__print *print) {
+// The digest of the calls before a new one. That of a part also covers the calls before its parent.
+static uint16_t idist__ring_past(const idist__task *t) {
+    return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->whole_past);
+}
+
+// A call begins: adds it to the history.
+static void idist__ring_note(idist__task *t, idist__op *o, int algorithm) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__print fingerprint = idist__task_print(t, algorithm);
+    uint32_t index = fingerprint.seq % IDIST__HISTORY;
+    uint64_t what; // kind, dtype, op, algorithm and root, with which a fingerprint begins
+
+    memcpy(&what, &fingerprint, sizeof what);
+    what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
+
+    rg->past[index] = o->past = idist__ring_past(t);
+    rg->history[index] = fingerprint;
+    rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint.check) * 0xd6e8feb86659fd93u >> 48);
+}
+
+// What this rank called before the call with this fingerprint, on the group that the user knows.
+// NULL: that is forgotten.
+static const idist__print *idist__ring_before(const idist_group *g,
+                                              const idist__print *fingerprint) {
+    uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
+    const idist__print *before;
+
+    if (fingerprint->whole) g = idist__ring_group_of(g)->whole;
+    if (!g) return NULL;
+    before = &idist__ring_group_of(g)->history[seq % IDIST__HISTORY];
+    return before->seq == seq ? before : NULL;
+}
+
+// Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
+// it is still known, for the error text of the receiver.
+static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
+    const idist__print *before;
+
+    f->past = idist__op_of(t)->past;
+    if (f->type != IDIST__EAGER) return;
+    before = idist__ring_before(t->group, &f->print);
+    if (!before) return;
+
+    memcpy(&f->id, before, sizeof f->id);
+    f->aux = before->check;
+}
+
+// Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
+// call, if its kind is not 0.
+static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer,
+                                     const idist__print *fingerprint, const idist__print *theirs) {
+    const idist__print *before = idist__ring_before(g, fingerprint);
+    const char *field = before && theirs->kind ? idist__print_difference(theirs, before) : NULL;
+
+    if (field) {
+        idist__ring_mismatch(ring, g, peer, theirs, before, field);
+        return;
+    }
+
+    idist__ring_mismatch(ring, g, peer, fingerprint, fingerprint, "sequence of calls before it");
+}
+
+// The same, found out from a frame. See idist__history_tell_past.
+static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
+                                        const idist__frame *f) {
+    const idist__print *before = idist__ring_before(g, &f->print);
+    idist__print theirs;
+
+    memset(&theirs, 0, sizeof theirs);
+
+    if (before && f->type == IDIST__EAGER) {
+        theirs = *before; // for its sequence number
+        memcpy(&theirs, &f->id, sizeof f->id);
+        theirs.check = f->aux;
+    }
+
+    idist__ring_past_differs(ring, g, peer, &f->print, &theirs);
+}
+
+// Compares a frame of a collective with our call of the same number, running or finished. False: a
+// mismatch. A frame for a call that we have not entered tells nothing yet.
+static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__seen *seen = &rg->seen[rg->rank_of[peer]];
+    const idist__print *ours = &rg->history[f->print.seq % IDIST__HISTORY];
+    const idist__task *t = ring->w->tasks;
+    bool is_message = f->type <= IDIST__RTS;
+    const char *field;
+
+    if ((int32_t)(f->print.seq - seen->seq) >= 0) {
+        seen->seq = f->print.seq;
+        seen->print = f->print;
+    }
+
+    if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
+
+    // A message is left over from a finished call that looked the same: the calls were not the same
+    // after all.
+    field = idist__print_difference(&f->print, ours);
+    while (t && (t->group != g || t->seq != f->print.seq)) t = t->next;
+    if (!field && is_message && !t) field = "sequence";
+
+    if (field) {
+        idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
+        return false;
+    }
+
+    if (is_message && f->past != rg->past[ours->seq % IDIST__HISTORY]) {
+        idist__history_past_differs(ring, g, peer, f);
+        return false;
+    }
+
+    return true;
+}
+
+//------------------------------------------------------------------------------
+// [msg:match]  which receive gets which message
+// uses world self types index transfer failure history
+//
+// Messages of send / recv match the oldest receive of the group that wants this source and tag.
+// Steps of a collective match the receive of the same call and step.
+//------------------------------------------------------------------------------
+
+// The oldest receive of recv that wants this message, or NULL.
+static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer,
+                                        const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__verb *wild = rg->wild.first, *exact = NULL;
+    idist__hook *hook = NULL;
+
+    if (rg->recvs.first) hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+
+    for (; hook && !exact; hook = hook->next) {
+        idist__verb *v = idist__index_transfer(hook);
+        if (v->list == &rg->recvs && idist__recv_wants(v->task, peer, (int)f->tag)) exact = v;
+    }
+
+    while (wild && !idist__recv_wants(wild->task, peer, (int)f->tag)) wild = wild->next;
+
+    return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
+}
+
+// Takes the receive that gets this message out of its list. Receives for which the message is too
+// large, or of another dtype, fail; the message stays.
+static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
+                                      const idist__frame *f) {
+    idist__verb *v;
+
+    while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
+        idist_status status;
+        char text[256];
+
+        idist__verb_take(v);
+        if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
+                                idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &status, text,
+                                sizeof text))
+            return v;
+        idist__complete(v->task, status, text);
+        idist__verb_free(ring, v);
+    }
+
+    return NULL;
+}
+
+// Takes the receive of a collective that gets this frame out of its list.
+static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
+                                        const idist__frame *f) {
+    idist__hook *hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__verb *v = idist__index_transfer(hook);
+        if (v->list != &l->posted || v->frame.ctx != f->ctx) continue;
+        if (v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
+        idist__verb_take(v);
+        return v;
+    }
+
+    return NULL;
+}
+
+// The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
+static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
+                                       const idist__frame *f) {
+    idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    idist__verb *v;
+    char cause[400];
+
+    if (!g || g->status != IDIST_OK) return NULL;
+    if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
+    if (!idist__ring_agree(ring, g, peer, f)) return NULL;
+
+    v = idist__match_posted(ring, l, peer, f);
+    if (!v || v->nbytes == f->nbytes) return v;
+
+    idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
+                       sizeof cause);
+    idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+    idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
+
+    return NULL;
+}
+
+//------------------------------------------------------------------------------
+// [msg:send]  posting sends
+// uses os base:type world self types op transfer failure link message history
+// uses match
+//------------------------------------------------------------------------------
+
+static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
+                             size_t nbytes, const idist__print *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
-    idist__verb *v = idist__verb_new(ring);
+    idist__verb *v = idist__transfer_new(ring);
 
     if (!v) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
@@ -1004,29 +1182,26 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
     v->nbytes = nbytes;
     v->frame.ctx = t->group->ctx;
     v->frame.tag = tag;
-    v->frame.print = *print;
+    v->frame.print = *fingerprint;
     v->frame.nbytes = nbytes;
 
-    if (print->kind == IDIST__SEND) {
+    if (fingerprint->kind == IDIST__SEND) {
         l->p2p_sent++;
         idist__op_of(t)->verb = v;
     }
 
-    if (nbytes <= idist__eager_nbytes(ring, l) && l->window >= nbytes + IDIST__FRAME_BYTES) {
+    if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
         l->window -= nbytes + IDIST__FRAME_BYTES;
     } else {
         v->frame.type = IDIST__RTS;
         v->id = v->frame.id = ++ring->next_id;
-
-        if (l->transport->polled && ring->shm && ring->shm->far) {
+        if (idist__link_exposes_memory(l, &v->frame.flags))
             v->frame.aux = (uint64_t)(uintptr_t)data;
-            v->frame.flags = (uint8_t)idist__shm_bell(ring->shm, ring->shm->me)->withdrawn;
-        }
     }
 
-    if (print->kind != IDIST__SEND) idist__frame_tell_past(t, &v->frame);
+    if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
 
     if (!l->open || l->write_dead) {
         idist__verb_free(ring, v); // its task ends when the loss of that rank is carried out
@@ -1041,61 +1216,21 @@ static void idist__verb_send(idist__task *t, int world_rank, uint32_t tag, const
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *o = idist__op_of(t);
-    idist__print p = idist__task_print(t, o->algorithm);
+    idist__print fingerprint = idist__task_print(t, o->algorithm);
+
     o->nsends++;
-    idist__verb_send(t, idist__world_rank(t->group, to), step, data, nbytes, &p);
+    idist__send_post(t, idist__world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
-// And nbytes come from one, into slot 0 .. 31 (or -1: only counted).
-static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
-                             size_t nbytes) {
-    idist__op *o = idist__op_of(t);
-    idist__ring *ring = idist__ring_of(t->group->w);
-    int peer = idist__world_rank(t->group, from);
-    idist__link *l = &ring->links[peer];
-    idist__verb *v = idist__verb_new(ring);
-    idist__hook *hook;
-    uint64_t key;
-
-    o->nrecvs++;
-    if (slot >= 0) o->rx |= 1u << slot;
-
-    if (!v) {
-        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
-
-    v->task = t;
-    v->slot = slot;
-    v->data = (char *)data;
-    v->nbytes = nbytes;
-    v->frame.ctx = t->group->ctx;
-    v->frame.tag = step;
-    v->frame.print = idist__task_print(t, o->algorithm);
-    key = idist__ring_key(v->frame.ctx, peer, false, t->seq);
-    idist__verb_put(ring, &l->posted, v, key);
-
-    for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
-        idist__message *m = idist__hook_message(hook);
-        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx ||
-            m->frame.print.kind == IDIST__SEND)
-            continue;
-        if (m->frame.print.seq != t->seq || m->frame.tag != step || m->frame.type > IDIST__RTS)
-            continue;
-        v = idist__match_frame(ring, l, peer, &m->frame);
-        if (v) idist__message_give(ring, l, peer, m, v);
-        return;
-    }
-}
-
-// A message to ourselves lies among the early ones of our own link.
-static void idist__send_to_self(idist__task *t, const idist__print *print) {
+// A message to ourselves waits among the unexpected ones of our own link. A small one is copied; of
+// a large one the receive copies from the sender's buffer.
+static void idist__send_to_self(idist__task *t, const idist__print *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     int me = ring->w->group.rank;
     idist__link *l = &ring->links[me];
     size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     bool eager = nbytes <= IDIST__EAGER_BYTES;
-    idist__verb *sender = eager ? NULL : idist__verb_new(ring), *v;
+    idist__verb *sender = eager ? NULL : idist__transfer_new(ring), *v;
     idist__message *m;
     idist__frame f;
 
@@ -1103,9 +1238,10 @@ static void idist__send_to_self(idist__task *t, const idist__print *print) {
     f.type = IDIST__EAGER;
     f.ctx = t->group->ctx;
     f.tag = (uint32_t)t->call.tag;
-    f.print = *print;
+    f.print = *fingerprint;
     f.nbytes = nbytes;
     m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
+
     if (!m || (!eager && !sender)) {
         idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
@@ -1128,93 +1264,146 @@ static void idist__send_to_self(idist__task *t, const idist__print *print) {
     if (v) idist__message_give(ring, l, me, m, v);
 }
 
-static idist__print idist__send_print(const idist_group *g, const idist__call *c) {
-    idist__print p;
+static idist__print idist__send_fingerprint(const idist_group *g, const idist__call *c) {
+    idist__print fingerprint;
 
-    memset(&p, 0, sizeof p);
-    p.kind = IDIST__SEND;
-    p.dtype = (uint8_t)c->dtype;
-    p.check = c->count;
-    p.root = g->rank;
-    return p;
+    memset(&fingerprint, 0, sizeof fingerprint);
+    fingerprint.kind = IDIST__SEND;
+    fingerprint.dtype = (uint8_t)c->dtype;
+    fingerprint.check = c->count;
+    fingerprint.root = g->rank;
+
+    return fingerprint;
 }
 
 static void idist__send_start(idist__task *t) {
-    idist__print p = idist__send_print(t->group, &t->call);
-    if (t->call.root == t->group->rank) idist__send_to_self(t, &p);
-    else
-        idist__verb_send(t, idist__world_rank(t->group, t->call.root), (uint32_t)t->call.tag,
-                         t->call.send, t->call.count * idist_dtype_size(t->call.dtype), &p);
+    const idist__call *c = &t->call;
+    idist__print fingerprint = idist__send_fingerprint(t->group, c);
+
+    if (c->root == t->group->rank) {
+        idist__send_to_self(t, &fingerprint);
+        return;
+    }
+
+    idist__send_post(t, idist__world_rank(t->group, c->root), (uint32_t)c->tag, c->send,
+                     c->count * idist_dtype_size(c->dtype), &fingerprint);
 }
 
-// Waits a moment for another rank, without looking at anything else. False when that was tried
-// often enough.
-static bool idist__quick_waits(const idist__ring *ring, int turns) {
+// Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
+// long enough, or others need the lock; the call has to go on as a task.
+static bool idist__ring_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
+    int most = w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
 
-    if (ring->failed || __atomic_load_n(&w->nasking, __ATOMIC_RELAXED))
-        return false; // the long way gives others the lock
-    if (turns >= (w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS))
-        return false;
+    if (ring->failed || __atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) return false;
+    if (turns >= most) return false;
     if (w->spin_ns) idist__os_relax();
-    else sched_yield();
+    else idist__os_yield();
 
     return true;
 }
 
-// A blocking send while nothing else is under way: into the pipe at once, without task, verb and
-// clock, if it fits.
+// A blocking send while nothing else is under way: goes out at once if the transport takes all of
+// it. Needs no task, transfer or clock.
 static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__world_rank(g, c->root)];
     idist__frame f;
     struct iovec parts[2];
 
-    if (!l->open || !l->transport->polled || l->out || l->write_dead || ring->failed) return false;
-    if (c->count > IDIST__EAGER_NEAR_BYTES) return false;
+    if (!l->open || !l->transport->write_all || l->out || l->write_dead) return false;
+    if (ring->failed || c->count > IDIST__EAGER_EXPOSED_BYTES) return false;
+
     memset(&f, 0, sizeof f);
     f.type = IDIST__EAGER;
     f.ctx = g->ctx;
     f.tag = (uint32_t)c->tag;
-    f.print = idist__send_print(g, c);
+    f.print = idist__send_fingerprint(g, c);
     f.nbytes = c->count * idist_dtype_size(c->dtype);
+
+    if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
+    if (l->window < f.nbytes + sizeof f) return false;
+
     parts[0].iov_base = &f;
     parts[0].iov_len = sizeof f;
     parts[1].iov_base = (char *)(uintptr_t)c->send;
     parts[1].iov_len = (size_t)f.nbytes;
-    if (f.nbytes > idist__eager_nbytes(ring, l) || l->window < f.nbytes + sizeof f) return false;
-    if (!idist__shm_has_room((idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes)) return false;
+    if (!l->transport->write_all(l->port, parts, f.nbytes ? 2 : 1)) return false;
+
     l->window -= (size_t)f.nbytes + sizeof f;
     l->p2p_sent++;
-    l->transport->write(l->port, parts, f.nbytes ? 2 : 1); // all of it: there is room
-    idist__shm_claim((const idist__shm_port *)l->port, sizeof f + (size_t)f.nbytes);
 
     return true;
 }
 
-// The same for a receive: takes the message that is next in the pipe if it is the one wanted, and
-// small.
+//------------------------------------------------------------------------------
+// [msg:recv]  posting receives
+// uses base:type world self types op index transfer failure link message match
+// uses send
+//------------------------------------------------------------------------------
+
+// A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only
+// counted).
+static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
+                             size_t nbytes) {
+    idist__op *o = idist__op_of(t);
+    idist__ring *ring = idist__ring_of(t->group->w);
+    int peer = idist__world_rank(t->group, from);
+    idist__link *l = &ring->links[peer];
+    idist__verb *v = idist__transfer_new(ring);
+    idist__hook *hook;
+    uint64_t key;
+
+    o->nrecvs++;
+    if (slot >= 0) o->rx |= 1u << slot;
+
+    if (!v) {
+        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+
+    v->task = t;
+    v->slot = slot;
+    v->data = (char *)data;
+    v->nbytes = nbytes;
+    v->frame.ctx = t->group->ctx;
+    v->frame.tag = step;
+    v->frame.print = idist__task_print(t, o->algorithm);
+    key = idist__ring_key(v->frame.ctx, peer, false, t->seq);
+    idist__transfer_put(ring, &l->posted, v, key);
+
+    for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
+        idist__message *m = idist__hook_message(hook);
+
+        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx) continue;
+        if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
+        if (m->frame.print.seq != t->seq || m->frame.tag != step) continue;
+        v = idist__match_frame(ring, l, peer, &m->frame);
+        if (v) idist__message_give(ring, l, peer, m, v);
+        return;
+    }
+}
+
+// A blocking receive while nothing else is under way: takes the next message of the link if it is
+// the one wanted, eager, and there completely. Otherwise takes nothing.
 static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = c->root >= 0 ? &ring->links[idist__world_rank(g, c->root)] : NULL;
     idist__frame f;
     int turns;
 
-    if (!l || !l->open || !l->transport->polled || l->early || l->in_moved || l->ended)
-        return false;
-    for (turns = 0; !idist__shm_peek((idist__shm_port *)l->port, &f, sizeof f); turns++)
-        if (!idist__quick_waits(ring, turns)) return false;
+    if (!l || !l->open || !l->transport->peek) return false;
+    if (l->early || l->in_moved || l->ended) return false;
+    for (turns = 0; !l->transport->peek(l->port, &f, sizeof f); turns++)
+        if (!idist__ring_quick_wait(ring, turns)) return false;
+
     if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.print.kind != IDIST__SEND) return false;
-    if (f.print.dtype != c->dtype || f.print.check > c->count ||
-        (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag))
-        return false;
-    if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes != f.print.check * idist_dtype_size(c->dtype))
-        return false;
-    if (f.nbytes + sizeof f > l->their_window) return false;
-    if (idist__shm_there((idist__shm_port *)l->port) < sizeof f + f.nbytes)
-        return false;                          // the rest is still to come
-    l->transport->read(l->port, &f, sizeof f); // all of it is there
-    if (f.nbytes) l->transport->read(l->port, c->recv, (size_t)f.nbytes);
+    if (f.print.dtype != c->dtype || f.print.check > c->count) return false;
+    if (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag) return false;
+    if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes + sizeof f > l->their_window) return false;
+    if (f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
+    if (!l->transport->read_all(l->port, &f, sizeof f, c->recv, (size_t)f.nbytes)) return false;
+
     l->p2p_got++;
     l->peer_waits.type = 0;
     l->their_window -= (size_t)f.nbytes + sizeof f;
@@ -1224,14 +1413,14 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     return true;
 }
 
+// Whether a receive of recv wants this message, as one from world rank `from`.
 static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
-    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS ||
-        m->frame.print.kind != IDIST__SEND)
-        return false;
-    return m->frame.ctx == t->group->ctx && idist__recv_wants(t, from, (int)m->frame.tag);
+    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS) return false;
+    if (m->frame.print.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
+    return idist__recv_wants(t, from, (int)m->frame.tag);
 }
 
-// The first message of this rank that a receive wants: messages of one rank keep their order.
+// The first message of a rank that a receive wants: messages of one rank keep their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
     idist__message *m = ring->links[from].early;
     idist__hook *hook;
@@ -1248,13 +1437,28 @@ static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t
     return hook ? idist__hook_message(hook) : NULL;
 }
 
-// The earliest message, over all links it may come from, that this receive wants.
+// Puts a receive of recv into the list for its kind.
+static void idist__recv_post(idist__ring *ring, idist__task *t, idist__verb *v) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    int root = t->call.root;
+    uint64_t key;
+
+    if (root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) {
+        idist__transfer_append(&rg->wild, v);
+        return;
+    }
+
+    key = idist__ring_key(t->group->ctx, t->group->ranks[root], true, (uint32_t)t->call.tag);
+    idist__transfer_put(ring, &rg->recvs, v, key);
+}
+
+// Posts a receive of recv, and gives it the earliest message that it wants, over all links that one
+// may come from.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__verb *v = idist__verb_new(ring);
-    idist__message *m, *best = NULL;
-    int i, peer = -1;
+    idist__verb *v = idist__transfer_new(ring);
+    idist__message *m, *earliest = NULL;
+    int i;
 
     if (!v) {
         idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
@@ -1265,27 +1469,18 @@ static void idist__recv_start(idist__task *t) {
     v->data = (char *)t->call.recv;
     v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     idist__op_of(t)->verb = v;
-    if (t->call.root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG)
-        idist__verb_list(&rg->wild, v);
-    else
-        idist__verb_put(ring, &rg->recvs, v,
-                        idist__ring_key(t->group->ctx, t->group->ranks[t->call.root], true,
-                                        (uint32_t)t->call.tag));
+    idist__recv_post(ring, t, v);
 
     for (i = 0; i < t->group->size; i++) {
-        int from = t->group->ranks[i];
         if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
-        m = idist__recv_first(ring, t, from);
-        if (m && (!best || m->stamp < best->stamp)) {
-            best = m;
-            peer = from;
-        }
+        m = idist__recv_first(ring, t, t->group->ranks[i]);
+        if (m && (!earliest || m->stamp < earliest->stamp)) earliest = m;
     }
 
-    if (!best) return;
+    if (!earliest) return;
     // Older receives did not want it, so it goes to this one, or this one fails.
-    v = idist__match_recv(ring, t->group, peer, &best->frame);
-    if (v) idist__message_give(ring, &ring->links[peer], peer, best, v);
+    v = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
+    if (v) idist__message_give(ring, &ring->links[earliest->peer], earliest->peer, earliest, v);
 }
 
 #endif // IDIST_MSG_H

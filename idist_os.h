@@ -309,6 +309,13 @@ IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
     syscall(IDIST__OS_FUTEX, word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
+// Sends one byte through a socket, so that a peer that sleeps in poll on it wakes up. Never blocks;
+// when the socket is full, the peer has enough to read.
+IDIST__UNUSED static void idist__os_nudge(int fd) { send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL); }
+
+// Lets other threads run on this processor.
+IDIST__UNUSED static void idist__os_yield(void) { sched_yield(); }
+
 // Lets all other processes that have announced themselves here (announce) pass a full memory fence
 // before it returns.
 IDIST__UNUSED static bool idist__os_fence_others(bool announce) {

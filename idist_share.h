@@ -2,157 +2,184 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+WHAT IT IS
+
+    Collectives of a group whose members all run on one host. Each member owns a region of shared
+    memory that the others can read. It writes its contribution and its progress there, and reads
+    the regions of the others. No member ever writes to another member's region, so there are no
+    locks.
+
+HOW IT FITS
+
+    [engine:engine] asks idist__share_choose how a call runs. IDIST__FLAT and IDIST__CHUNKED are
+    served here; everything else is an algorithm over messages (idist_algo.h).
+
+A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
+
+    idist__share_quick         nothing else is under way: no task, no clock
+    idist__slot_may_enter      the slot to be overwritten has been read by all
+    idist__slot_enter          write fingerprint and contribution to our slot, publish its number
+    idist__slot_all_entered    poll the slots of the others, compare their fingerprints with ours
+    idist__fetch_chunk         reduce all slots, in rank order, into the result
+
+A LARGE ALL_REDUCE (CHUNKED)
+
+    idist__share_start         queue the task behind the group's other shared calls
+    idist__split_run           a coroutine, resumed by idist__share_progress:
+      idist__slot_enter          publish the slot; it says where our buffers are
+      idist__chunk_expose        copy our part of chunk i to buffer i % 3, publish EXPOSED
+      idist__split_sum_block     reduce our block of the chunk over all ranks, publish REDUCED
+      idist__split_take_blocks   copy the blocks of the others to our result, publish FREED
+    idist__slot_leave          complete the task; the next one is first in line
+
+SOURCES
+
+    Flat slots: Graham and Shipman, "MPI Support for Multi-core Architectures", 2008. Chunks, with
+    reduce-scatter and all-gather in one buffer: Jain et al., "Framework for Scalable Intra-Node
+    Collective Operations using Shared Memory", 2018.
+
 CONTENTS
 
-      [share:share]  collectives of ranks that share memory
+      [share:region]  the memory that a rank shows the others
+      [share:flow]    which ranks contribute to a call, which read, and how much
+      [share:slot]    announcing a call, and comparing it with the calls of the others
+      [share:fetch]   reading contributions and reducing them
+      [share:flat]    collectives of small contributions
+      [share:chunk]   collectives of large contributions, one chunk at a time
+      [share:split]   all_reduce and reduce, in which each rank reduces one block
+      [share:share]   choosing, starting, progressing and cancelling shared calls
+      [share:pool]    lending regions to groups
 */
 #ifndef IDIST_SHARE_H
 #define IDIST_SHARE_H
 
 //------------------------------------------------------------------------------
-// [share:share]  collectives of ranks that share memory
-// uses os err mem base:type reduce world core:call self segment msg:types op
-// uses link match verb
+// [share:region]  the memory that a rank shows the others
+// uses os world segment doorbell msg:types
 //
-// Every rank has a place in memory that all can read: it writes there what the others need, says
-// so, reads what it needs from theirs. Nothing is ever written into somebody else's place, so
-// nobody waits for a lock.
+//   region   slot 0 | slot 1 | ... | slot 7 | progress | buffer 0 | buffer 1 | buffer 2
 //
-//   place    notice 0 | notice 1 | ... | notice 7 | pace | buffer 0 | buffer 1 | buffer 2
+// A slot announces one call: its number, its fingerprint and a small contribution. A large
+// contribution passes through the three buffers, a chunk at a time. The progress counters count
+// chunks over all calls of the group:
 //
-// A notice announces a call: its number, its fingerprint, and a small contribution. That is all a
-// small collective needs (FLAT): one line written, one line read per rank, and everybody computes
-// the result, in the same order of ranks and so with the same bits. Who enters call k has compared
-// all notices up to k - 4 with its own calls, and those of the ranks it reads from up to k; so a
-// rank that has entered k is through with k - 4, and the notice of k - 4 may be overwritten by that
-// of k + 4, eight being there in turn.
-//
-// Large contributions (CHUNKED) go through the three buffers, a chunk at a time. The pace counts
-// chunks, over all calls:
-//
-//   exposed   my part of the chunk lies in my buffer
-//   reduced   my buffer holds the finished sums of my block of it (all_reduce and reduce: each rank
-//   adds up one block) freed     I have read what I need of it
-//
-//   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...      a rank is at most one
-//   chunk ahead, so that rank 1   expose 0   expose 1   take 0   expose 2   take 1 nobody waits
-//   while there is something to copy
-//
-// A contribution that lies in a window (idist_alloc) is not copied: its notice says where it is,
-// and the others read it there. When all buffers of an all_reduce are in windows (WHOLE), each rank
-// adds up its block of all of them and writes the sums into all of them: every byte is read once
-// and written once.
-//
-// Where the kernel lets us read the memory of the other processes, large contributions are not
-// copied either (FAR): the notice has their address. For all_reduce with a core for each rank:
-// every rank adds up its block into its own result, and then reads the other blocks in the results
-// of the others. Whoever gives something to be read where it is stays until all have read it.
-//
-// The idea of flat slots is that of Graham and Shipman, "MPI Support for Multi-core Architectures",
-// 2008; for the chunks, reduce-scatter and all-gather in one buffer, see Jain et al., "Framework
-// for Scalable Intra-Node Collective Operations using Shared Memory", 2018.
+//   EXPOSED   our part of the chunk is in our buffer
+//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer (all_reduce,
+//   reduce) FREED     we have read what we need of the chunk
 //------------------------------------------------------------------------------
 
-#define IDIST__NOTICES 8
-#define IDIST__AHEAD 4 // half of them
-#define IDIST__CHUNK_MOST ((size_t)384 * 1024)
-#define IDIST__CHUNK_CROWDED ((size_t)128 * 1024)
-enum { IDIST__BUFFERS = 3 };
+#define IDIST__REGION_SLOTS 8
+#define IDIST__SLOTS_AHEAD 4 // half of them; see [share:slot]
 #define IDIST__FLAT_BYTES ((size_t)4096)
-#define IDIST__LET_GO_MS 100
 #define IDIST__INLINE_BYTES ((size_t)32)
-#define IDIST__ALONE_BYTES ((size_t)128 * 1024)
-#define IDIST__FAR_BYTES \
-    ((size_t)8 * 1024) // from how many bytes on, found by measuring: of a block, ...
-#define IDIST__FAR_CROWDED ((size_t)64 * 1024)
-#define IDIST__FAR_BROADCAST ((size_t)2 << 20) // ... up to here
-#define IDIST__FAR_SUMS ((size_t)2 << 20)      // and of all that one gives to be added up
-#define IDIST__NOTICE_BYTES \
-    (2 * IDIST__LINE +      \
-     IDIST__FLAT_BYTES) // the last line: the call before, if that one was made of messages
+// The last line holds the fingerprint of the previous call if that was made of messages.
+#define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
+#define IDIST__CHUNK_MOST ((size_t)384 * 1024)
+enum { IDIST__BUFFERS = 3 };
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
 
-typedef struct idist__notice { // one line; room for IDIST__FLAT_BYTES follows
-    uint32_t nth;              // number of the shared call, written last
-    uint16_t past;             // digest of the calls before it
+// Values of idist__config.algorithm.
+enum { IDIST__ALGO_AUTO, IDIST__ALGO_LATENCY, IDIST__ALGO_BANDWIDTH, IDIST__ALGO_CHUNKED };
+
+typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
+    uint32_t call_number;         // number of the shared call; written last
+    uint16_t past;                // digest of the calls before it
     uint16_t zero;
-    idist__print print;
+    idist__print fingerprint;
     union {
         char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
         struct {                         // CHUNKED
-            uint64_t send_at, recv_at;   // where the buffers lie in the file; 0: not in a window
-            uint64_t far_send,
-                far_recv; // their addresses, to be read through the kernel; 0: not that way
-        } where;
-        struct {           // the same, v-forms
-            uint64_t most; // elements of the largest part. The counts follow the line.
+            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0: not in a window
+            uint64_t remote_send;        // their addresses in the rank's own memory;
+            uint64_t remote_recv;        // 0: not to be read through the kernel
+        } buffers;
+        struct {              // CHUNKED, v-forms; the counts follow the line
+            uint64_t largest; // elements of the largest part
         } parts;
     } u;
-} idist__notice;
+} idist__call_slot;
 
-typedef struct idist__pace { // two lines; only `left` is written by others
-    idist__counter exposed, reduced, freed;
+typedef enum idist__milestone {
+    IDIST__EXPOSED,
+    IDIST__REDUCED,
+    IDIST__FREED,
+    IDIST__MILESTONES
+} idist__milestone;
+
+typedef struct idist__region_progress { // two cache lines; others write only to members_done
+    idist__counter reached[IDIST__MILESTONES];
     char pad[40];
-    uint32_t left; // members that freed the group: then the place can serve another one
+    uint32_t members_done; // members that freed the group: then the region can serve another one
     char pad2[60];
-} idist__pace;
+} idist__region_progress;
 
-// Where the contribution and the result of a rank are: at an address here, when they are in a
-// window, or at one there, when we may read its memory; else NULL and 0.
-typedef struct idist__spot {
+// Where a rank's contribution and result are: mapped here if they lie in a window (else NULL), or
+// at an address in that rank's memory, which the kernel reads for us (else 0).
+typedef struct idist__location {
     char *send, *recv;
-    uint64_t far_send, far_recv;
-} idist__spot;
+    uint64_t remote_send, remote_recv;
+} idist__location;
 
-typedef struct idist__share {
+typedef struct idist__share { // a group's part, where its members share memory
     idist__shm *shm;
-    char **places;      // by rank in the group
-    uint32_t *entered;  // by rank: the last shared call it is known to have entered
-    const void **from;  // scratch, one per rank
-    idist__spot *spots; // CHUNKED: where the buffers of each rank are
+    char **regions;             // by rank in the group
+    uint32_t *entered;          // by rank: the last shared call that it is known to have entered
+    const void **operands;      // scratch, one per rank
+    idist__location *locations; // CHUNKED: by rank, in the current call
+    size_t chunk_nbytes;        // of a buffer
 
-    idist__print prints[IDIST__NOTICES]; // what our own notices say
-    uint16_t pasts[IDIST__NOTICES];
-    uint32_t nth;     // shared calls entered so far
-    uint32_t sure;    // the notices of all ranks up to this call are known and compared
-    bool early;       // the quick way has entered the call that comes next
-    uint64_t uses;    // chunks so far
-    size_t recent[2]; // what the last two calls gave in their notices, in bytes
-    size_t chunk_nbytes;
-    idist__task *head, *last; // shared calls under way; only the first one runs
-    idist__task *quick;       // serves the quick way
+    idist__print fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
+    uint16_t pasts[IDIST__REGION_SLOTS];
+    uint32_t calls_entered;  // shared calls that we have entered
+    uint32_t compared_calls; // up to this call, all ranks' slots are known and compared
+    uint64_t chunks_done;
+    size_t recent_nbytes[2];   // of the contributions in our last two slots
+    idist__task *first, *last; // shared calls under way; only the first one runs
+    idist__task *quick_task;   // what idist__share_quick works with
+    bool entered_early;        // idist__share_quick has entered the call that comes next
 } idist__share;
 
 static size_t idist__place_nbytes(size_t chunk_nbytes) {
-    size_t n =
-        IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace) + IDIST__BUFFERS * chunk_nbytes;
-    return (n + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+    size_t nbytes = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress) +
+                    IDIST__BUFFERS * chunk_nbytes;
+
+    return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-static idist__notice *idist__share_notice(const idist__share *s, int rank, uint32_t nth) {
-    return (idist__notice *)(void *)(s->places[rank] +
-                                     (nth % IDIST__NOTICES) * IDIST__NOTICE_BYTES);
+static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
+                                            uint32_t call_number) {
+    size_t at = (call_number % IDIST__REGION_SLOTS) * IDIST__SLOT_BYTES;
+    return (idist__call_slot *)(void *)(share->regions[rank] + at);
 }
 
-// What that rank called before the call of a notice. It is written only if that was made of
-// messages: see its number.
-static idist__print *idist__share_before(const idist__share *s, int rank, uint32_t nth) {
-    char *notice = (char *)idist__share_notice(s, rank, nth);
-    return (idist__print *)(void *)(notice + IDIST__LINE + IDIST__FLAT_BYTES);
+// The fingerprint of the call that the rank made before this one. Written only if that one was made
+// of messages: compare its sequence number before use.
+static idist__print *idist__region_previous_call(const idist__share *share, int rank,
+                                                 uint32_t call_number) {
+    char *slot = (char *)idist__region_slot(share, rank, call_number);
+    return (idist__print *)(void *)(slot + IDIST__LINE + IDIST__FLAT_BYTES);
 }
 
-static idist__pace *idist__share_pace(const idist__share *s, int rank) {
-    return (idist__pace *)(void *)(s->places[rank] + IDIST__NOTICES * IDIST__NOTICE_BYTES);
+static idist__region_progress *idist__region_progress_of(const idist__share *share, int rank) {
+    size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
+    return (idist__region_progress *)(void *)(share->regions[rank] + at);
 }
 
-static char *idist__share_buffer(const idist__share *s, int rank, uint64_t use) {
-    return s->places[rank] + IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace) +
-           (size_t)(use % IDIST__BUFFERS) * s->chunk_nbytes;
+static uint64_t idist__region_reached(const idist__share *share, int rank,
+                                      idist__milestone milestone) {
+    const idist__region_progress *progress = idist__region_progress_of(share, rank);
+    return __atomic_load_n(&progress->reached[milestone], __ATOMIC_ACQUIRE);
 }
 
-// Copies to lines that others have read before: asks for those further on while it writes.
-static void idist__share_put(char *to, const char *from, size_t nbytes) {
+static char *idist__share_buffer(const idist__share *share, int rank, uint64_t chunk) {
+    return share->regions[rank] + IDIST__REGION_SLOTS * IDIST__SLOT_BYTES +
+           sizeof(idist__region_progress) + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
+}
+
+// Copies to lines that other cores have in their caches: prefetches the lines further on while it
+// writes.
+static void idist__region_write(char *to, const char *from, size_t nbytes) {
     size_t at, lines = nbytes & ~(IDIST__LINE - 1);
 
     for (at = 0; at < lines; at += IDIST__LINE) {
@@ -163,41 +190,53 @@ static void idist__share_put(char *to, const char *from, size_t nbytes) {
     if (nbytes > lines) memcpy(to + lines, from + lines, nbytes - lines);
 }
 
-static idist__share *idist__share_of(const idist__task *t) {
+static idist__share *idist__region_share(const idist__task *t) {
     return idist__ring_group_of(t->group)->share;
 }
 
 // Wakes the members that sleep, after something was written that they may wait for.
-static void idist__share_knock(const idist__share *s, const idist_group *g) {
+static void idist__region_wake_members(const idist__share *share, const idist_group *g) {
     int i;
-    if (!idist__shm_any_asleep(s->shm)) return;
+
+    if (!idist__doorbell_any_asleep(share->shm)) return;
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__shm_wake(s->shm, s->shm->local[g->ranks[i]]);
+        if (i != g->rank) idist__shm_wake(share->shm, share->shm->local[g->ranks[i]]);
 }
 
-static void idist__share_publish(idist__task *t, idist__counter *counter, uint64_t value) {
+// Says that this rank has reached a milestone in all chunks before number `chunks`.
+static void idist__region_publish(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    idist__share *share = idist__region_share(t);
+    idist__region_progress *progress = idist__region_progress_of(share, t->group->rank);
+
     idist__os_handover();
-    __atomic_store_n(counter, value, __ATOMIC_RELEASE);
-    idist__share_knock(idist__share_of(t), t->group);
+    __atomic_store_n(&progress->reached[milestone], chunks, __ATOMIC_RELEASE);
+    idist__region_wake_members(share, t->group);
     t->group->w->nmoved++;
 }
 
-// ---- who gives what to whom ----
+//------------------------------------------------------------------------------
+// [share:flow]  which ranks contribute to a call, which read, and how much
+// uses world core:call op region
+//------------------------------------------------------------------------------
 
-// Whether a contribution is one block per rank of the group, or one block for all.
-static bool idist__share_many(idist__kind kind) {
+// From this size on (times the square of the number of ranks), it is faster for each rank to reduce
+// one block for all than for everybody to reduce everything.
+#define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
+
+// Whether a contribution is one block per rank of the group, rather than one block for all.
+static bool idist__flow_is_per_rank(idist__kind kind) {
     return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
            kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
 }
 
-static bool idist__share_gives(const idist__op *o, idist__kind kind, int rank) {
+static bool idist__flow_contributes(const idist__op *o, idist__kind kind, int rank) {
     if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
         return rank == o->root;
     return kind != IDIST__BARRIER;
 }
 
-// Whether this rank reads, or waits for, what another one gives.
-static bool idist__share_reads(const idist__task *t, int rank) {
+// Whether this rank reads, or waits for, what another one contributes.
+static bool idist__flow_reads(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
 
     switch (t->call.kind) {
@@ -213,68 +252,108 @@ static bool idist__share_reads(const idist__task *t, int rank) {
     }
 }
 
-// Whether each rank adds up one block for all; for little data it is quicker when everybody adds up
-// all of it.
-static bool idist__share_adds_blocks(const idist__op *o, idist__kind kind) {
+// Whether each rank reduces one block for all.
+static bool idist__flow_is_split(const idist__op *o, idist__kind kind) {
     return kind == IDIST__REDUCE ||
-           (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__ALONE_BYTES);
+           (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__SPLIT_BYTES);
 }
 
-// Block d of our contribution: elements, and where.
-static size_t idist__share_give_count(const idist__task *t, int d) {
-    return t->call.sendcounts ? t->call.sendcounts[d] : t->call.count;
+// Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
+static bool idist__flow_is_scaled(const idist__op *o) { return o->user && !o->user->fn; }
+
+// Block `to` of our contribution.
+static size_t idist__flow_send_count(const idist__task *t, int to) {
+    return t->call.sendcounts ? t->call.sendcounts[to] : t->call.count;
 }
 
-static const char *idist__share_give_at(const idist__task *t, int d) {
+static const char *idist__flow_send_at(const idist__task *t, int to) {
     const idist__op *o = idist__op_of(t);
-    if (!idist__share_many(t->call.kind)) return o->in;
+
+    if (!idist__flow_is_per_rank(t->call.kind)) return o->in;
     if (t->call.sendcounts)
-        return o->in + idist__displ(t->call.sendcounts, t->call.senddispls, d) * o->size;
-    return o->in + (size_t)d * o->nbytes;
+        return o->in + idist__displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
+    return o->in + (size_t)to * o->nbytes;
 }
 
-// What comes from a rank, where nothing is added up: elements, and where to.
-static size_t idist__share_take_count(const idist__task *t, int rank) {
-    return t->call.recvcounts ? t->call.recvcounts[rank] : t->call.count;
+static size_t idist__flow_send_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
 }
 
-static char *idist__share_take_at(const idist__task *t, int rank) {
+// What comes from a rank in calls that do not reduce.
+static size_t idist__flow_recv_count(const idist__task *t, int from) {
+    return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
+}
+
+static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
 
     if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV)
         return o->out;
-    if (c->recvcounts) return o->out + idist__displ(c->recvcounts, c->recvdispls, rank) * o->size;
-    return o->out + (size_t)rank * o->nbytes;
+    if (c->recvcounts) return o->out + idist__displ(c->recvcounts, c->recvdispls, from) * o->size;
+    return o->out + (size_t)from * o->nbytes;
 }
 
-static size_t idist__share_least(size_t a, size_t b) { return a < b ? a : b; }
+static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
 
 // Elements of a block of `count` in the chunk that begins at element `at`.
-static size_t idist__share_part(const idist__op *o, size_t count, size_t at) {
-    return at < count ? idist__share_least(count - at, o->chunk) : 0;
+static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {
+    return at < count ? idist__flow_min(count - at, o->shared.chunk_count) : 0;
 }
 
-// ---- notices ----
+//------------------------------------------------------------------------------
+// [share:slot]  announcing a call, and comparing it with the calls of the others
+// uses os mem reduce world segment msg:types op failure history region flow
+//
+// A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
+// ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
+// has entered call k needs the slots of k - 4 no more, and with eight of them in turn the slot of k
+// - 4 may be overwritten by that of k + 4.
+//
+// Where a contribution of a CHUNKED call is read:
+//
+//   in a buffer       a chunk at a time; the general case
+//   in a window       the buffer was allocated by idist_alloc: all ranks have it mapped
+//   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
+//                     address. Copies once only, but system calls are expensive, the kernel copies
+//                     slowly, and a chunk in a buffer that many ranks read stays in the cache
+//
+// A rank whose buffers are read in place does not return from the call until all have read them.
+//------------------------------------------------------------------------------
 
-static bool idist__share_has_entered(idist__share *s, int rank, uint32_t nth) {
+// Cross-memory reads pay from these sizes on, by measurement.
+#define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // of a block
+#define IDIST__REMOTE_OVERSUBSCRIBED ((size_t)64 * 1024)
+#define IDIST__REMOTE_BROADCAST_MAX ((size_t)2 << 20)
+#define IDIST__REMOTE_REDUCTION ((size_t)2 << 20) // of a whole contribution
+
+static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call_number) {
     uint32_t seen;
 
-    if ((int32_t)(s->entered[rank] - nth) >= 0) return true;
-    seen = __atomic_load_n(&idist__share_notice(s, rank, nth)->nth, __ATOMIC_ACQUIRE);
-    if ((int32_t)(seen - nth) < 0) return false;
+    if ((int32_t)(share->entered[rank] - call_number) >= 0) return true;
+    seen = __atomic_load_n(&idist__region_slot(share, rank, call_number)->call_number,
+                           __ATOMIC_ACQUIRE);
+    if ((int32_t)(seen - call_number) < 0) return false;
+
     idist__os_handover();
-    s->entered[rank] = seen;
+    share->entered[rank] = seen;
     return true;
 }
 
-// The notices of a rank and of ourselves for call nth differ.
-static void idist__share_differs(idist__task *t, int rank, uint32_t nth) {
-    idist__share *s = idist__share_of(t);
+// Whether a rank is still in the call: a rank that leaves a call with an error withdraws its slots.
+static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t call_number) {
+    const idist__call_slot *slot = idist__region_slot(share, rank, call_number);
+    return __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE) == call_number;
+}
+
+// The slots of a rank and of ourselves differ: the group fails.
+static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number) {
+    idist__share *share = idist__region_share(t);
     idist__ring *ring = idist__ring_of(t->group->w);
-    const idist__print *ours = &s->prints[nth % IDIST__NOTICES],
+    const idist__print *ours = &share->fingerprints[call_number % IDIST__REGION_SLOTS],
                        *before = idist__ring_before(t->group, ours);
-    idist__print theirs = idist__share_notice(s, rank, nth)->print;
+    idist__print theirs = idist__region_slot(share, rank, call_number)->fingerprint;
     int peer = t->group->ranks[rank];
     const char *field = idist__print_difference(&theirs, ours);
 
@@ -283,349 +362,399 @@ static void idist__share_differs(idist__task *t, int rank, uint32_t nth) {
         return;
     }
 
-    theirs = *idist__share_before(s, rank, nth);
+    theirs = *idist__region_previous_call(share, rank, call_number);
     if (!before || theirs.seq != before->seq) theirs.kind = 0;
     idist__ring_past_differs(ring, t->group, peer, ours, &theirs);
 }
 
-// Compares what a rank called since we last did with what we called, up to number nth.
-static bool idist__share_compare(idist__task *t, int rank, uint32_t nth) {
-    idist__share *s = idist__share_of(t);
-    uint32_t k = (int32_t)(nth - IDIST__AHEAD - s->sure) > 0 ? nth - IDIST__AHEAD : s->sure + 1;
+// Compares the calls of a rank with ours, from the last comparison up to this call.
+static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) {
+    idist__share *share = idist__region_share(t);
+    uint32_t oldest = call_number - IDIST__SLOTS_AHEAD, number = share->compared_calls + 1;
 
-    for (; (int32_t)(nth - k) >= 0; k++) {
-        const idist__print *ours =
-            &s->prints[k % IDIST__NOTICES]; // the notice's line is on its way to the others
-        const idist__notice *e = idist__share_notice(s, rank, k);
+    if ((int32_t)(oldest - share->compared_calls) > 0) number = oldest;
 
-        if (memcmp(&e->print, ours, sizeof *ours) == 0 && e->past == s->pasts[k % IDIST__NOTICES])
+    for (; (int32_t)(call_number - number) >= 0; number++) {
+        // Our own slot is not read: its line is on its way to the other cores.
+        uint32_t index = number % IDIST__REGION_SLOTS;
+        const idist__call_slot *slot = idist__region_slot(share, rank, number);
+
+        if (memcmp(&slot->fingerprint, &share->fingerprints[index], sizeof slot->fingerprint) ==
+                0 &&
+            slot->past == share->pasts[index])
             continue;
-        idist__share_differs(t, rank, k);
+        idist__slot_mismatch(t, rank, number);
         return false;
     }
 
     return true;
 }
 
-static bool idist__share_may_enter(idist__task *t) {
-    idist__share *s = idist__share_of(t);
-    uint32_t nth = s->nth + 1 - IDIST__AHEAD;
+// Whether all ranks have read the slot that the next call overwrites.
+static bool idist__slot_may_enter(idist__task *t) {
+    idist__share *share = idist__region_share(t);
+    uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
     int i;
 
-    if ((int32_t)(s->sure - nth) >= 0) return true;
-    for (i = 0; i < t->group->size; i++)
-        if (i != t->group->rank &&
-            (!idist__share_has_entered(s, i, nth) || !idist__share_compare(t, i, nth)))
-            return false;
-    s->sure = nth;
+    if ((int32_t)(share->compared_calls - call_number) >= 0) return true;
 
+    for (i = 0; i < t->group->size; i++) {
+        if (i == t->group->rank) continue;
+        if (!idist__slot_has_entered(share, i, call_number)) return false;
+        if (!idist__slot_compare(t, i, call_number)) return false;
+    }
+
+    share->compared_calls = call_number;
     return true;
 }
 
-// Where a buffer lies in the file, when it is in a window.
-static uint64_t idist__share_offset(const idist__share *s, const void *p, size_t nbytes) {
-    const idist__shm *m = s->shm;
+// The offset of a buffer in the file, or 0 if it does not lie in a window.
+static uint64_t idist__share_offset(const idist__share *share, const void *p, size_t nbytes) {
+    const idist__shm *m = share->shm;
     size_t at = (size_t)((const char *)p - m->base),
            end = m->window_at + (size_t)m->n * m->window_nbytes;
+
     if ((const char *)p < m->base + m->window_at || at >= end || nbytes > end - at) return 0;
     return at;
 }
 
-// The same from another rank, checked.
-static char *idist__share_pointer(const idist__share *s, uint64_t at, size_t nbytes) {
-    const idist__shm *m = s->shm;
+// The address here of an offset that another rank gave; NULL if it is not within the windows.
+static char *idist__slot_pointer(const idist__share *share, uint64_t at, size_t nbytes) {
+    const idist__shm *m = share->shm;
     uint64_t end = m->window_at + (uint64_t)m->n * m->window_nbytes;
+
     if (at < m->window_at || at >= end || nbytes > end - at) return NULL;
     return m->base + at;
 }
 
-static size_t idist__share_given_nbytes(const idist__task *t) {
+// Whether contributions are read across memories. The same on all ranks.
+static bool idist__slot_is_remote(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    return (idist__share_many(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
-}
-
-// Whether contributions are read in the other process, instead of being copied into a buffer: the
-// same on all ranks. It copies once only; but system calls are dear, the kernel copies slowly, and
-// a chunk that many read stays in the cache.
-static bool idist__share_reads_far(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    const idist__shm *m = idist__share_of(t)->shm;
+    const idist__shm *m = idist__region_share(t)->shm;
     idist__kind kind = t->call.kind;
 
-    if (!m->far || t->group->w->cfg.algorithm == 3) return false;
+    if (!m->far || t->group->w->cfg.algorithm == IDIST__ALGO_CHUNKED) return false;
     if (idist__kind_reduces(kind))
-        return !m->crowded && idist__share_given_nbytes(t) >= IDIST__FAR_SUMS;
+        return !m->crowded && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
     if (kind == IDIST__BROADCAST)
-        return !m->crowded && o->nbytes >= IDIST__FAR_BYTES && o->nbytes < IDIST__FAR_BROADCAST;
+        return !m->crowded && o->nbytes >= IDIST__REMOTE_BYTES &&
+               o->nbytes < IDIST__REMOTE_BROADCAST_MAX;
     if (kind == IDIST__ALL_GATHER && m->crowded && o->n > 4) return false;
 
-    return o->nbytes >= (m->crowded ? IDIST__FAR_CROWDED : IDIST__FAR_BYTES);
+    return o->nbytes >= (m->crowded ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
-// Where the buffers of a rank are, for a call that goes by chunks.
-static void idist__share_locate(idist__task *t, int rank, const idist__notice *e) {
+// Notes where the buffers of a rank are in a CHUNKED call.
+static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
     const idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    idist__spot *spot = &s->spots[rank];
+    idist__share *share = idist__region_share(t);
+    idist__location *location = &share->locations[rank];
 
     if (o->algorithm == IDIST__FLAT) return;
-    spot->send = idist__share_pointer(s, e->u.where.send_at, idist__share_given_nbytes(t));
-    spot->recv = idist__share_pointer(s, e->u.where.recv_at, o->nbytes);
-    spot->far_send = spot->send ? 0 : e->u.where.far_send;
-    spot->far_recv = e->u.where.far_recv;
+    location->send =
+        idist__slot_pointer(share, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
+    location->recv = idist__slot_pointer(share, slot->u.buffers.recv_at, o->nbytes);
+    location->remote_send = location->send ? 0 : slot->u.buffers.remote_send;
+    location->remote_recv = slot->u.buffers.remote_recv;
 }
 
-// The contribution of a rank in its notice.
-static char *idist__share_payload(const idist__task *t, int rank) {
+// FLAT: the contribution of a rank.
+static char *idist__slot_payload(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
-    idist__notice *e = idist__share_notice(idist__share_of(t), rank, o->nth);
-    return idist__share_given_nbytes(t) <= sizeof e->u.bytes ? e->u.bytes : (char *)(e + 1);
+    idist__call_slot *slot =
+        idist__region_slot(idist__region_share(t), rank, o->shared.call_number);
+
+    return idist__flow_send_nbytes(t) <= sizeof slot->u.bytes ? slot->u.bytes : (char *)(slot + 1);
 }
 
-static void idist__share_scale(const idist__task *t, char *buf, size_t count) {
+static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
     const idist__op *o = idist__op_of(t);
-    if (o->user && !o->user->fn) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
+    if (idist__flow_is_scaled(o)) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
 }
 
-// Says where our buffers are, so that the others read them there; not where they would read what we
-// overwrite. False: the group has failed.
-static bool idist__share_offer(idist__task *t, idist__notice *e) {
+// all_to_all in place would overwrite what others read: contributes a copy instead. (It cannot use
+// buffers instead, because all ranks must go the same way.) False: the group has failed.
+static bool idist__slot_copy_contribution(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
+    size_t nbytes = idist__flow_send_nbytes(t);
+
+    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
+
+    if (!o->memory) {
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY,
+                         "a rank is out of memory");
+        return false;
+    }
+
+    memcpy(o->memory, o->in, nbytes);
+    o->in = o->memory;
+
+    return true;
+}
+
+// Writes to the slot where our buffers are, so that the others read them in place, unless we would
+// overwrite what they read. False: the group has failed.
+static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
     const idist__call *c = &t->call;
-    bool scaled = o->user && !o->user->fn, all = c->kind == IDIST__ALL_REDUCE;
+    bool scaled = idist__flow_is_scaled(o), all = c->kind == IDIST__ALL_REDUCE;
     bool overwrites = c->send == c->recv &&
                       (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN ||
-                       c->kind == IDIST__EXSCAN || (all && !idist__share_adds_blocks(o, c->kind)));
+                       c->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(o, c->kind)));
 
-    memset(&e->u, 0, sizeof e->u);
-    memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
-    o->far = !scaled && idist__share_reads_far(t);
+    memset(&slot->u, 0, sizeof slot->u);
+    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
+    o->shared.remote = !scaled && idist__slot_is_remote(t);
 
-    if (o->far && overwrites &&
-        c->kind == IDIST__ALL_TO_ALL) { // all go the same way, so this one gives a copy
-        o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, idist__share_given_nbytes(t));
-
-        if (!o->memory) {
-            idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY,
-                             "a rank is out of memory");
-            return false;
-        }
-
-        memcpy(o->memory, o->in, idist__share_given_nbytes(t));
-        o->in = o->memory;
+    if (o->shared.remote && overwrites && c->kind == IDIST__ALL_TO_ALL) {
+        if (!idist__slot_copy_contribution(t)) return false;
         overwrites = false;
     }
 
-    if (!idist__share_gives(o, c->kind, o->r) || scaled || overwrites) return true;
-    e->u.where.send_at = idist__share_offset(s, o->in, idist__share_given_nbytes(t));
-    if (all) e->u.where.recv_at = idist__share_offset(s, o->out, o->nbytes);
-    if (o->far) e->u.where.far_send = (uint64_t)(uintptr_t)o->in;
-    if (o->far && all) e->u.where.far_recv = (uint64_t)(uintptr_t)o->out;
-    idist__share_locate(t, o->r, e);
-    o->stays = e->u.where.send_at || e->u.where.far_send;
+    if (!idist__flow_contributes(o, c->kind, o->r) || scaled || overwrites) return true;
+
+    slot->u.buffers.send_at = idist__share_offset(share, o->in, idist__flow_send_nbytes(t));
+    if (all) slot->u.buffers.recv_at = idist__share_offset(share, o->out, o->nbytes);
+    if (o->shared.remote) slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
+    if (o->shared.remote && all) slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+    idist__slot_locate(t, o->r, slot);
+    o->shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
 
     return true;
 }
 
-// The counts of a v-form, which the others compare with what they expect.
-static void idist__share_offer_parts(idist__task *t, idist__notice *e) {
+// Writes to the slot the counts of a v-form, which the others compare with what they expect.
+static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
+    idist__share *share = idist__region_share(t);
     const idist__call *c = &t->call;
-    uint64_t *counts = (uint64_t *)(void *)(e + 1);
+    uint64_t *counts = (uint64_t *)(void *)(slot + 1);
+    size_t largest = c->count;
     int i;
 
-    memset(s->spots, 0, sizeof *s->spots * (size_t)o->n);
-    o->most = c->count;
+    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
 
     for (i = 0; i < o->n; i++) {
-        counts[i] = idist__share_give_count(t, i);
-        if (counts[i] > o->most) o->most = (size_t)counts[i];
-        if (c->recvcounts && c->recvcounts[i] > o->most) o->most = c->recvcounts[i];
+        counts[i] = idist__flow_send_count(t, i);
+        if (counts[i] > largest) largest = (size_t)counts[i];
+        if (c->recvcounts && c->recvcounts[i] > largest) largest = c->recvcounts[i];
     }
 
-    e->u.parts.most = o->most;
+    o->shared.largest_count = largest;
+    slot->u.parts.largest = largest;
 }
 
-// Takes the lines of the next notice away from those who have read it, while there is nothing to do
-// but wait: likely it will be as long as one of the last two.
-static void idist__share_claim_next(const idist__task *t) {
+// Writes a small contribution to the slot.
+static void idist__slot_write_payload(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    char *next = (char *)idist__share_notice(idist__share_of(t), o->r, o->nth + 1);
-    idist__share *s = idist__share_of(t);
-    size_t nbytes, at;
+    char *payload = idist__slot_payload(t, o->r);
+    size_t nbytes = idist__flow_send_nbytes(t);
+    size_t count = nbytes / (o->size ? o->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
 
-    s->recent[o->nth % 2] = o->algorithm == IDIST__FLAT ? idist__share_given_nbytes(t) : 0;
-    nbytes = s->recent[0] > s->recent[1] ? s->recent[0] : s->recent[1];
-    if (nbytes <= sizeof(idist__notice) - offsetof(idist__notice, u)) nbytes = 0;
-    nbytes = idist__share_least(nbytes, IDIST__CLAIM_BYTES) + IDIST__LINE;
+    idist__region_write(payload, o->in, nbytes);
+    idist__slot_scale(t, payload, count);
+}
+
+// Prefetches the lines of our next slot for writing while there is nothing to do but wait. Its size
+// is likely to be that of one of the last two.
+static void idist__slot_prefetch_next(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    char *next = (char *)idist__region_slot(share, o->r, o->shared.call_number + 1);
+    size_t *recent = share->recent_nbytes, nbytes, at;
+
+    recent[o->shared.call_number % 2] =
+        o->algorithm == IDIST__FLAT ? idist__flow_send_nbytes(t) : 0;
+    nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
+    if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
+    nbytes = idist__flow_min(nbytes, IDIST__CLAIM_BYTES) + IDIST__LINE;
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
 }
 
-// The call before, for the error text of those who called something else before.
-static void idist__share_tell_before(const idist__task *t, const idist__print *print) {
+// Writes the call before this one to the slot, for the error text of a rank that made another call
+// before.
+static void idist__slot_tell_previous(const idist__task *t, const idist__print *fingerprint) {
     const idist__op *o = idist__op_of(t);
-    const idist__print *before = idist__ring_before(t->group, print);
+    const idist__print *before = idist__ring_before(t->group, fingerprint);
 
     if (before && (before->algorithm & ~IDIST__ON_DEVICE) < IDIST__FLAT)
-        *idist__share_before(idist__share_of(t), o->r, o->nth) = *before;
+        *idist__region_previous_call(idist__region_share(t), o->r, o->shared.call_number) = *before;
 }
 
-// False: it could not, and the group has failed.
-static bool idist__share_enter(idist__task *t) {
+// Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
+static bool idist__slot_enter(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    idist__notice *e;
-    idist__print print;
+    idist__share *share = idist__region_share(t);
+    idist__call_slot *slot;
+    idist__print fingerprint;
+    uint32_t number = ++share->calls_entered;
 
-    o->nth = ++s->nth;
-    e = idist__share_notice(s, o->r, o->nth);
+    o->shared.call_number = number;
+    slot = idist__region_slot(share, o->r, number);
 
     if (o->algorithm == IDIST__CHUNKED) {
-        if (idist__kind_is_v(t->call.kind)) idist__share_offer_parts(t, e);
-        else if (!idist__share_offer(t, e)) return false;
-    } else if (idist__share_gives(o, t->call.kind, o->r)) {
-        char *payload = idist__share_payload(t, o->r);
-        size_t nbytes = idist__share_given_nbytes(t);
-        idist__share_put(payload, o->in, nbytes);
-        idist__share_scale(t, payload,
-                           nbytes /
-                               (o->size ? o->size : 1)); // NOLINT(clang-analyzer-core.DivideZero)
+        if (idist__kind_is_v(t->call.kind)) idist__slot_offer_counts(t, slot);
+        else if (!idist__slot_offer_buffers(t, slot)) return false;
+    } else if (idist__flow_contributes(o, t->call.kind, o->r)) {
+        idist__slot_write_payload(t);
     }
 
-    print = idist__task_print(t, o->algorithm);
-    idist__share_tell_before(t, &print);
-    // The first line at the end, in one go: the others poll it, and take it away between two
-    // writes.
-    s->prints[o->nth % IDIST__NOTICES] = print;
-    s->pasts[o->nth % IDIST__NOTICES] = o->past;
-    e->print = print;
-    e->past = o->past;
+    fingerprint = idist__task_print(t, o->algorithm);
+    idist__slot_tell_previous(t, &fingerprint);
+    share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
+    share->pasts[number % IDIST__REGION_SLOTS] = o->past;
+
+    // The first line comes last, in one go: the others poll it, and would take it from our cache
+    // between two writes.
+    slot->fingerprint = fingerprint;
+    slot->past = o->past;
     idist__os_handover();
-    __atomic_store_n(&e->nth, o->nth, __ATOMIC_RELEASE);
-    idist__share_knock(s, t->group);
-    idist__share_claim_next(t);
-    o->entered = true;
-    o->who = 0;
+    __atomic_store_n(&slot->call_number, number, __ATOMIC_RELEASE);
+    idist__region_wake_members(share, t->group);
+
+    idist__slot_prefetch_next(t);
+    o->shared.entered = true;
+    o->shared.next_rank = 0;
 
     return true;
 }
 
-// Compares the call of another rank with ours, and what it says about counts that only the two of
-// us know.
-static bool idist__share_agree(idist__task *t, int rank) {
+// Compares the call of a rank with ours. In v-forms also the count that only the two of us know.
+static bool idist__slot_agree(idist__task *t, int rank) {
     idist__op *o = idist__op_of(t);
-    idist__ring *ring = idist__ring_of(t->group->w);
-    const idist__notice *e = idist__share_notice(idist__share_of(t), rank, o->nth);
+    const idist__call_slot *slot =
+        idist__region_slot(idist__region_share(t), rank, o->shared.call_number);
     uint64_t given;
+    size_t expected;
+    char cause[400];
 
-    if (!idist__share_compare(t, rank, o->nth)) return false;
+    if (!idist__slot_compare(t, rank, o->shared.call_number)) return false;
 
     if (!idist__kind_is_v(t->call.kind)) {
-        idist__share_locate(t, rank, e);
+        idist__slot_locate(t, rank, slot);
         return true;
     }
 
-    o->most = e->u.parts.most > o->most ? (size_t)e->u.parts.most : o->most;
-    given = ((const uint64_t *)(const void *)(e + 1))[o->r];
-    if (!idist__share_gives(o, t->call.kind, rank) || !idist__share_reads(t, rank) ||
-        given == idist__share_take_count(t, rank))
-        return true;
+    if (slot->u.parts.largest > o->shared.largest_count)
+        o->shared.largest_count = (size_t)slot->u.parts.largest;
+    if (!idist__flow_contributes(o, t->call.kind, rank) || !idist__flow_reads(t, rank)) return true;
 
-    {
-        char cause[400];
-        idist__counts_text(t->group->ranks[rank], given, t->group->ranks[o->r],
-                           idist__share_take_count(t, rank), "elements", t, cause, sizeof cause);
-        idist__ring_fail(ring, t->group, IDIST_ERR_MISMATCH, cause);
-    }
+    given = ((const uint64_t *)(const void *)(slot + 1))[o->r];
+    expected = idist__flow_recv_count(t, rank);
+    if (given == expected) return true;
+
+    idist__counts_text(t->group->ranks[rank], given, t->group->ranks[o->r], expected, "elements", t,
+                       cause, sizeof cause);
+    idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
 
     return false;
 }
 
-// Whether those whose data we need, or all, are in this call too.
-static bool idist__share_entered(idist__task *t, bool all) {
+// Whether the ranks that we read from, or all, have entered this call as well.
+static bool idist__slot_all_entered(idist__task *t, bool all) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    bool everybody = true;
+    idist__share *share = idist__region_share(t);
+    bool compared_all = true;
     int i;
 
-    for (; o->who < o->n; o->who++) {
-        if (o->who == o->r) continue;
-        if (!all && !idist__share_reads(t, o->who)) continue;
-        if (!idist__share_has_entered(s, o->who, o->nth) || !idist__share_agree(t, o->who))
-            return false;
+    for (; o->shared.next_rank < o->n; o->shared.next_rank++) {
+        int rank = o->shared.next_rank;
+        if (rank == o->r) continue;
+        if (!all && !idist__flow_reads(t, rank)) continue;
+        if (!idist__slot_has_entered(share, rank, o->shared.call_number)) return false;
+        if (!idist__slot_agree(t, rank)) return false;
     }
 
-    o->who = 0;
-    for (i = 0; i < o->n && everybody; i++)
-        everybody = all || i == o->r || idist__share_reads(t, i);
-    if (everybody) s->sure = o->nth;
+    o->shared.next_rank = 0;
+    for (i = 0; i < o->n && compared_all; i++)
+        compared_all = all || i == o->r || idist__flow_reads(t, i);
+    if (compared_all) share->compared_calls = o->shared.call_number;
 
     return true;
 }
 
-// ---- taking ----
+// The call is complete: the group's next shared call is first in line.
+static void idist__slot_leave(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
 
-// Block d of what a rank gives, from element `at` on.
-static const char *idist__share_source(const idist__task *t, int rank, int d, size_t at) {
-    const idist__op *o = idist__op_of(t);
-    const idist__share *s = idist__share_of(t);
-    bool many = idist__share_many(t->call.kind);
-
-    if (rank == o->r && !(o->user && !o->user->fn))
-        return idist__share_give_at(t, d) + at * o->size;
-    if (o->algorithm == IDIST__FLAT)
-        return idist__share_payload(t, rank) + (many ? (size_t)d * o->nbytes : 0);
-    if (s->spots[rank].send)
-        return s->spots[rank].send + (many ? (size_t)d * o->nbytes : 0) + at * o->size;
-
-    return idist__share_buffer(s, rank, o->use + o->j) +
-           ((many ? (size_t)d * o->chunk : 0) + at - o->j * o->chunk) * o->size;
+    share->first = o->after;
+    if (!share->first) share->last = NULL;
+    idist__op_done(t);
 }
 
-// out = from[0] (op) ... (op) from[n - 1]; out may be one of them. User ops work on their second
-// operand: it is folded from the right, a piece at a time.
-static void idist__share_reduce(const idist__task *t, void *out, const void *const *from, int n,
-                                size_t count) {
+//------------------------------------------------------------------------------
+// [share:fetch]  reading contributions and reducing them
+// uses err reduce world self segment msg:types op failure region flow slot
+//------------------------------------------------------------------------------
+
+// Where block `to` of what a rank contributes can be read, from element `at` on.
+static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    bool per_rank = idist__flow_is_per_rank(t->call.kind);
+    size_t block = per_rank ? (size_t)to : 0, within;
+
+    if (rank == o->r && !idist__flow_is_scaled(o)) return idist__flow_send_at(t, to) + at * o->size;
+    if (o->algorithm == IDIST__FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
+    if (share->locations[rank].send)
+        return share->locations[rank].send + block * o->nbytes + at * o->size;
+
+    within = at - o->shared.chunk * o->shared.chunk_count;
+    return idist__share_buffer(share, rank, o->shared.first_chunk + o->shared.chunk) +
+           (block * o->shared.chunk_count + within) * o->size;
+}
+
+// out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
+// function works on its second operand, so a copy of that is folded from the right, in pieces.
+static void idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
+                                     size_t count) {
     const idist__op *o = idist__op_of(t);
     uint64_t piece[512];
-    size_t at, k, most;
+    size_t at, k, most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
     int i;
 
-    if (!o->user || !o->user->fn) {
-        idist__reduce_many(out, from, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
-                           t->call.op == IDIST_AVG ? o->n : 0);
-        return;
-    }
-
-    most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
     idist__me.callbacks++;
 
     for (at = 0; at < count; at += k) {
-        k = idist__share_least(count - at, most);
-        memcpy(piece, (const char *)from[n - 1] + at * o->size, k * o->size);
+        k = idist__flow_min(count - at, most);
+        memcpy(piece, (const char *)in[n - 1] + at * o->size, k * o->size);
         for (i = n - 2; i >= 0; i--)
-            o->user->fn((const char *)from[i] + at * o->size, piece, k, t->call.dtype,
-                        o->user->arg);
+            o->user->fn((const char *)in[i] + at * o->size, piece, k, t->call.dtype, o->user->arg);
         memcpy((char *)out + at * o->size, piece, k * o->size);
     }
 
     idist__me.callbacks--;
 }
 
-// Reads nbytes at an address of another process. On failure the group fails.
-static bool idist__share_pull(idist__task *t, int rank, uint64_t at, char *buf, size_t nbytes) {
+static void idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
+                                size_t count) {
     const idist__op *o = idist__op_of(t);
-    const idist__share *s = idist__share_of(t);
-    int world_rank = t->group->ranks[rank],
-        err = idist__shm_pull(s->shm, s->shm->local[world_rank], at, buf, nbytes);
+
+    if (o->user && o->user->fn) {
+        idist__fetch_reduce_user(t, out, in, n, count);
+        return;
+    }
+
+    idist__reduce_many(out, in, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
+                       t->call.op == IDIST_AVG ? o->n : 0);
+}
+
+// Copies from an address in another rank's memory. False: the group has failed, or that rank has
+// left the call, and the reason is on its way.
+static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
+                                size_t nbytes) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    int world_rank = t->group->ranks[rank];
+    int err = idist__shm_pull(share->shm, share->shm->local[world_rank], address, buf, nbytes);
     char cause[300];
 
     if (!err) return true;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&idist__share_notice(s, rank, o->nth)->nth, __ATOMIC_ACQUIRE) != o->nth)
-        return false; // it left
+    if (!idist__slot_is_current(share, rank, o->shared.call_number)) return false;
+
     snprintf(cause, sizeof cause,
              err == ESRCH ? "rank %d on %s was lost: its process ended"
                           : "the buffer of rank %d on %s cannot be read: %s",
@@ -636,418 +765,538 @@ static bool idist__share_pull(idist__task *t, int rank, uint64_t at, char *buf, 
     return false;
 }
 
-// out = the sum, in the wider sense, over ranks 0 .. n - 1, of `count` elements at `at` of block d
-// of what they give. What is far is read piece by piece.
-static bool idist__share_add(idist__task *t, char *out, int n, int d, size_t at, size_t count) {
+// The address, in its own memory, of block `to` of what a rank contributes, from element `at` on; 0
+// if it is not to be read there.
+static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    size_t done, k,
-        most =
-            o->far ? IDIST__FAR_PIECE / o->size : count; // NOLINT(clang-analyzer-core.DivideZero)
+    uint64_t address;
+
+    if (!o->shared.remote || rank == o->r) return 0;
+    address = idist__region_share(t)->locations[rank].remote_send;
+    if (!address) return 0;
+
+    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * o->nbytes : 0) +
+           at * o->size;
+}
+
+// Reduces `count` elements, from element `at` of block `to` on, over the contributions of ranks
+// 0 .. n - 1. What is in other memories is copied here first, in pieces.
+static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    size_t done, k, most = count;
     int i;
 
+    if (o->shared.remote)
+        most = IDIST__FAR_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+
     for (done = 0; done < count; done += k) {
-        k = idist__share_least(count - done, most);
+        k = idist__flow_min(count - done, most);
 
         for (i = 0; i < n; i++) {
-            char *piece = s->shm->pieces + (size_t)i * IDIST__FAR_PIECE;
-            uint64_t there = o->far && i != o->r ? s->spots[i].far_send : 0;
-            if (there)
-                there += (idist__share_many(t->call.kind) ? (size_t)d * o->nbytes : 0) +
-                         (at + done) * o->size;
-            if (there && !idist__share_pull(t, i, there, piece, k * o->size)) return false;
-            s->from[i] = there ? piece : idist__share_source(t, i, d, at + done);
+            char *piece = share->shm->pieces + (size_t)i * IDIST__FAR_PIECE;
+            uint64_t address = idist__fetch_remote_source(t, i, to, at + done);
+
+            if (address && !idist__fetch_remote(t, i, address, piece, k * o->size)) return false;
+            share->operands[i] = address ? piece : idist__fetch_source(t, i, to, at + done);
         }
 
-        idist__share_reduce(t, out + done * o->size, s->from, n, k);
+        idist__fetch_reduce(t, out + done * o->size, share->operands, n, k);
     }
 
     return true;
 }
 
-// FLAT: the sum of what lies in the notices.
-static void idist__share_add_flat(const idist__task *t, int n) {
+// FLAT: the same, over the contributions in the slots.
+static void idist__fetch_sum_flat(const idist__task *t, int n) {
     const idist__op *o = idist__op_of(t);
-    const idist__share *s = idist__share_of(t);
-    size_t given = idist__share_given_nbytes(t),
-           at = given <= IDIST__INLINE_BYTES ? offsetof(idist__notice, u) : IDIST__LINE;
+    const idist__share *share = idist__region_share(t);
+    size_t given = idist__flow_send_nbytes(t);
+    size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
     int i;
 
     if (given > o->nbytes) at += (size_t)o->r * o->nbytes; // our block of theirs
-    for (i = 0; i < n; i++) s->from[i] = (const char *)idist__share_notice(s, i, o->nth) + at;
-    if (o->r < n && !(o->user && !o->user->fn)) s->from[o->r] = idist__share_give_at(t, o->r);
-    idist__share_reduce(t, o->out, s->from, n, o->count);
+    for (i = 0; i < n; i++)
+        share->operands[i] = (const char *)idist__region_slot(share, i, o->shared.call_number) + at;
+    if (o->r < n && !idist__flow_is_scaled(o)) share->operands[o->r] = idist__flow_send_at(t, o->r);
+    idist__fetch_reduce(t, o->out, share->operands, n, o->count);
 }
 
-// Everything this rank takes of one chunk, where no blocks are added up by others. FLAT: of the
-// whole call.
-static bool idist__share_take(idist__task *t, size_t at) {
-    idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    idist__kind kind = t->call.kind;
-    int i, n = kind == IDIST__SCAN ? o->r + 1 : kind == IDIST__EXSCAN ? o->r : o->n;
+// Ranks 0 .. n - 1 are reduced into the result of this rank.
+static int idist__fetch_operand_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
 
-    if (kind == IDIST__BARRIER) return true;
+    if (t->call.kind == IDIST__SCAN) return o->r + 1;
+    if (t->call.kind == IDIST__EXSCAN) return o->r;
+    return o->n;
+}
 
-    if (idist__kind_reduces(kind)) {
-        size_t k = idist__share_part(o, o->count, at);
-        if ((kind == IDIST__REDUCE && o->r != o->root) || !n || !k) return true;
-        if (o->algorithm != IDIST__FLAT)
-            return idist__share_add(t, o->out + at * o->size, n, o->r, at, k);
-        idist__share_add_flat(t, n);
-        return true;
-    }
+// Copies our block of what each rank contributes, from element `at` on.
+static bool idist__fetch_blocks(idist__task *t, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    int i;
 
     for (i = 0; i < o->n; i++) {
-        int from = idist__wrap(o->r + i, o->n); // not all from the same one at the same time
-        size_t k = idist__share_reads(t, from)
-                       ? idist__share_part(o, idist__share_take_count(t, from), at)
-                       : 0;
-        char *to = k ? idist__share_take_at(t, from) + at * o->size : NULL;
-        uint64_t there = o->far && from != o->r ? s->spots[from].far_send : 0;
-        if (there) there += (idist__share_many(kind) ? (size_t)o->r * o->nbytes : 0) + at * o->size;
-        if (k && there && !idist__share_pull(t, from, there, to, k * o->size)) return false;
-        if (k && !there) idist__copy(to, idist__share_source(t, from, o->r, at), k * o->size);
+        int from = idist__wrap(o->r + i, o->n); // each rank begins with another one
+        uint64_t address;
+        size_t count;
+        char *to;
+
+        if (!idist__flow_reads(t, from)) continue;
+        count = idist__flow_chunk_count(o, idist__flow_recv_count(t, from), at);
+        if (!count) continue;
+
+        to = idist__flow_recv_at(t, from) + at * o->size;
+        address = idist__fetch_remote_source(t, from, o->r, at);
+        if (address && !idist__fetch_remote(t, from, address, to, count * o->size)) return false;
+        if (!address) idist__copy(to, idist__fetch_source(t, from, o->r, at), count * o->size);
     }
 
     return true;
 }
 
-// Whether what we have just read in the buffers of others was theirs to give: who has left the call
-// with an error may have used them for something else since, but took its notice back before. If
-// so, the reason is on its way.
-static bool idist__share_still_there(idist__task *t) {
+// All that this rank needs of the chunk at element `at` (FLAT: of the call), in calls that are not
+// split.
+static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *o = idist__op_of(t);
-    const idist__share *s = idist__share_of(t);
+    int n = idist__fetch_operand_count(t);
+    size_t count;
+
+    if (t->call.kind == IDIST__BARRIER) return true;
+    if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
+
+    count = idist__flow_chunk_count(o, o->count, at);
+    if ((t->call.kind == IDIST__REDUCE && o->r != o->root) || !n || !count) return true;
+    if (o->algorithm != IDIST__FLAT)
+        return idist__fetch_sum(t, o->out + at * o->size, n, o->r, at, count);
+    idist__fetch_sum_flat(t, n);
+
+    return true;
+}
+
+// Whether what we have just read in the buffers of others was valid. A rank that leaves the call
+// with an error may reuse its buffers, but withdraws its slots first. In that case the reason is on
+// its way.
+static bool idist__fetch_was_valid(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
     int i;
 
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    for (i = 0; i < o->n; i++)
-        if (i != o->r && idist__share_reads(t, i) &&
-            __atomic_load_n(&idist__share_notice(s, i, o->nth)->nth, __ATOMIC_ACQUIRE) != o->nth)
-            return false;
+
+    for (i = 0; i < o->n; i++) {
+        if (i == o->r || !idist__flow_reads(t, i)) continue;
+        if (!idist__slot_is_current(share, i, o->shared.call_number)) return false;
+    }
 
     return true;
 }
 
-static void idist__share_done(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    s->head = o->after;
-    if (!s->head) s->last = NULL;
-    idist__op_done(t);
-}
+//------------------------------------------------------------------------------
+// [share:flat]  collectives of small contributions
+// uses world op slot fetch
+//
+// Every rank writes its contribution to its slot (one line, if it has at most 32 bytes), reads the
+// slots of all others, and computes the result by itself. All reduce in the order of the ranks, so
+// all get the same bits. One round of n - 1 cache misses, no synchronization at the end: the slots
+// are not reused before all have read them.
+//------------------------------------------------------------------------------
 
-static void idist__share_flat(idist__task *t) {
+static void idist__flat_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
 
     IDIST__CO_BEGIN(o)
 
-    if (!o->entered) {
-        IDIST__CO_AWAIT(o, idist__share_may_enter(t));
-        idist__share_enter(t);
+    if (!o->shared.entered) {
+        IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+        idist__slot_enter(t);
     }
 
-    IDIST__CO_AWAIT(o, idist__share_entered(t, false));
-    idist__share_take(t, 0);
-    idist__share_done(t);
+    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    idist__fetch_chunk(t, 0);
+    idist__slot_leave(t);
     IDIST__CO_END(o)
 }
 
-// ---- chunks ----
+//------------------------------------------------------------------------------
+// [share:chunk]  collectives of large contributions, one chunk at a time
+// uses os world segment op region flow slot fetch
+//
+//   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
+//   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
+//
+// A rank exposes up to one chunk ahead, so that nobody waits while there is something to copy. It
+// writes to a buffer again when all have freed the chunk that is in it.
+//------------------------------------------------------------------------------
 
-// Whether all members, or those we read from, have come this far.
-static bool idist__share_all(idist__task *t, size_t counter, uint64_t value, bool readers) {
+#define IDIST__CHUNK_OVERSUBSCRIBED ((size_t)128 * 1024)
+
+// Whether all members, or those that we read from, have reached a milestone in all chunks before
+// number `chunks`.
+static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
+                                     bool only_sources) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
+    idist__share *share = idist__region_share(t);
 
-    for (; o->who < o->n; o->who++) {
-        const idist__counter *at;
-        if (o->who == o->r || (readers && !idist__share_reads(t, o->who))) continue;
-        at = (const idist__counter *)(const void *)((const char *)idist__share_pace(s, o->who) +
-                                                    counter);
-        if (__atomic_load_n(at, __ATOMIC_ACQUIRE) < value) return false;
+    for (; o->shared.next_rank < o->n; o->shared.next_rank++) {
+        int rank = o->shared.next_rank;
+        if (rank == o->r || (only_sources && !idist__flow_reads(t, rank))) continue;
+        if (idist__region_reached(share, rank, milestone) < chunks) return false;
     }
 
     idist__os_handover();
-    o->who = 0;
+    o->shared.next_rank = 0;
 
     return true;
 }
 
-#define IDIST__ALL_HAVE(t, counter, value) \
-    idist__share_all(t, offsetof(idist__pace, counter), value, false)
-#define IDIST__SOURCES_HAVE(t, counter, value) \
-    idist__share_all(t, offsetof(idist__pace, counter), value, true)
-
-// Where rank b's block of a chunk of k elements begins: whole lines, so that no two ranks write to
-// one.
-static size_t idist__share_block_at(const idist__op *o, size_t k, int b) {
-    size_t line = IDIST__LINE / o->size,
-           nlines = (k + line - 1) / line; // NOLINT(clang-analyzer-core.DivideZero)
-    return idist__share_least(idist__block_at(nlines, o->n, b) * line, k);
+static bool idist__chunk_all(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    return idist__chunk_all_reached(t, milestone, chunks, false);
 }
 
-// Copies our part of chunk i into a buffer; of a sum to be built in blocks, all but the block that
-// we add up ourselves.
-static void idist__share_expose_chunk(idist__task *t, size_t i) {
-    idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    char *buffer = idist__share_buffer(s, o->r, o->use + i);
-    bool many = idist__share_many(t->call.kind), scaled = o->user && !o->user->fn;
-    size_t at = i * o->chunk;
-    int d;
+static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    return idist__chunk_all_reached(t, milestone, chunks, true);
+}
 
-    if (idist__share_adds_blocks(o, t->call.kind) && !scaled) {
-        size_t k = idist__share_part(o, o->count, at), from = idist__share_block_at(o, k, o->r),
-               to = idist__share_block_at(o, k, o->r + 1);
-        idist__share_put(buffer, o->in + at * o->size, from * o->size);
-        idist__share_put(buffer + to * o->size, o->in + (at + to) * o->size, (k - to) * o->size);
+// Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
+// ranks write to the same one.
+static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
+    size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    size_t nlines = (count + line - 1) / line;
+
+    return idist__flow_min(idist__block_at(nlines, o->n, b) * line, count);
+}
+
+// Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
+// ourselves.
+static void idist__chunk_copy(idist__task *t, size_t chunk) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    char *buffer = idist__share_buffer(share, o->r, o->shared.first_chunk + chunk);
+    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(o);
+    size_t at = chunk * o->shared.chunk_count;
+    int to;
+
+    if (idist__flow_is_split(o, t->call.kind) && !scaled) {
+        size_t count = idist__flow_chunk_count(o, o->count, at);
+        size_t begin = idist__chunk_block_at(o, count, o->r),
+               end = idist__chunk_block_at(o, count, o->r + 1);
+        idist__region_write(buffer, o->in + at * o->size, begin * o->size);
+        idist__region_write(buffer + end * o->size, o->in + (at + end) * o->size,
+                            (count - end) * o->size);
         return;
     }
 
-    for (d = 0; d < (many ? o->n : 1); d++) {
-        size_t k = idist__share_part(o, idist__share_give_count(t, d), at);
-        char *to = buffer + (size_t)d * o->chunk * o->size;
-        if (many && d == o->r && !scaled) continue;
-        idist__share_put(to, idist__share_give_at(t, d) + at * o->size, k * o->size);
-        idist__share_scale(t, to, k);
+    for (to = 0; to < (per_rank ? o->n : 1); to++) {
+        size_t count = idist__flow_chunk_count(o, idist__flow_send_count(t, to), at);
+        char *block = buffer + (size_t)to * o->shared.chunk_count * o->size;
+
+        if (per_rank && to == o->r && !scaled) continue;
+        idist__region_write(block, idist__flow_send_at(t, to) + at * o->size, count * o->size);
+        idist__slot_scale(t, block, count);
     }
 }
 
-// Exposes up to one chunk ahead. Returns whether the present one is exposed.
-static bool idist__share_expose(idist__task *t) {
+// Exposes the current chunk and, if a buffer is free, the next one. Returns whether the current one
+// is exposed.
+static bool idist__chunk_expose(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    idist__pace *pace = idist__share_pace(s, o->r);
-    bool copies = idist__share_gives(o, t->call.kind, o->r) && !o->stays;
+    idist__shared_op *shared = &o->shared;
+    bool copies = idist__flow_contributes(o, t->call.kind, o->r) && !shared->in_place;
 
-    while (o->i < o->chunks && o->i < o->j + 2) {
-        uint64_t use = o->use + o->i;
-        if (copies && use >= IDIST__BUFFERS && !IDIST__ALL_HAVE(t, freed, use - IDIST__BUFFERS + 1))
+    while (shared->exposed < shared->nchunks && shared->exposed < shared->chunk + 2) {
+        uint64_t number = shared->first_chunk + shared->exposed;
+
+        if (copies && number >= IDIST__BUFFERS &&
+            !idist__chunk_all(t, IDIST__FREED, number - IDIST__BUFFERS + 1))
             break;
-        if (copies) idist__share_expose_chunk(t, o->i);
-        o->i++;
-        idist__share_publish(t, &pace->exposed, o->use + o->i);
+        if (copies) idist__chunk_copy(t, shared->exposed);
+        shared->exposed++;
+        idist__region_publish(t, IDIST__EXPOSED, number + 1);
     }
 
-    return o->i > o->j;
+    return shared->exposed > shared->chunk;
 }
 
-static void idist__share_plan(idist__task *t) {
+// Determines the chunks of a call.
+static void idist__chunk_plan(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    size_t blocks = idist__share_many(t->call.kind) ? (size_t)o->n : 1;
-    size_t count = idist__kind_is_v(t->call.kind) ? o->most : o->count, nbytes = s->chunk_nbytes;
+    idist__share *share = idist__region_share(t);
+    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1;
+    size_t count = idist__kind_is_v(t->call.kind) ? o->shared.largest_count : o->count;
     size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    size_t nbytes = share->chunk_nbytes, chunk_count;
 
-    if (s->shm->crowded && nbytes > IDIST__CHUNK_CROWDED)
-        nbytes = IDIST__CHUNK_CROWDED; // all ranks share the caches
-    o->chunk = nbytes / blocks / o->size;
-    if (o->chunk > line) o->chunk -= o->chunk % line;
-    if (o->far && !idist__kind_reduces(t->call.kind)) o->chunk = count; // no buffer is used
-    o->chunks = count ? (count - 1) / o->chunk + 1 : 1;
-    o->use = s->uses;
-    o->who = 0;
+    if (share->shm->crowded && nbytes > IDIST__CHUNK_OVERSUBSCRIBED)
+        nbytes = IDIST__CHUNK_OVERSUBSCRIBED; // all ranks share the caches
+    chunk_count = nbytes / nblocks / o->size;
+    if (chunk_count > line) chunk_count -= chunk_count % line;
+    if (o->shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
+
+    o->shared.chunk_count = chunk_count;
+    o->shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
+    o->shared.first_chunk = share->chunks_done;
+    o->shared.next_rank = 0;
 }
 
-static void idist__share_chunked(idist__task *t) {
+static void idist__chunk_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    idist__pace *pace = idist__share_pace(s, o->r);
+    idist__shared_op *shared = &o->shared;
 
     IDIST__CO_BEGIN(o)
-    IDIST__CO_AWAIT(o, idist__share_may_enter(t));
-    if (!idist__share_enter(t)) return;
+    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    if (!idist__slot_enter(t)) return;
 
     if (idist__kind_is_v(t->call.kind)) {
-        IDIST__CO_AWAIT(o, idist__share_entered(t, true));
-        idist__share_plan(t);
+        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, true));
+        idist__chunk_plan(t);
     } else {
-        idist__share_plan(t);
-        idist__share_expose(t);
-        o->who = 0;
-        IDIST__CO_AWAIT(o, idist__share_entered(t, false));
+        idist__chunk_plan(t);
+        idist__chunk_expose(t);
+        shared->next_rank = 0;
+        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
     }
 
-    for (o->j = 0; o->j < o->chunks; o->j++) {
-        IDIST__CO_AWAIT(o, idist__share_expose(t));
-        o->who = 0;
-        IDIST__CO_AWAIT(o, IDIST__SOURCES_HAVE(t, exposed, o->use + o->j + 1));
-        if (!idist__share_take(t, o->j * o->chunk) || !idist__share_still_there(t)) return;
-        idist__share_publish(t, &pace->freed, o->use + o->j + 1);
+    for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
+        IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+        shared->next_rank = 0;
+        IDIST__CO_AWAIT(o, idist__chunk_sources(t, IDIST__EXPOSED,
+                                                shared->first_chunk + shared->chunk + 1));
+        if (!idist__fetch_chunk(t, shared->chunk * shared->chunk_count)) return;
+        if (!idist__fetch_was_valid(t)) return;
+        idist__region_publish(t, IDIST__FREED, shared->first_chunk + shared->chunk + 1);
     }
 
-    if (o->stays) // the caller may change it when we return
-        IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + o->chunks));
-    s->uses = o->use + o->chunks;
-    idist__share_done(t);
+    if (shared->in_place) // the caller may change its buffer when we return
+        IDIST__CO_AWAIT(o,
+                        idist__chunk_all(t, IDIST__FREED, shared->first_chunk + shared->nchunks));
+
+    idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
+    idist__slot_leave(t);
     IDIST__CO_END(o)
 }
 
-// ---- all_reduce and reduce: each rank adds up one block of every chunk ----
+//------------------------------------------------------------------------------
+// [share:split]  all_reduce and reduce, in which each rank reduces one block
+// uses world self op region flow slot fetch chunk
+//
+// A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
+// 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
+//
+//   through buffers   expose a chunk; reduce our block of it into our buffer; copy the other blocks
+//                     out of the buffers of the others
+//   direct            all buffers of an all_reduce are in windows: reduce our block of all of them,
+//                     write it to the results of all. Every byte is read once and written once
+//   cross-memory      reduce our block into our own result; read the others out of their results
+//------------------------------------------------------------------------------
 
-static bool idist__share_add_block(idist__task *t) {
+#define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
+
+static bool idist__split_sum_block(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    size_t at = o->j * o->chunk, k = idist__share_part(o, o->count, at),
-           from = idist__share_block_at(o, k, o->r);
-    size_t count = idist__share_block_at(o, k, o->r + 1) - from;
-    char *sum = idist__share_buffer(s, o->r, o->use + o->j) + from * o->size,
-         *out = o->out + (at + from) * o->size;
+    idist__share *share = idist__region_share(t);
+    size_t at = o->shared.chunk * o->shared.chunk_count,
+           chunk_count = idist__flow_chunk_count(o, o->count, at),
+           begin = idist__chunk_block_at(o, chunk_count, o->r),
+           count = idist__chunk_block_at(o, chunk_count, o->r + 1) - begin;
+    char *buffer = idist__share_buffer(share, o->r, o->shared.first_chunk + o->shared.chunk);
+    char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
 
     if (!count) return true;
+
     if (t->call.kind == IDIST__REDUCE) // only the root wants it
-        return idist__share_add(t, o->r == o->root ? out : sum, o->n, 0, at + from, count);
-    if (!idist__share_add(t, out, o->n, 0, at + from, count)) return false;
-    idist__share_put(sum, out, count * o->size);
+        return idist__fetch_sum(t, o->r == o->root ? out : sum, o->n, 0, at + begin, count);
+
+    if (!idist__fetch_sum(t, out, o->n, 0, at + begin, count)) return false;
+    idist__region_write(sum, out, count * o->size);
 
     return true;
 }
 
-static void idist__share_take_blocks(idist__task *t) {
+// Copies the blocks of a chunk that the others have reduced.
+static void idist__split_take_blocks(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    size_t at = o->j * o->chunk, k = idist__share_part(o, o->count, at);
+    idist__share *share = idist__region_share(t);
+    size_t at = o->shared.chunk * o->shared.chunk_count,
+           count = idist__flow_chunk_count(o, o->count, at);
     int i;
 
     if (t->call.kind == IDIST__REDUCE && o->r != o->root) return;
 
     for (i = 0; i < o->n; i++) {
-        size_t from = idist__share_block_at(o, k, i), to = idist__share_block_at(o, k, i + 1);
-        if (i != o->r)
-            idist__copy(o->out + (at + from) * o->size,
-                        idist__share_buffer(s, i, o->use + o->j) + from * o->size,
-                        (to - from) * o->size);
+        size_t begin = idist__chunk_block_at(o, count, i),
+               end = idist__chunk_block_at(o, count, i + 1);
+        const char *buffer = idist__share_buffer(share, i, o->shared.first_chunk + o->shared.chunk);
+
+        if (i == o->r) continue;
+        idist__copy(o->out + (at + begin) * o->size, buffer + begin * o->size,
+                    (end - begin) * o->size);
     }
 }
 
 // Whether all buffers are in windows.
-static bool idist__share_all_near(const idist__task *t) {
+static bool idist__split_is_direct(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    const idist__share *s = idist__share_of(t);
+    const idist__share *share = idist__region_share(t);
     int i;
 
     for (i = 0; i < o->n; i++)
-        if (!s->spots[i].send || !s->spots[i].recv) return false;
+        if (!share->locations[i].send || !share->locations[i].recv) return false;
     return true;
 }
 
-// WHOLE: our block of all contributions, into all results.
-static bool idist__share_add_whole(idist__task *t) {
+// Reduces our block of all contributions into the results of all ranks. Checks before each piece
+// that nobody has left, because a rank that has left wants nothing written any more.
+static bool idist__split_sum_direct(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    size_t at = idist__share_block_at(o, o->count, o->r),
-           end = idist__share_block_at(o, o->count, o->r + 1), k;
+    idist__share *share = idist__region_share(t);
+    size_t at = idist__chunk_block_at(o, o->count, o->r),
+           end = idist__chunk_block_at(o, o->count, o->r + 1), k;
     int i;
 
     for (; at < end; at += k) {
         char *out = o->out + at * o->size;
-        k = idist__share_least(end - at, 16384 / o->size); // stays in the nearest cache
-        if (!idist__share_add(t, out, o->n, 0, at, k)) return false;
-        if (!idist__share_still_there(t))
-            return false; // whoever has left wants nothing written any more
+
+        k = idist__flow_min(end - at, IDIST__DIRECT_PIECE / o->size);
+        if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
+        if (!idist__fetch_was_valid(t)) return false;
         for (i = 0; i < o->n; i++)
-            if (i != o->r) memcpy(s->spots[i].recv + at * o->size, out, k * o->size);
+            if (i != o->r) memcpy(share->locations[i].recv + at * o->size, out, k * o->size);
     }
 
     return true;
 }
 
-// FAR: our block of all contributions, into our own result; then the blocks of the others, out of
-// theirs.
-static bool idist__share_add_far(idist__task *t) {
+// Reduces our block of all contributions into our own result.
+static bool idist__split_sum_remote(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    size_t at = idist__share_block_at(o, o->count, o->r),
-           end = idist__share_block_at(o, o->count, o->r + 1);
-    return idist__share_add(t, o->out + at * o->size, o->n, 0, at, end - at);
+    size_t at = idist__chunk_block_at(o, o->count, o->r),
+           end = idist__chunk_block_at(o, o->count, o->r + 1);
+
+    return idist__fetch_sum(t, o->out + at * o->size, o->n, 0, at, end - at);
 }
 
-static bool idist__share_take_far(idist__task *t) {
+// Reads the blocks that the others have reduced, out of their results.
+static bool idist__split_take_remote(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    const idist__share *s = idist__share_of(t);
+    const idist__share *share = idist__region_share(t);
     int i;
 
     for (i = 1; i < o->n; i++) {
         int from = idist__wrap(o->r + i, o->n);
-        size_t at = idist__share_block_at(o, o->count, from) * o->size;
-        size_t end = idist__share_block_at(o, o->count, from + 1) * o->size;
-        if (end > at &&
-            !idist__share_pull(t, from, s->spots[from].far_recv + at, o->out + at, end - at))
+        size_t at = idist__chunk_block_at(o, o->count, from) * o->size,
+               end = idist__chunk_block_at(o, o->count, from + 1) * o->size;
+
+        if (end > at && !idist__fetch_remote(t, from, share->locations[from].remote_recv + at,
+                                             o->out + at, end - at))
             return false;
     }
 
     return true;
 }
 
-static void idist__share_blocks(idist__task *t) {
+static bool idist__split_sum_in_place(idist__task *t) {
+    bool summed =
+        idist__op_of(t)->shared.remote ? idist__split_sum_remote(t) : idist__split_sum_direct(t);
+
+    return summed && idist__fetch_was_valid(t);
+}
+
+// Chooses between direct and cross-memory; false: through buffers.
+static bool idist__split_skips_buffers(idist__task *t) {
+    idist__shared_op *shared = &idist__op_of(t)->shared;
+    bool direct;
+
+    if (t->call.kind != IDIST__ALL_REDUCE) return false;
+    direct = idist__split_is_direct(t);
+    if (!shared->remote && !direct) return false;
+
+    shared->remote = !direct;
+    shared->direct = direct;
+    shared->nchunks = 1;
+
+    return true;
+}
+
+static void idist__split_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
-    idist__pace *pace = idist__share_pace(s, o->r);
+    idist__shared_op *shared = &o->shared;
+    uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
 
     IDIST__CO_BEGIN(o)
-    IDIST__CO_AWAIT(o, idist__share_may_enter(t));
-    if (!idist__share_enter(t)) return;
-    idist__share_plan(t);
-    if (!o->stays) idist__share_expose(t); // whoever the others are, it is our buffer
-    o->who = 0;
-    IDIST__CO_AWAIT(o, idist__share_entered(t, false));
+    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    if (!idist__slot_enter(t)) return;
+    idist__chunk_plan(t);
+    if (!shared->in_place) idist__chunk_expose(t); // whatever the others do, the buffer is ours
+    shared->next_rank = 0;
+    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
 
-    if (t->call.kind == IDIST__ALL_REDUCE && (o->far || idist__share_all_near(t))) {
-        o->far = o->far && !idist__share_all_near(t);
-        o->whole = !o->far;
-        if (o->far ? !idist__share_add_far(t) : !idist__share_add_whole(t)) return;
-        if (!idist__share_still_there(t)) return;
-        o->chunks = 1;
-        idist__share_publish(t, &pace->reduced, o->use + 1);
-        IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + 1));
-        if (o->far && (!idist__share_take_far(t) || !idist__share_still_there(t))) return;
-        idist__share_publish(t, &pace->freed, o->use + 1);
-        if (o->far) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, freed, o->use + 1));
+    if (idist__split_skips_buffers(t)) {
+        if (!idist__split_sum_in_place(t)) return;
+        idist__region_publish(t, IDIST__REDUCED, shared->first_chunk + 1);
+        IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
+        if (shared->remote && !idist__split_take_remote(t)) return;
+        if (shared->remote && !idist__fetch_was_valid(t)) return;
+        idist__region_publish(t, IDIST__FREED, shared->first_chunk + 1);
+        if (shared->remote)
+            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__FREED, shared->first_chunk + 1));
     } else {
-        for (o->j = 0; o->j < o->chunks; o->j++) {
-            IDIST__CO_AWAIT(o, idist__share_expose(t));
-            o->who = 0;
-            IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, exposed, o->use + o->j + 1));
-            if (!idist__share_add_block(t) || !idist__share_still_there(t)) return;
-            idist__share_publish(t, &pace->reduced, o->use + o->j + 1);
+        for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
+            IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+            shared->next_rank = 0;
+            next = shared->first_chunk + shared->chunk + 1;
+            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__EXPOSED, next));
+            if (!idist__split_sum_block(t) || !idist__fetch_was_valid(t)) return;
+            idist__region_publish(t, IDIST__REDUCED, next);
             if (t->call.kind == IDIST__ALL_REDUCE || o->r == o->root)
-                IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->j + 1));
-            idist__share_take_blocks(t);
-            idist__share_publish(t, &pace->freed, o->use + o->j + 1);
+                IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, next));
+            idist__split_take_blocks(t);
+            idist__region_publish(t, IDIST__FREED, next);
         }
 
-        if (o->stays) IDIST__CO_AWAIT(o, IDIST__ALL_HAVE(t, reduced, o->use + o->chunks));
+        if (shared->in_place)
+            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED,
+                                                shared->first_chunk + shared->nchunks));
     }
 
-    s->uses = o->use + o->chunks;
-    idist__share_done(t);
+    idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
+    idist__slot_leave(t);
     IDIST__CO_END(o)
 }
 
-// ---- starting and ending ----
+//------------------------------------------------------------------------------
+// [share:share]  choosing, starting, progressing and cancelling shared calls
+// uses os base:type world segment pipe msg:types op history send region flow
+// uses slot fetch flat chunk split
+//------------------------------------------------------------------------------
 
-// Which way a call goes in this group: FLAT, CHUNKED, or 0 for messages. The same on all members.
+#define IDIST__WRITERS_MS 100
+
+// How a call runs in this group: IDIST__FLAT, IDIST__CHUNKED, or 0 for messages. The same on all
+// members.
 static int idist__share_choose(const idist_group *g, const idist__call *c) {
-    const idist__share *s = idist__ring_group_of(g)->share;
-    int forced = g->w->cfg.algorithm;
+    const idist__share *share = idist__ring_group_of(g)->share;
+    int setting = g->w->cfg.algorithm;
     size_t nbytes;
     bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
                   !idist__call_user_op(g, c)->fn;
 
-    if (!s || forced == 1 || forced == 2 || (scaled && idist__type_is_narrow(c->dtype))) return 0;
+    if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH) return 0;
+    if (scaled && idist__type_is_narrow(c->dtype)) return 0;
     if (idist__kind_is_v(c->kind))
         return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__CHUNKED : 0;
-    if (forced == 3 && c->count) return IDIST__CHUNKED;
+
+    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__CHUNKED;
     if (!c->count) return IDIST__FLAT;
-    if (c->count > IDIST__FLAT_BYTES) return IDIST__CHUNKED;
-    nbytes =
-        c->count * idist_dtype_size(c->dtype) * (idist__share_many(c->kind) ? (size_t)g->size : 1);
+    if (c->count > IDIST__FLAT_BYTES) return IDIST__CHUNKED; // before the product can overflow
+    nbytes = c->count * idist_dtype_size(c->dtype);
+    if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
 
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__FLAT : IDIST__CHUNKED;
 }
 
-// What a shared call works on. Unlike message algorithms it takes narrow floats as they are.
+// Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
+// as they are.
 static void idist__share_prepare(idist__task *t, int algorithm) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
@@ -1063,301 +1312,342 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
     }
 
     o->size = idist_dtype_size(c->dtype);
-    o->count = o->chunk = c->count;
+    o->count = o->shared.chunk_count = c->count;
     o->nbytes = o->count * o->size;
     o->in = idist__op_buffer(c->send);
     o->out = idist__op_buffer(c->recv);
     if (c->kind == IDIST__BROADCAST) o->in = o->out;
     o->algorithm = algorithm;
 
-    if ((c->kind == IDIST__GATHERV || c->kind == IDIST__SCATTERV) &&
-        o->r != o->root) { // looked at on the root only
+    if ((c->kind == IDIST__GATHERV || c->kind == IDIST__SCATTERV) && o->r != o->root) {
+        // Only the root's are valid.
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
     }
 }
 
+// Queues a call behind the group's other shared calls; starts it if it is the first one.
 static void idist__share_start(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
+    idist__share *share = idist__region_share(t);
 
-    o->run = o->algorithm == IDIST__FLAT                 ? idist__share_flat
-             : idist__share_adds_blocks(o, t->call.kind) ? idist__share_blocks
-                                                         : idist__share_chunked;
+    if (o->algorithm == IDIST__FLAT) o->run = idist__flat_run;
+    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_run;
+    else o->run = idist__chunk_run;
 
-    if (s->early) { // the quick way wrote the notice
-        o->nth = s->nth;
-        o->entered = true;
-        s->early = false;
+    if (share->entered_early) {
+        o->shared.call_number = share->calls_entered;
+        o->shared.entered = true;
+        share->entered_early = false;
     }
 
-    if (s->last) idist__op_of(s->last)->after = t;
-    else s->head = t;
-    s->last = t;
-    if (s->head == t) idist__op_run(t);
+    if (share->last) idist__op_of(share->last)->after = t;
+    else share->first = t;
+    share->last = t;
+    if (share->first == t) idist__op_run(t);
 }
 
-// A small blocking collective while nothing else is under way: no task, no clock.
+// A small blocking collective while nothing else is under way: needs no task and no clock. False:
+// the call has to be started as usual. It may have been entered by then.
 static bool idist__share_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__share *s = idist__ring_group_of(g)->share;
+    idist__share *share = idist__ring_group_of(g)->share;
     idist__task *t;
     int turns;
 
-    if (!s || s->head || idist__share_choose(g, c) != IDIST__FLAT || ring->failed) return false;
-    t = s->quick;
+    if (!share || share->first || ring->failed) return false;
+    if (idist__share_choose(g, c) != IDIST__FLAT) return false;
+
+    t = share->quick_task;
     t->call = *c;
     t->seq = g->seq + 1;
     idist__share_prepare(t, IDIST__FLAT);
     idist__op_of(t)->past = idist__ring_past(t);
-    if (!idist__share_may_enter(t)) return false;
-    idist__share_enter(t);
+    if (!idist__slot_may_enter(t)) return false;
+    idist__slot_enter(t);
 
-    for (turns = 0; !idist__share_entered(t, false); turns++) {
-        if (idist__quick_waits(ring, turns)) continue;
-        s->early = true;
+    for (turns = 0; !idist__slot_all_entered(t, false); turns++) {
+        if (idist__ring_quick_wait(ring, turns)) continue;
+        share->entered_early = true;
         return false;
     }
 
-    idist__share_take(t, 0);
+    idist__fetch_chunk(t, 0);
     g->seq++;
     idist__ring_note(t, idist__op_of(t), IDIST__FLAT);
 
     return true;
 }
 
-// Moves the first shared call of each group on.
+// Resumes the first shared call of each group.
 static void idist__share_progress(idist__ring *ring) {
     idist_group *g;
 
     for (g = &ring->w->group; g; g = g->next) {
-        idist__share *s = g->rank >= 0 && g->impl ? idist__ring_group_of(g)->share : NULL;
+        idist__share *share = g->rank >= 0 && g->impl ? idist__ring_group_of(g)->share : NULL;
 
-        while (s && s->head) {
-            const idist__task *t = s->head;
-            idist__op_run(s->head);
-            if (s->head == t || ring->failed) break;
+        while (share && share->first) {
+            const idist__task *t = share->first;
+            idist__op_run(share->first);
+            if (share->first == t || ring->failed) break;
         }
 
         if (ring->failed) break;
     }
 }
 
-// The group failed here. Whoever comes late must not go on with what we have left there: it looks
-// into its links instead, and learns of it.
+// The group has failed here. A rank that comes late must not go on with what our slots say; it
+// reads its links instead, and learns of the failure there.
 static void idist__share_withdraw(idist_group *g) {
-    idist__share *s = idist__ring_group_of(g)->share;
-    uint32_t k;
+    idist__share *share = idist__ring_group_of(g)->share;
+    uint32_t i;
 
-    for (k = 0; s && k < IDIST__NOTICES; k++)
-        __atomic_store_n(&idist__share_notice(s, g->rank, k)->nth, s->nth - ((uint32_t)1 << 30),
-                         __ATOMIC_RELEASE);
+    for (i = 0; share && i < IDIST__REGION_SLOTS; i++)
+        __atomic_store_n(&idist__region_slot(share, g->rank, i)->call_number,
+                         share->calls_entered - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
+
     __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
 }
 
-// Whether this member may still write into our result. It looks before every piece that it writes.
+// Whether a member may still write to our result. It checks our slot before every piece that it
+// writes.
 static bool idist__share_may_write(const idist_group *g, const idist__op *o, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
-    const idist__share *s = idist__ring_group_of(g)->share;
+    const idist__share *share = idist__ring_group_of(g)->share;
 
     return rank != g->rank && ring->links[g->ranks[rank]].open &&
-           __atomic_load_n(&idist__share_pace(s, rank)->reduced, __ATOMIC_ACQUIRE) <= o->use &&
-           __atomic_load_n(&idist__share_notice(s, rank, o->nth)->nth, __ATOMIC_ACQUIRE) == o->nth;
+           idist__region_reached(share, rank, IDIST__REDUCED) <= o->shared.first_chunk &&
+           idist__slot_is_current(share, rank, o->shared.call_number);
 }
 
-// When a call ends too early in which the others write into our result (WHOLE): until each of them
-// is through with it, has left the call too, or is dead, which we may not have noticed yet: the
-// failure may have come from another rank.
+// A call in which the others write to our result (direct) ends early: waits until each of them has
+// done that, has left the call as well, or is dead. We may not know of a death yet, because the
+// failure may come from another rank; and a rank that is stopped would never answer, hence the
+// deadline.
 static void idist__share_let_go(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
-    const idist__share *s = idist__ring_group_of(g)->share;
-    const idist__op *o = s && s->head ? idist__op_of(s->head) : NULL;
-    int64_t until_ns = idist__os_deadline(IDIST__LET_GO_MS); // for those who are stopped
+    const idist__share *share = idist__ring_group_of(g)->share;
+    const idist__op *o = share && share->first ? idist__op_of(share->first) : NULL;
+    int64_t until_ns = idist__os_deadline(IDIST__WRITERS_MS);
     int i;
 
-    if (!o || !o->whole) return;
+    if (!o || !o->shared.direct) return;
 
     for (i = 0; i < g->size; i++) {
         const idist__shm_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
-        while (idist__share_may_write(g, o, i) && !idist__shm_gone(port) &&
+
+        while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
                idist__os_now_ns() < until_ns)
-            sched_yield();
+            idist__os_yield();
     }
 }
 
+// Takes a call out of the queue.
 static void idist__share_cancel(idist__task *t) {
-    idist__share *s = idist__share_of(t);
+    idist__share *share = idist__region_share(t);
     idist__task **at, *last = NULL;
 
-    if (!s) return;
-    for (at = &s->head; *at && *at != t; at = &idist__op_of(*at)->after) last = *at;
+    if (!share) return;
+    for (at = &share->first; *at && *at != t; at = &idist__op_of(*at)->after) last = *at;
     if (*at) *at = idist__op_of(t)->after;
-    if (s->last == t) s->last = last;
+    if (share->last == t) share->last = last;
 }
 
-// Whether t lacks something that only this rank of the group can begin.
+// Whether a call cannot complete before this rank of the group enters it.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
-    idist__share *s = idist__share_of(t);
+    const idist__shared_op *shared = &o->shared;
+    idist__share *share = idist__region_share(t);
+    uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
 
-    if (!s || s->head != t || !o->entered || idist__share_has_entered(s, rank, o->nth))
-        return false;
-    if (idist__share_reads(t, rank)) return true;
-    if (o->algorithm != IDIST__CHUNKED || !idist__share_gives(o, t->call.kind, o->r)) return false;
+    if (!share || share->first != t || !shared->entered) return false;
+    if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
+    if (idist__flow_reads(t, rank)) return true;
+    if (o->algorithm != IDIST__CHUNKED) return false;
+    if (!idist__flow_contributes(o, t->call.kind, o->r)) return false;
 
-    // It has to read what we give: all of it where that stays in our buffer, else what was in the
-    // place of the next chunk.
-    return (o->stays || (o->i < o->chunks && o->use + o->i >= IDIST__BUFFERS &&
-                         __atomic_load_n(&idist__share_pace(s, rank)->freed, __ATOMIC_ACQUIRE) <
-                             o->use + o->i - IDIST__BUFFERS + 1));
+    // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
+    // buffer we need next.
+    if (shared->in_place) return true;
+    if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
+    return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
 }
 
-// For error texts: what the notices say about how far the others are.
+// For error texts: reads in the slots how far the others are.
 static void idist__share_look(const idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    int i, k;
+    int i, index;
 
     for (i = 0; rg->share && i < t->group->size; i++) {
-        for (k = 0; k < IDIST__NOTICES; k++) {
-            idist__notice *e = idist__share_notice(rg->share, i, (uint32_t)k);
-            idist__print p = e->print;
-            if (!__atomic_load_n(&e->nth, __ATOMIC_ACQUIRE) ||
-                (int32_t)(p.seq - rg->seen[i].seq) <= 0)
-                continue;
-            rg->seen[i].seq = p.seq;
-            rg->seen[i].print = p;
+        for (index = 0; index < IDIST__REGION_SLOTS; index++) {
+            idist__call_slot *slot = idist__region_slot(rg->share, i, (uint32_t)index);
+            idist__print fingerprint = slot->fingerprint;
+
+            if (!__atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE)) continue;
+            if ((int32_t)(fingerprint.seq - rg->seen[i].seq) <= 0) continue;
+            rg->seen[i].seq = fingerprint.seq;
+            rg->seen[i].print = fingerprint;
         }
     }
 }
 
-// ---- places ----
+//------------------------------------------------------------------------------
+// [share:pool]  lending regions to groups
+// uses mem world segment msg:types op link region
+//
+// Every rank has a few regions in its part of the shared file. A new group gets one of each member:
+// the members exchange the numbers of the regions that they offer (idist__share_offer_place), and
+// if everybody has one, the group's collectives run in them (idist__share_meet). Otherwise they are
+// made of messages. A region is free again when all members have freed the group. They count
+// themselves in the region (members_done), or, if they never learnt its number, send LEFT.
+//------------------------------------------------------------------------------
 
-static char *idist__share_place(const idist__shm *m, int rank, int index) {
-    char *first = idist__shm_share(m, rank) + m->places_at;
-    size_t big = idist__place_nbytes(m->chunk_nbytes[0]),
+// The first region of a rank has larger buffers than the others.
+static char *idist__pool_region(const idist__shm *m, int rank, int index) {
+    char *first = idist__shm_part(m, rank) + m->places_at;
+    size_t large = idist__place_nbytes(m->chunk_nbytes[0]),
            small = idist__place_nbytes(m->chunk_nbytes[1]);
-    return index == 0 ? first : first + big + (size_t)(index - 1) * small;
+
+    return index == 0 ? first : first + large + (size_t)(index - 1) * small;
 }
 
-static idist__pace *idist__share_place_pace(const idist__shm *m, int rank, int index) {
-    return (idist__pace *)(void *)(idist__share_place(m, rank, index) +
-                                   IDIST__NOTICES * IDIST__NOTICE_BYTES);
+static idist__region_progress *idist__pool_progress(const idist__shm *m, int rank, int index) {
+    size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
+    return (idist__region_progress *)(void *)(idist__pool_region(m, rank, index) + at);
 }
 
-// What we offer the other members: the number of a place of ours, from 1 on; 0 for none. A place is
-// free when it never served, or when all members of its group are through with it.
+// What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
 static uint64_t idist__share_offer_place(idist_group *g) {
     idist__shm *m = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
     int i;
 
     for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
-    if (nmembers < 2 || g->status != IDIST_OK)
-        return 0; // who heard of a failure before this may have left
+    if (nmembers < 2) return 0;
+    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
 
     for (i = 0; i < m->nplaces; i++) {
         if (m->taken[i]) {
-            if (__atomic_load_n(&idist__share_place_pace(m, m->me, i)->left, __ATOMIC_ACQUIRE) <
-                m->members[i])
-                continue;
+            const idist__region_progress *progress = idist__pool_progress(m, m->me, i);
+            uint32_t done = __atomic_load_n(&progress->members_done, __ATOMIC_ACQUIRE);
+            if (done < m->region_members[i]) continue;
         }
 
-        memset(idist__share_place(m, m->me, i), 0,
-               IDIST__NOTICES * IDIST__NOTICE_BYTES + sizeof(idist__pace));
+        memset(idist__pool_region(m, m->me, i), 0,
+               IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress));
         m->taken[i] = true;
-        m->members[i] = nmembers;
-        m->groups[i] = g->ctx;
+        m->region_members[i] = nmembers;
+        m->region_groups[i] = g->ctx;
         return (uint64_t)i + 1;
     }
 
     return 0;
 }
 
-static void idist__share_discard(const idist_allocator *mem, idist__share *s) {
-    idist__mem_free(mem, s->quick);
-    idist__mem_free(mem, s->places);
-    idist__mem_free(mem, s->entered);
-    idist__mem_free(mem, s->from);
-    idist__mem_free(mem, s->spots);
-    idist__mem_free(mem, s);
+static void idist__pool_discard(const idist_allocator *mem, idist__share *share) {
+    idist__mem_free(mem, share->quick_task);
+    idist__mem_free(mem, share->regions);
+    idist__mem_free(mem, share->entered);
+    idist__mem_free(mem, share->operands);
+    idist__mem_free(mem, share->locations);
+    idist__mem_free(mem, share);
 }
 
-// A member is through with the group for which we offered a place, without having used it.
+// A member has freed the group for which we offered a region, without having used it.
 static void idist__share_left(const idist__ring *ring, uint64_t ctx) {
     idist__shm *m = ring->shm;
     int i;
-    for (i = 0; m && i < m->nplaces; i++)
-        if (m->taken[i] && m->groups[i] == ctx)
-            __atomic_fetch_add(&idist__share_place_pace(m, m->me, i)->left, 1u, __ATOMIC_RELEASE);
+
+    for (i = 0; m && i < m->nplaces; i++) {
+        if (!m->taken[i] || m->region_groups[i] != ctx) continue;
+        __atomic_fetch_add(&idist__pool_progress(m, m->me, i)->members_done, 1u, __ATOMIC_RELEASE);
+    }
 }
 
-// The members did not meet: we do not know their places, and say so with a message.
-static void idist__share_decline(const idist_group *g) {
+// The exchange of region numbers failed, so we do not know the regions of the others: tells them by
+// a message that we are done with them.
+static void idist__pool_decline(const idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__frame f;
+    idist__frame frame;
     int i;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__LEFT;
-    f.ctx = g->ctx;
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__LEFT;
+    frame.ctx = g->ctx;
 
     for (i = 0; i < g->size; i++) {
         if (i == g->rank) idist__share_left(ring, g->ctx);
         else if (ring->shm->local[g->ranks[i]] >= 0)
-            idist__link_control(ring, &ring->links[g->ranks[i]], &f, NULL);
+            idist__link_control(ring, &ring->links[g->ranks[i]], &frame, NULL);
     }
 }
 
+// The group is freed: gives the regions of its members back.
 static void idist__share_free(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
-    idist__share *s = rg->share;
-    const idist_allocator *mem = &g->w->cfg.mem;
+    idist__share *share = rg->share;
     int i;
 
-    if (!rg->met && !g->inner && idist__ring_of(g->w)->shm) idist__share_decline(g);
-    if (!s) return;
-    for (i = 0; i < g->size; i++)
-        if (s->places[i]) __atomic_fetch_add(&idist__share_pace(s, i)->left, 1u, __ATOMIC_RELEASE);
-    idist__share_discard(mem, s);
+    if (!rg->met && !g->inner && idist__ring_of(g->w)->shm) idist__pool_decline(g);
+    if (!share) return;
+
+    for (i = 0; i < g->size; i++) {
+        if (!share->regions[i]) continue;
+        __atomic_fetch_add(&idist__region_progress_of(share, i)->members_done, 1u,
+                           __ATOMIC_RELEASE);
+    }
+
+    idist__pool_discard(&g->w->cfg.mem, share);
     rg->share = NULL;
 }
 
-// Everybody has a place, or the group goes by messages.
+static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t size) {
+    idist__share *share = (idist__share *)idist__mem_alloc(mem, sizeof *share);
+
+    if (!share) return NULL;
+    share->regions = (char **)idist__mem_alloc(mem, sizeof *share->regions * size);
+    share->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *share->entered * size);
+    share->operands = (const void **)idist__mem_alloc(mem, sizeof *share->operands * size);
+    share->locations = (idist__location *)idist__mem_alloc(mem, sizeof *share->locations * size);
+    share->quick_task =
+        (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
+
+    if (!share->regions || !share->entered || !share->operands || !share->locations ||
+        !share->quick_task) {
+        idist__pool_discard(mem, share);
+        return NULL;
+    }
+
+    return share;
+}
+
+// All members have told which regions they offer. If one offers none, the group's collectives are
+// made of messages.
 static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
     idist__shm *m = idist__ring_of(g->w)->shm;
-    const idist_allocator *mem = &g->w->cfg.mem;
-    idist__share *s;
+    idist__share *share;
     int i;
 
-    for (i = 0; i < g->size; i++)
-        if (!m || m->local[g->ranks[i]] < 0 || !offers[i] || offers[i] > (uint64_t)m->nplaces)
-            break;
+    for (i = 0; i < g->size; i++) {
+        if (!m || m->local[g->ranks[i]] < 0) break;
+        if (!offers[i] || offers[i] > (uint64_t)m->nplaces) break;
+    }
 
     if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
-        if (m && offers[g->rank]) m->members[offers[g->rank] - 1] = 0; // free at once
+        if (m && offers[g->rank]) m->region_members[offers[g->rank] - 1] = 0; // free at once
         return IDIST_OK;
     }
 
-    s = (idist__share *)idist__mem_alloc(mem, sizeof *s);
-    if (!s) return IDIST_ERR_NO_MEMORY;
-    s->places = (char **)idist__mem_alloc(mem, sizeof *s->places * (size_t)g->size);
-    s->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *s->entered * (size_t)g->size);
-    s->from = (const void **)idist__mem_alloc(mem, sizeof *s->from * (size_t)g->size);
-    s->spots = (idist__spot *)idist__mem_alloc(mem, sizeof *s->spots * (size_t)g->size);
-    s->quick = (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
+    share = idist__pool_new_share(&g->w->cfg.mem, (size_t)g->size);
+    if (!share) return IDIST_ERR_NO_MEMORY;
 
-    if (!s->places || !s->entered || !s->from || !s->spots || !s->quick) {
-        idist__share_discard(mem, s);
-        return IDIST_ERR_NO_MEMORY;
-    }
-
-    idist__ring_group_of(g)->share = s;
-    s->shm = m;
-    s->chunk_nbytes = m->chunk_nbytes[offers[g->rank] > 1];
-    s->quick->group = g;
-    s->quick->impl = s->quick + 1;
+    idist__ring_group_of(g)->share = share;
+    share->shm = m;
+    share->chunk_nbytes = m->chunk_nbytes[offers[g->rank] > 1];
+    share->quick_task->group = g;
+    share->quick_task->impl = share->quick_task + 1;
     for (i = 0; i < g->size; i++)
-        s->places[i] = idist__share_place(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->regions[i] = idist__pool_region(m, m->local[g->ranks[i]], (int)offers[i] - 1);
 
     return IDIST_OK;
 }

@@ -2,314 +2,454 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+WHAT IT IS
+
+    A file in memory that all ranks of a host have mapped, and two things made of it: a doorbell for
+    each rank, on which it sleeps until another one wakes it, and a pipe for each pair of ranks, the
+    transport of their link. The rest of the file is for collectives (idist_share.h) and for
+    idist_alloc.
+
+HOW IT FITS
+
+    [join:share] creates and maps the file; from then on the links inside the host use
+    idist__transport_shm. [engine:engine] sleeps on the doorbell.
+
+A MESSAGE THROUGH A PIPE
+
+    idist__pipe_write            copy to the ring buffer, publish the new tail
+    idist__doorbell_any_asleep   one load in the common case: nobody sleeps
+    idist__shm_wake              futex, or one byte through a socket
+    idist__shm_read              load the tail, copy out, publish the new head
+
 CONTENTS
 
-      [shm:transport]  what moves bytes between two ranks
-      [shm:segment]    memory that the ranks of one host share
+      [shm:transport]  what a link needs of whatever moves its bytes
+      [shm:segment]    layout of the shared file, and reading the memory of other processes
+      [shm:doorbell]   sleeping until another rank writes something
+      [shm:pipe]       a transport through shared memory
 */
 #ifndef IDIST_SHM_H
 #define IDIST_SHM_H
 
 //------------------------------------------------------------------------------
-// [shm:transport]  what moves bytes between two ranks
+// [shm:transport]  what a link needs of whatever moves its bytes
 // uses -
 //------------------------------------------------------------------------------
 
-// A transport moves bytes between two ranks. It never blocks; `port` is its own. read and write: >
-// 0 bytes moved, 0 nothing can move now, -1 the stream ended (errno 0) or broke (errno).
+// A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
+// the link and belongs to whoever opened it; `close` closes what is in it.
+//
+// The functions of the second half are optional: NULL where the transport cannot do it, and then
+// messages do without.
 typedef struct idist__transport {
     const char *name;
+
+    // > 0: bytes moved, perhaps fewer than asked for. 0: nothing can move now. -1: the stream has
+    // ended (errno 0) or is broken (errno).
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
     ptrdiff_t (*write)(void *port, const struct iovec *parts, int nparts);
-    int (*poll_fd)(void *port); // readable / writable as the port is
+
+    int (*poll_fd)(void *port); // the descriptor to poll; negative: none
     void (*close)(void *port);
-    void (*polled)(void *port); // poll has seen something at poll_fd. NULL: then bytes move through
-                                // that descriptor
-    bool lossy_close; // closing with unread bytes may destroy what the other side has not read yet
+
+    // NULL: bytes move through poll_fd, which is readable and writable as the link is. Otherwise
+    // bytes move by themselves, and this has to be called when poll_fd is readable.
+    void (*polled)(void *port);
+
+    bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
+
+    // Copies the next nbytes without consuming them. False: fewer have arrived.
+    bool (*peek)(void *port, void *buf, size_t nbytes);
+
+    // All or nothing. False: nothing was consumed (written), because not all has arrived (there is
+    // no space for all). read_all fills `header` first, then `payload`.
+    bool (*read_all)(void *port, void *header, size_t header_nbytes, void *payload, size_t nbytes);
+    bool (*write_all)(void *port, const struct iovec *parts, int nparts);
+
+    // Whether the peer may read messages in the memory of this process. Then `withdrawn`, if not
+    // NULL, gets the count of sends that ended early so far, modulo 256, for `pull` there.
+    bool (*exposes_memory)(void *port, uint8_t *withdrawn);
+
+    // Copies from an address in the peer's process. False: not possible, or the peer has withdrawn
+    // sends since it counted `withdrawn`, so the memory may hold something else by now.
+    bool (*pull)(void *port, uint64_t address, uint8_t withdrawn, void *buf, size_t nbytes);
 } idist__transport;
 
 //------------------------------------------------------------------------------
-// [shm:segment]  memory that the ranks of one host share
-// uses os mem sock transport
+// [shm:segment]  layout of the shared file, and reading the memory of other processes
+// uses os mem
 //
-// One file in memory, without a name, mapped by all ranks of the host:
+// One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
+// the order of their world ranks.
 //
-//   | head | share of rank 0 | share of rank 1 | ... | window of rank 0 | window of rank 1 | ...
+//   | header | part of rank 0 | part of rank 1 | ... | window of rank 0 | window of rank 1 | ...
 //
-//   share    bell | a pipe from each rank | places: what the rank shows the others in collectives
-//   ([ring:share]) window   holes, until idist_alloc fills a part of one
+//   part     doorbell | a pipe from each rank | regions, for collectives ([share:region])
+//   window   a hole, until idist_alloc fills pages of it ([base:window])
 //
-// Shares are reserved when the file is mapped, so that no access can fail later. Ranks are numbered
-// by the order of their world ranks here. Whoever writes something that another rank may wait for
-// knocks afterwards; a rank that is about to sleep says so in its bell first and looks once more.
-// Between writing and looking there is a fence on both sides, or the one who falls asleep puts one
-// into all others (idist__shm_any_asleep): one of the two always sees the other.
+// Memory for the parts is reserved when the file is mapped, so that no access to it can fail later.
 //------------------------------------------------------------------------------
 
-#define IDIST__LINE ((size_t)64)
-#define IDIST__FAR_PIECE ((size_t)128 * 1024)
-#define IDIST__CLAIM_BYTES ((size_t)1024)
-#define IDIST__PAGE ((size_t)4096)
+#define IDIST__LINE ((size_t)64)              // of a cache
+#define IDIST__PAGE ((size_t)4096)            // the layout's unit
+#define IDIST__FAR_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
+#define IDIST__CLAIM_BYTES ((size_t)1024)     // to prefetch for writing, at most
 
 typedef struct idist__bell {
-    uint32_t asleep; // 0 no, 1 on this word, 2 in poll: a byte through the socket wakes it
+    uint32_t asleep; // an idist__sleep_place
     char pad[60];
-    int64_t pid; // whose memory this is, and a number there by which that can be proved
-    uint64_t proof, proof_at;
-    idist__counter withdrawn; // sends that ended before their time: what was read at their
-                              // addresses is worth nothing
+    int64_t pid;              // of the process whose memory this rank is in, ...
+    uint64_t proof, proof_at; // ... a random number in it, and where: who reads that can read all
+    idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
     char pad2[32];
 } idist__bell;
 
 typedef struct idist__shm_head {
-    uint32_t nasleep; // ranks about to sleep; spares everybody else a look at each bell
+    uint32_t nasleep; // ranks that sleep or are about to; spares the others a look at each doorbell
     char pad[60];
-    uint32_t fenced;  // set once, by the lowest rank, for all: see idist__shm_any_asleep
-    uint32_t ncores;  // that all ranks together may use
-    idist__cpus cpus; // which
+    uint32_t fenced;  // set once by the lowest rank, for all; see idist__doorbell_any_asleep
+    uint32_t ncores;  // processors that all ranks together may use, ...
+    idist__cpus cpus; // ... and which
 } idist__shm_head;
 
-// Bytes from one rank to another. The counters never go back; each is written by one side only.
+// A ring buffer from one rank to another; the bytes follow. The counters never go back, and each is
+// written by one side only.
 typedef struct idist__pipe {
-    idist__counter tail; // written so far
+    idist__counter tail; // bytes written so far
     char pad[56];
-    idist__counter head; // read so far
+    idist__counter head; // bytes read so far
     char pad2[56];
 } idist__pipe;
 
 typedef struct idist__shm_port { // our end of a link through two pipes
     struct idist__shm *shm;
     idist__pipe *in, *out;
-    uint64_t head, tail; // our own counters, which nobody else can change
-    uint64_t out_head;   // how far the other side had read when we last had to look
-    int peer;            // rank on this host
-    int fd;              // the socket between the two: its end is the other's end
-    bool look;           // poll has seen something there
+    uint64_t head, tail; // our own counters, kept where the peer cannot change them
+    uint64_t out_head;   // how far the peer had read when we last had to look
+    int peer;            // its rank on this host
+    int fd;              // the socket between the two, whose end tells the end of the peer
+    bool look;           // poll has found the socket readable
 } idist__shm_port;
 
 typedef struct idist__shm {
-    idist__window *window; // the mapping
+    idist__window *window; // holds the mapping
     char *base;
-    int n, me;
-    bool crowded; // more ranks than cores
-    bool fenced;
-    bool far;       // each can read the memory of all others
-    uint64_t proof; // at this address
+    int n, me;      // ranks on this host, and ours
+    bool crowded;   // there are more ranks than cores
+    bool fenced;    // see idist__doorbell_any_asleep
+    bool far;       // each rank can read the memory of all others
+    uint64_t proof; // the others read it to find that out
     pid_t *pids;    // by rank on this host
-    char *pieces;   // of what was read there: IDIST__FAR_PIECE for each
-    int *local;     // rank on this host, by world rank; -1
+    char *pieces;   // cross-memory reads to be reduced: IDIST__FAR_PIECE for each rank
+    int *local;     // rank on this host by world rank; -1: on another one
+
     size_t pipe_nbytes, share_nbytes, window_at, window_nbytes;
-    size_t chunk_nbytes[2]; // of a buffer in place 0, and in the others
-    size_t places_at;       // in a share
-    int nplaces;
-    bool taken[64];       // our places, ...
-    uint32_t members[64]; // ... how many members here the group has that each is for,
-    uint64_t groups[64];  // ... and its ctx
-    idist__shm_port *ports;
+    size_t chunk_nbytes[2]; // of a buffer in region 0, and in the others
+    size_t places_at;       // offset of the regions in a part
+
+    int nplaces;                 // regions of each rank
+    bool taken[64];              // ours: whether a group has it, ...
+    uint32_t region_members[64]; // ... how many members of it are on this host, ...
+    uint64_t region_groups[64];  // ... and its ctx
+
+    idist__shm_port *ports; // by rank on this host
 } idist__shm;
 
-static char *idist__shm_share(const idist__shm *m, int rank) {
+static char *idist__shm_part(const idist__shm *m, int rank) {
     return m->base + IDIST__PAGE + (size_t)rank * m->share_nbytes;
-}
-
-static idist__bell *idist__shm_bell(const idist__shm *m, int rank) {
-    return (idist__bell *)(void *)idist__shm_share(m, rank);
-}
-
-static idist__pipe *idist__shm_pipe(const idist__shm *m, int from, int to) {
-    size_t one = sizeof(idist__pipe) + m->pipe_nbytes;
-    return (idist__pipe *)(void *)(idist__shm_share(m, to) + sizeof(idist__bell) +
-                                   (size_t)from * one);
-}
-
-// Wakes a rank if it sleeps, or is about to. The caller has put a fence behind what it wrote.
-static void idist__shm_wake(const idist__shm *m, int rank) {
-    idist__bell *b = idist__shm_bell(m, rank);
-    uint32_t how = __atomic_load_n(&b->asleep, __ATOMIC_RELAXED);
-    if (how) how = __atomic_exchange_n(&b->asleep, 0u, __ATOMIC_ACQ_REL);
-    if (how == 1) idist__os_futex_wake(&b->asleep);
-    if (how == 2) send(m->ports[rank].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static idist__shm_head *idist__shm_head_of(const idist__shm *m) {
     return (idist__shm_head *)(void *)m->base;
 }
 
-// Whether anybody sleeps, after something was written. A fence would wait until the line that we
-// wrote has come over from the other core, as long as a small collective takes; so where the kernel
-// can put one into all other ranks, the one who falls asleep asks for that. With more ranks than
-// cores sleep is common, and everybody has its own.
-static bool idist__shm_any_asleep(const idist__shm *m) {
+static idist__bell *idist__shm_bell(const idist__shm *m, int rank) {
+    return (idist__bell *)(void *)idist__shm_part(m, rank);
+}
+
+static idist__pipe *idist__shm_pipe(const idist__shm *m, int from, int to) {
+    size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
+    char *first = idist__shm_part(m, to) + sizeof(idist__bell);
+
+    return (idist__pipe *)(void *)(first + (size_t)from * pipe_nbytes);
+}
+
+// Copies from the memory of another rank's process. 0, or an errno.
+static int idist__shm_pull(const idist__shm *m, int rank, uint64_t address, void *buf,
+                           size_t nbytes) {
+    return idist__os_read_other(m->pids[rank], address, buf, nbytes);
+}
+
+//------------------------------------------------------------------------------
+// [shm:doorbell]  sleeping until another rank writes something
+// uses os segment
+//
+// A rank that writes something that another one may wait for looks afterwards whether that one
+// sleeps, and wakes it. A rank that is about to sleep says so in its doorbell, and then looks once
+// more for what was written. One of the two always sees the other, provided that neither's look can
+// overtake its own write:
+//
+//   writer    write data     fence   load asleep: wake it
+//   sleeper   store asleep   fence   load data: do not sleep
+//
+// The writer's fence would wait until the line that it wrote has come over from the other core,
+// which takes as long as a small collective. So where the kernel can make the other processes fence
+// (membarrier), the sleeper asks for that and the writers have no fence of their own. When cores
+// are oversubscribed, sleep is common and each writer has its own (`fenced`).
+//------------------------------------------------------------------------------
+
+typedef enum idist__sleep_place {
+    IDIST__AWAKE = 0,
+    IDIST__ASLEEP_ON_WORD = 1, // in a futex, on the doorbell
+    IDIST__ASLEEP_IN_POLL = 2  // a byte through the socket ends it
+} idist__sleep_place;
+
+// Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
+// it wrote.
+static void idist__shm_wake(const idist__shm *m, int rank) {
+    idist__bell *bell = idist__shm_bell(m, rank);
+    uint32_t place = __atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
+
+    if (place) place = __atomic_exchange_n(&bell->asleep, IDIST__AWAKE, __ATOMIC_ACQ_REL);
+    if (place == IDIST__ASLEEP_ON_WORD) idist__os_futex_wake(&bell->asleep);
+    if (place == IDIST__ASLEEP_IN_POLL) idist__os_nudge(m->ports[rank].fd);
+}
+
+// Whether any rank sleeps, after something was written.
+static bool idist__doorbell_any_asleep(const idist__shm *m) {
     if (m->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     else __atomic_signal_fence(__ATOMIC_SEQ_CST);
     return __atomic_load_n(&idist__shm_head_of(m)->nasleep, __ATOMIC_RELAXED) != 0;
 }
 
-static void idist__shm_falls_asleep(const idist__shm *m, uint32_t how) {
+// Says that we are about to sleep. The caller looks for what was written, sleeps if there is
+// nothing, and calls idist__shm_awake.
+static void idist__shm_falls_asleep(const idist__shm *m, uint32_t place) {
     __atomic_fetch_add(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
-    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, how, __ATOMIC_RELAXED);
+    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, place, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (!m->fenced) idist__os_fence_others(false);
 }
 
-// Whether somebody has knocked since idist__shm_falls_asleep.
+// Whether another rank has woken us since idist__shm_falls_asleep.
 static bool idist__shm_was_woken(const idist__shm *m) {
-    return __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == 0;
+    return __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == IDIST__AWAKE;
 }
 
 static void idist__shm_awake(const idist__shm *m) {
-    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, 0u, __ATOMIC_RELAXED);
+    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, IDIST__AWAKE, __ATOMIC_RELAXED);
     __atomic_fetch_sub(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
 }
 
-// Copies from the memory of another rank's process. 0, or an errno.
-static int idist__shm_pull(const idist__shm *m, int rank, uint64_t at, void *buf, size_t nbytes) {
-    return idist__os_read_other(m->pids[rank], at, buf, nbytes);
+//------------------------------------------------------------------------------
+// [shm:pipe]  a transport through shared memory
+// uses os sock transport segment doorbell
+//
+// Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
+// carries the bytes that end a sleep in poll, and its end tells the end of the peer.
+//------------------------------------------------------------------------------
+
+static void idist__pipe_copy_out(const idist__shm_port *p, char *buf, size_t nbytes) {
+    const char *data = (const char *)(p->in + 1);
+    size_t size = p->shm->pipe_nbytes, at = (size_t)p->head & (size - 1);
+    size_t first = size - at < nbytes ? size - at : nbytes;
+
+    memcpy(buf, data + at, first);
+    memcpy(buf + first, data, nbytes - first);
 }
 
-static void idist__pipe_copy(const idist__shm *m, idist__pipe *p, uint64_t at, char *buf,
-                             size_t nbytes, bool in) {
-    char *data = (char *)(p + 1);
-    size_t from = (size_t)at & (m->pipe_nbytes - 1),
-           first = m->pipe_nbytes - from < nbytes ? m->pipe_nbytes - from : nbytes;
+static void idist__pipe_copy_in(const idist__shm_port *p, uint64_t tail, const char *buf,
+                                size_t nbytes) {
+    char *data = (char *)(p->out + 1);
+    size_t size = p->shm->pipe_nbytes, at = (size_t)tail & (size - 1);
+    size_t first = size - at < nbytes ? size - at : nbytes;
 
-    if (in) {
-        memcpy(buf, data + from, first);
-        memcpy(buf + first, data, nbytes - first);
-    } else {
-        memcpy(data + from, buf, first);
-        memcpy(data, buf + first, nbytes - first);
-    }
+    memcpy(data + at, buf, first);
+    memcpy(data, buf + first, nbytes - first);
 }
 
-static uint64_t idist__shm_there(const idist__shm_port *p) { // bytes to read
+static uint64_t idist__pipe_unread(const idist__shm_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// The socket carries nothing but knocks; its end is the end of the link, after what lies in the
-// pipe.
-static ptrdiff_t idist__shm_lifeline(idist__shm_port *p) {
-    char knocks[64];
+// Discards the wake-up bytes in the socket. -1 at its end, which is that of the link after what is
+// left in the pipe.
+static ptrdiff_t idist__pipe_check_peer(idist__shm_port *p) {
+    char bytes[64];
     ptrdiff_t n;
 
     p->look = false;
-    do n = idist__sock_read(p->fd, knocks, sizeof knocks);
+    do n = idist__sock_read(p->fd, bytes, sizeof bytes);
     while (n > 0);
     if (n < 0) p->look = true;
+
     return n;
 }
 
 static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
     idist__shm_port *p = (idist__shm_port *)port;
-    uint64_t there = idist__shm_there(p);
+    uint64_t unread = idist__pipe_unread(p);
 
-    if (!there && p->look && idist__shm_lifeline(p) < 0) {
+    if (!unread && p->look && idist__pipe_check_peer(p) < 0) {
         int err = errno;
-        there = idist__shm_there(p); // its last words
+        unread = idist__pipe_unread(p); // the last that it wrote
         errno = err;
-        if (!there) return -1;
+        if (!unread) return -1;
     }
 
-    if (!there) return 0;
+    if (!unread) return 0;
 
-    if (there > p->shm->pipe_nbytes) {
+    if (unread > p->shm->pipe_nbytes) {
         errno = EPROTO;
         return -1;
     }
 
     idist__os_handover();
-    if (nbytes > there) nbytes = (size_t)there;
-    idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
+    if (nbytes > unread) nbytes = (size_t)unread;
+    idist__pipe_copy_out(p, (char *)buf, nbytes);
     p->head += nbytes;
     __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
-    if (there > p->shm->pipe_nbytes / 2 && idist__shm_any_asleep(p->shm))
+
+    // The peer waits for space only when the pipe is full.
+    if (unread > p->shm->pipe_nbytes / 2 && idist__doorbell_any_asleep(p->shm))
         idist__shm_wake(p->shm, p->peer);
 
     return (ptrdiff_t)nbytes;
 }
 
-static ptrdiff_t idist__shm_write(void *port, const struct iovec *parts, int nparts) {
+static ptrdiff_t idist__pipe_write(void *port, const struct iovec *parts, int nparts) {
     idist__shm_port *p = (idist__shm_port *)port;
-    size_t room = p->shm->pipe_nbytes, moved = 0, wanted = 0;
+    size_t space = p->shm->pipe_nbytes, moved = 0, wanted = 0;
     uint64_t unread;
     int i;
 
     for (i = 0; i < nparts; i++) wanted += parts[i].iov_len;
-    if (wanted > room - (size_t)(p->tail - p->out_head))
+    if (wanted > space - (size_t)(p->tail - p->out_head))
         p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+
     unread = p->tail - p->out_head;
-    if (unread > room) {
+    if (unread > space) {
         errno = EPROTO;
         return -1;
     }
 
-    room -= (size_t)unread;
+    space -= (size_t)unread;
 
-    for (i = 0; i < nparts && room; i++) {
-        size_t k = parts[i].iov_len < room ? parts[i].iov_len : room;
-        idist__pipe_copy(p->shm, p->out, p->tail + moved, (char *)parts[i].iov_base, k, false);
+    for (i = 0; i < nparts && space; i++) {
+        size_t k = parts[i].iov_len < space ? parts[i].iov_len : space;
+        idist__pipe_copy_in(p, p->tail + moved, (const char *)parts[i].iov_base, k);
         moved += k;
-        room -= k;
+        space -= k;
     }
 
     if (!moved) return 0;
     p->tail += moved;
     idist__os_handover();
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
-    if (idist__shm_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
+    if (idist__doorbell_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
 
     return (ptrdiff_t)moved;
 }
 
-// Reads without taking. False when fewer bytes are there.
-static bool idist__shm_peek(const idist__shm_port *p, void *buf, size_t nbytes) {
-    uint64_t there = idist__shm_there(p);
-    uint64_t at;
+static bool idist__pipe_peek(void *port, void *buf, size_t nbytes) {
+    const idist__shm_port *p = (const idist__shm_port *)port;
+    size_t size = p->shm->pipe_nbytes;
+    uint64_t unread = idist__pipe_unread(p), at;
 
-    if (there < nbytes || there > p->shm->pipe_nbytes) return false;
+    if (unread < nbytes || unread > size) return false;
     idist__os_handover();
-    for (at = nbytes; at < there && at < 4 * IDIST__LINE;
-         at += IDIST__LINE) // what follows will be wanted next
-        __builtin_prefetch((const char *)(p->in + 1) +
-                           ((p->head + at) & (p->shm->pipe_nbytes - 1)));
-    idist__pipe_copy(p->shm, p->in, p->head, (char *)buf, nbytes, true);
+
+    // What follows will be wanted next.
+    for (at = nbytes; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
+        __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
+    idist__pipe_copy_out(p, (char *)buf, nbytes);
 
     return true;
 }
 
-// Whether a write of so many bytes will go through as a whole.
-static bool idist__shm_has_room(idist__shm_port *p, size_t nbytes) {
-    size_t room = p->shm->pipe_nbytes;
-    if (nbytes > room - (size_t)(p->tail - p->out_head))
+static bool idist__pipe_read_all(void *port, void *header, size_t header_nbytes, void *payload,
+                                 size_t nbytes) {
+    if (idist__pipe_unread((const idist__shm_port *)port) < header_nbytes + nbytes) return false;
+    idist__shm_read(port, header, header_nbytes);
+    if (nbytes) idist__shm_read(port, payload, nbytes);
+    return true;
+}
+
+// Whether a write of so many bytes would go through as a whole.
+static bool idist__pipe_has_space(idist__shm_port *p, size_t nbytes) {
+    size_t size = p->shm->pipe_nbytes;
+
+    if (nbytes > size - (size_t)(p->tail - p->out_head))
         p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
-    return p->tail - p->out_head <= room && nbytes <= room - (size_t)(p->tail - p->out_head);
+    return p->tail - p->out_head <= size && nbytes <= size - (size_t)(p->tail - p->out_head);
 }
 
-// Takes the lines that the next write will fill away from the other side, which has read them a lap
-// ago.
-static void idist__shm_claim(const idist__shm_port *p, size_t nbytes) {
+// Prefetches the lines that the next write is likely to fill: the peer has them in its cache since
+// it read them a lap ago.
+static void idist__pipe_prefetch_space(const idist__shm_port *p, size_t nbytes) {
+    const char *data = (const char *)(p->out + 1);
     size_t at;
+
     for (at = 0; at < nbytes && at < IDIST__CLAIM_BYTES; at += IDIST__LINE)
-        idist__os_claim((const char *)(p->out + 1) + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
+        idist__os_claim(data + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
-// Whether the other process is gone, also where knocks that nobody has read lie before the end of
-// the socket.
-static bool idist__shm_gone(const idist__shm_port *p) {
+static bool idist__pipe_write_all(void *port, const struct iovec *parts, int nparts) {
+    size_t nbytes = 0;
+    int i;
+
+    for (i = 0; i < nparts; i++) nbytes += parts[i].iov_len;
+    if (!idist__pipe_has_space((idist__shm_port *)port, nbytes)) return false;
+    idist__pipe_write(port, parts, nparts);
+    idist__pipe_prefetch_space((const idist__shm_port *)port, nbytes);
+
+    return true;
+}
+
+static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
+    const idist__shm *m = ((const idist__shm_port *)port)->shm;
+
+    if (m->far && withdrawn) *withdrawn = (uint8_t)idist__shm_bell(m, m->me)->withdrawn;
+    return m->far;
+}
+
+static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, void *buf,
+                             size_t nbytes) {
+    const idist__shm_port *p = (const idist__shm_port *)port;
+    const idist__counter *now = &idist__shm_bell(p->shm, p->peer)->withdrawn;
+
+    if (!p->shm->far || idist__shm_pull(p->shm, p->peer, address, buf, nbytes) != 0) return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;
+}
+
+// Whether the peer's process has ended, also while wake-up bytes that nobody has read precede the
+// end of the socket.
+static bool idist__pipe_peer_gone(const idist__shm_port *p) {
     struct pollfd end;
+
     end.fd = p->fd;
     end.events = 0;
     return p->fd < 0 || (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
 }
 
-static int idist__shm_fd(void *port) { return ((idist__shm_port *)port)->fd; }
+static int idist__pipe_fd(void *port) { return ((idist__shm_port *)port)->fd; }
 
-static void idist__shm_polled(void *port) { ((idist__shm_port *)port)->look = true; }
+static void idist__pipe_note_readable(void *port) { ((idist__shm_port *)port)->look = true; }
 
-static void idist__shm_close(void *port) { idist__os_close(&((idist__shm_port *)port)->fd); }
+static void idist__pipe_close(void *port) { idist__os_close(&((idist__shm_port *)port)->fd); }
 
-static const idist__transport idist__transport_shm = {
-    "shm", idist__shm_read, idist__shm_write, idist__shm_fd, idist__shm_close, idist__shm_polled,
-    false};
+static const idist__transport idist__transport_shm = {"shm",
+                                                      idist__shm_read,
+                                                      idist__pipe_write,
+                                                      idist__pipe_fd,
+                                                      idist__pipe_close,
+                                                      idist__pipe_note_readable,
+                                                      false,
+                                                      idist__pipe_peek,
+                                                      idist__pipe_read_all,
+                                                      idist__pipe_write_all,
+                                                      idist__pipe_exposes_memory,
+                                                      idist__pipe_pull};
 
 #endif // IDIST_SHM_H
