@@ -4,7 +4,8 @@
 
 CONTENTS
 
-      [os:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
+      [os:os]  the only place that knows the operating system: time, randomness, memory pages,
+descriptors
 */
 #ifndef IDIST_OS_H
 #define IDIST_OS_H
@@ -391,12 +392,10 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 //------------------------------------------------------------------------------
 
 
-
 //------------------------------------------------------------------------------
 // [os:file]  files, locks on them, and folders
 // uses -
 //------------------------------------------------------------------------------
-
 
 
 //------------------------------------------------------------------------------
@@ -405,19 +404,77 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 //------------------------------------------------------------------------------
 
 
-
 //------------------------------------------------------------------------------
-// [os:poll]  waiting for descriptors, and waking who waits
+// [os:poll]  waiting for descriptors, and waking the thread that waits
 // uses -
+//
+// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
+// the same entries.
+//
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
+// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
+// Windows. It is closed by idist__os_close.
 //------------------------------------------------------------------------------
 
+typedef struct pollfd idist__os_poll_entry;
 
+enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
+
+// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
+// always reported.
+IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events) {
+    entry->fd = fd;
+    entry->events = (short)events;
+    entry->revents = 0;
+}
+
+// Blocks until an entry is ready, or for timeout_ms: 0 does not block, a negative time has no end.
+// Returns how many entries are ready; 0 when the time was over; -1 and errno, which is EINTR when a
+// signal arrived.
+IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms) {
+    return poll(entries, (nfds_t)count, timeout_ms);
+}
+
+// What the last idist__os_poll found. Readable: also at the end of the stream, or after an error.
+IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
+    return (entry->revents & POLLOUT) != 0;
+}
+
+IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *entry) {
+    return (entry->revents & ~POLLOUT) != 0;
+}
+
+// Whether the other end of a stream is closed, even when unread bytes precede the end. Does not
+// block.
+IDIST__UNUSED static bool idist__os_poll_hung_up(int fd) {
+    struct pollfd entry;
+
+    entry.fd = fd;
+    entry.events = 0;
+    return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR));
+}
+
+// A new wake-up, or -1 and errno.
+IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
+    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+// Makes the wake-up readable. Does not block; any thread may call it.
+IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
+    uint64_t one = 1;
+    while (write(wakeup, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+// Makes it unreadable again. Does not block.
+IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
+    uint64_t count;
+    while (read(wakeup, &count, sizeof count) < 0 && errno == EINTR) continue;
+}
 
 //------------------------------------------------------------------------------
 // [os:terminal]  the terminal
 // uses -
 //------------------------------------------------------------------------------
-
 
 
 #endif // IDIST_OS_H

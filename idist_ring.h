@@ -71,8 +71,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 //------------------------------------------------------------------------------
 // [ring:backend]  leaving, and the table of the backend's functions
-// uses os sock config world msg:types op link share host engine:engine
-// uses join:join
+// uses os sock config world msg:types op link share progress engine:wait task
+// uses cancel missing engine:group join:join
 //------------------------------------------------------------------------------
 
 // A connection that is closed with bytes in it that we have not read takes with it what the other
@@ -115,7 +115,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
     w->group.rank = -1; // frames that still come concern nobody
     for (i = 0; i < w->group.size && clean; i++)
         idist__link_control(ring, &ring->links[i], &f, NULL);
-    idist__ring_drain(ring, clean, deadline_ns);
+    idist__wait_drain(ring, clean, deadline_ns);
     if (!clean) idist__ring_linger(ring, deadline_ns);
     idist__share_free(&w->group);
     pthread_mutex_unlock(&w->lock);
@@ -132,7 +132,7 @@ const idist_backend_api *idist_ring_backend(void) {
     static const idist_backend_api api = {
         IDIST__BACKEND_ABI, sizeof(idist_backend_api), "ring", sizeof(idist__op), sizeof(idist__ring_group),
         idist__ring_claim, idist__ring_open, idist__ring_close,
-        idist__ring_group_open, idist__ring_group_close, idist__share_offer_place, idist__host_open,
+        idist__ring_group_open, idist__ring_group_close, idist__share_offer_place, idist__ring_group_meet,
         idist__ring_quick, idist__ring_start, idist__ring_progress, idist__ring_sleep, idist__ring_wake,
         idist__ring_cancel, idist__ring_tell, idist__ring_flush, idist__ring_announce, idist__ring_missing,
         idist__ring_alloc, NULL, NULL, NULL};
