@@ -1,9 +1,9 @@
 /* idist_algo.h - v0.1.0 - algorithms of the collectives - MIT licence
 
-    How a collective becomes messages between ranks. Each section below holds one family of
-    algorithms and can be read by itself; start here to learn how collectives work. None of them
-    sees a socket: an algorithm posts non-blocking sends and receives ([msg:verb]) and runs again
-    whenever one of them completes ([msg:op]).
+    How a collective becomes messages between ranks. Each section holds one family of algorithms and
+    can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
+    posts non-blocking sends and receives ([msg:verb]) and runs again whenever one of them completes
+    ([msg:op]).
 
     Part of the implementation of idist: idist_ring.h includes it. [engine:task] starts a collective
     through [algo:choose], which picks the algorithm, or through [algo:host], which splits it into
@@ -356,9 +356,9 @@ static void idist__ring_all_gather(idist__task *t) {
 //   bytes sent per rank   B
 //   latency               n - 2 + c steps of one chunk each: hardly more than B when c is large
 //
-// v numbers the ranks from the root. A broadcast runs from v = 0 upwards, a reduction from v = n -
-// 1 down to 0, each rank adding its own part. A scan runs along the ranks themselves and keeps
-// their order, so it also serves operations that do not commute.
+// v numbers the ranks from the root. A broadcast runs upwards from v = 0; a reduction runs from the
+// last rank down to v = 0, each rank adding its own part. A scan runs along the ranks themselves
+// and keeps their order, so it also serves operations that do not commute.
 //
 // A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
 //------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
     return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
 }
 
-// A stream in which no item waits for another one.
+// Like idist__stream_run, but no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
 
@@ -741,7 +741,7 @@ static void idist__tree_gather(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// Scratch as for gather.
+// Scratch: as for gather.
 static void idist__tree_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n;
@@ -795,7 +795,7 @@ static void idist__tree_scatter(idist__task *t) {
 // pairs; the odd rank of a pair gives its contribution to the even one, sits out, and gets the
 // result at the end:
 //
-//   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 double as 0, 1, 2, 3;   0 -> 1, 2 -> 3
+//   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
 //
 // scan (Hillis and Steele): in round k a rank sends its sum to the rank 2^k above and adds what it
 // gets from the one 2^k below; then its sum covers the 2^(k+1) ranks up to itself. exscan hands the
@@ -821,7 +821,7 @@ static void idist__doubling_reduce(idist__task *t) {
 
     IDIST__CO_BEGIN(o)
     idist__copy(sum, o->in, nbytes);
-    o->nr = is_paired ? rank / 2 : rank - excess; // our number among those that double
+    o->nr = is_paired ? rank / 2 : rank - excess; // our number among the p ranks that exchange
 
     if (sits_out) {
         idist__send_step(t, rank - 1, 0, sum, nbytes);
@@ -997,11 +997,11 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //
 //   idist__choose_begin   fills idist__op from the call: ranks, operands, reduction, algorithm;
 //                         allocates scratch; widens or scales the input of a reduction
-//   (the engine notes the fingerprint, which includes the algorithm)
-//   idist__choose_run     hands the call to its algorithm
-//   idist__choose_finish  at the end of a reduction: average, narrow to the dtype of the call
+//   idist__ring_note      [msg:match] records the fingerprint, which includes the algorithm
+//   idist__choose_run     hands the call over to its algorithm
+//   idist__choose_finish  ends a reduction: divides an average, narrows to the dtype of the call
 //
-// Floats of 16 and 8 bits are reduced as F32 ("widened"), so that they are rounded once.
+// Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
 //------------------------------------------------------------------------------
 
 typedef struct idist__choice {
@@ -1058,7 +1058,7 @@ static int idist__choose_algorithm(const idist__task *t) {
 
 // ---- operands ----
 
-// Whether elements are reduced as F32, although the call has narrower ones.
+// Whether elements are widened to F32 for the reduction.
 static bool idist__choose_widens(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     bool is_function = o->user && o->user->fn;
@@ -1100,7 +1100,7 @@ static void idist__choose_operands(idist__task *t) {
                                        [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
 }
 
-// Elements that this rank contributes.
+// How many elements this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     return t->call.kind == IDIST__REDUCE_SCATTER ? o->count * (size_t)o->n : o->count;
@@ -1237,8 +1237,8 @@ static void idist__choose_run(idist__task *t) {
 // [algo:host]  several hosts: first inside each host, then between their leaders
 // uses mem base:type reduce world self msg:types op link
 //
-// Ranks of one host share memory; between hosts there is a network. So a collective of a group over
-// several hosts is a sequence of collectives on two smaller groups:
+// Ranks of one host share memory, while hosts share a slower network. So a collective over several
+// hosts becomes a sequence of collectives on two smaller groups:
 //
 //   near    the members on this host
 //   leads   the first member of each host, its lead
@@ -1253,23 +1253,25 @@ static void idist__choose_run(idist__task *t) {
 //   broadcast        near, on root's host     leads: broadcast           near, on other hosts
 //   barrier          near                     leads                      near
 //
-//   bytes over the network   per host what one rank would send, instead of that times its ranks
-//   latency                  two local steps and one between as many ranks as there are hosts
+//   bytes over the network   what one rank sends, per host instead of per rank
+//   latency                  two local steps, and one among as many ranks as there are hosts
 //
-// A call makes its plan, a list of steps, and carries them out one by one: each step is a task of
-// its own on near or leads. Calls on the same group queue up (idist__ring_group.head), so that the
-// steps have the same order on all ranks.
+// A call makes a plan, a list of steps, and carries them out one by one; each step is a task of its
+// own on near or leads. Calls on the same group queue up (idist__ring_group.head), so that all
+// ranks take the steps in the same order.
 //
 //   idist__host_serves      whether a call can go this way
-//   idist__host_start       makes it the last in the queue; runs it if it is the first
-//   idist__host_run         plan; for each step: begin, wait, divide if it is an average
-//   idist__host_progress    goes on with the first call of each group when its step has completed
+//   idist__host_start       appends it to the queue, and runs it if the queue was empty
+//   idist__host_run         makes the plan; then for each step: begin, wait, divide an average
+//   idist__host_progress    resumes the first call of each group once its step has completed
 //
-// It is used when a group spans several hosts, at least one of which has several members, and
-// IDIST_ALGO is auto. Not for these, which are made of messages among all ranks: reductions of
-// narrow floats, which would be rounded twice; operations that do not commute, which need the order
-// of the ranks; blocks per rank (all_gather, reduce_scatter) unless the ranks of each host are
-// consecutive; gather, scatter, all_to_all, scan and v-forms.
+// Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
+// is auto. These are made of messages among all ranks instead:
+//
+//   reductions of narrow floats                they would be rounded twice
+//   operations that do not commute             they need the order of the ranks
+//   all_gather, reduce_scatter                 only if the ranks of some host are not consecutive
+//   gather, scatter, all_to_all, scan, v-forms
 //------------------------------------------------------------------------------
 
 typedef struct idist__host_step { // a call on near or leads
@@ -1327,7 +1329,7 @@ static idist__host_step *idist__host_add(idist__op *o, idist_group *group, idist
     return step;
 }
 
-// What a plan is made from, besides the call.
+// What a plan needs to know besides the call.
 typedef struct idist__host_plan {
     char *collected;         // scratch of a lead: what it collects from its host
     size_t *counts, *displs; // of the blocks of each host, in elements
@@ -1469,7 +1471,7 @@ static void idist__host_find_root(const idist__task *t, idist__host_plan *plan) 
         if (rg->near->ranks[i] == g->ranks[o->root]) plan->near_root = i;
 }
 
-// Adds up the blocks of each host, whose ranks are consecutive.
+// Finds the blocks of each host; the ranks of a host are consecutive.
 static void idist__host_count_blocks(const idist__task *t, const idist__host_plan *plan) {
     const idist__op *o = idist__op_of(t);
     const idist_group *g = t->group;
@@ -1628,8 +1630,8 @@ static void idist__host_start(idist__task *t) {
     if (rg->head == t) idist__op_run(t);
 }
 
-// Goes on with the first call of each group whose step has completed; when that ends the call, with
-// the next one.
+// Resumes the first call of each group once its step has completed, and the next call once that one
+// is done.
 static void idist__host_progress(idist__ring *ring) {
     const idist_group *g;
 

@@ -1,11 +1,11 @@
 /* idist_engine.h - v0.1.0 - progress of the ring backend - MIT licence
 
-    What makes calls of the ring backend move: calls start and are cancelled, frames arrive from
-    other ranks and complete sends and receives, waiting ranks sleep, and whoever waits too long
-says for whom.
+    What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
+    from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
+    waits too long names the ranks it waits for.
 
-    Part of the implementation of idist: idist_ring.h includes it, and its table of functions is the
-    way in. All functions run under the lock of the world; only sleeping gives it up.
+    Part of the implementation of idist: idist_ring.h includes it and puts its entry points into the
+    backend's table. Everything runs under the lock of the world, which only sleeping releases.
 
 CONTENTS
 
@@ -42,7 +42,7 @@ PATH OF A MESSAGE
 //   - the rank has one thread and one call under way, which blocks without a time-out of its own,
 //     so it can do nothing else;
 //   - that call lacks something that only the other rank can begin to send;
-//   - the other rank has not begun it, and nothing of the kind is on its way.
+//   - the other rank has not begun it, and nothing that could provide it is on its way.
 //
 // In any doubt (another thread, a request, a group we no longer know) this section says nothing,
 // and the deadline of the call decides.
@@ -367,10 +367,10 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 // uses os poll world msg:types link share host frame
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
-// When the rest of a large payload is known to follow, it is read straight to its place instead.
+// The rest of a large payload bypasses the stage: it is read straight to where it belongs.
 //
-// With few streams each link is simply tried; with many, poll says which ones have something.
-// Links through shared memory are always tried: that is one look at a counter.
+// With few streams it is cheapest to try to read every link; with many, poll tells which ones have
+// data. Links through shared memory are always tried, since that only takes a look at a counter.
 //------------------------------------------------------------------------------
 
 enum {
@@ -495,8 +495,8 @@ static void idist__progress_judge(idist__ring *ring) {
     }
 }
 
-// Looks after all links that poll reports; with `sleep` waits until there is one, `wake` is called
-// or the deadline passes.
+// Serves the links that poll reports. With `sleep` it waits until there is one, `wake` is called or
+// the deadline passes.
 static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
     idist__world *w = ring->w;
     // One thread may sleep over the first half of the table while another one looks briefly with
@@ -559,28 +559,27 @@ static void idist__ring_progress(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [engine:wait]  sleeping, waking, and waiting until everything is written
-// uses os poll world segment msg:types link progress
+// uses os poll world shm:segment msg:types link progress
 //
 // A rank sleeps in one of three ways:
 //
-//   it has no shared memory      in poll, over all sockets and the wake-up of this process
-//   shared memory and streams    in poll too; its doorbell says 2, so a rank of this host rings by
-//   a
-//                                byte through the socket between the two
-//   shared memory alone          on its doorbell, a futex (1). The sockets stay silent but for the
-//                                end of a rank, and are polled every IDIST__LOOK_NS (10 ms), up to
-//                                30 ms in a long wait
+//   no shared memory             in poll, over all sockets and the wake-up of this process
+//   shared memory and streams    in poll as well; its doorbell says 2, so that a rank of this host
+//                                wakes it by a byte through the socket between the two
+//   shared memory only           on its doorbell, a futex (1). Its sockets only ever show the end
+//                                of a rank; it polls them every IDIST__LOOK_NS (10 ms), in a long
+//                                wait every 30 ms
 //
-// A rank says in its doorbell that it sleeps and then looks at everything once more, so no wake-up
-// falls between the look and the sleep. Nobody rings a doorbell that was rung already. A wake-up
-// that arrives during that last look may be read by the look itself (it polls when there are many
-// streams), so we sleep only while the doorbell is still set. Another thread that reads from the
-// links while we sleep may take a wake-up away as well; it has to call `wake` afterwards.
+// A rank marks its doorbell before it sleeps and then looks at everything once more, so no wake-up
+// is lost between the look and the sleep. A doorbell that has been rung is not rung again. The last
+// look may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// the doorbell is still marked. Another thread that reads the links while we sleep may consume one
+// as well; it has to call `wake` afterwards.
 //------------------------------------------------------------------------------
 
 enum { IDIST__ASLEEP_ON_DOORBELL = 1, IDIST__ASLEEP_IN_POLL = 2 }; // idist__bell.asleep
 
-// Sleeps on the doorbell. Each look that finds nothing makes the next sleep a little longer.
+// Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
 static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
     const idist__shm *m = ring->shm;
@@ -636,8 +635,8 @@ static void idist__ring_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Whether frames are still to be written, or, when all ranks leave in order, a BYE is to be
-// awaited.
+// Whether frames are waiting to be written or, when all ranks leave in order, a BYE has yet to
+// arrive.
 static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
     int i;
 
@@ -715,7 +714,7 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
     return idist__share_quick(g, c);
 }
 
-// Before a call starts: hears what others have said, in case its group has failed.
+// Before a call starts: reads what has arrived, in case its group has failed.
 static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->looked_ns > IDIST__MS && !t->group->inner) {
         idist__ring_progress(t->group->w);
@@ -724,8 +723,8 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
 
     ring->looked_ns = t->started_ns;
 
-    // The end of a process shows only at its socket. Sleeping ranks poll those, but perhaps this
-    // one never sleeps.
+    // The end of a process shows only at its socket. A sleeping rank polls those, but this one may
+    // never sleep.
     if (ring->shm && t->started_ns - ring->polled_ns > IDIST__LOOK_NS && !t->group->inner) {
         ring->polled_ns = t->started_ns;
         idist__ring_poll(ring, 0, false);
@@ -819,7 +818,7 @@ static void idist__ring_announce(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [engine:cancel]  forgetting a call, and telling others that a group failed
-// uses mem world segment msg:types op link share host deadlock
+// uses mem world shm:segment msg:types op link share host deadlock
 //
 // After idist__ring_cancel no byte of the buffers of a call is touched, whatever still arrives.
 // What a task may have in the links, and what becomes of it:
@@ -976,7 +975,7 @@ static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     return true;
 }
 
-// A receive that had announced that it waits does so no more.
+// Takes back the announcement that this rank waits in a receive.
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     idist__frame f;
 
@@ -1043,9 +1042,8 @@ static void idist__ring_tell(idist_group *g) {
 // [engine:missing]  names the ranks that a call waits for
 // uses err world msg:types op share deadlock
 //
-// A call that waits for long, or past its deadline, names the ranks it is waiting for. It knows of
-// each member how far it has come (idist__seen), and, once it has asked by WAITS, whether the
-// member answered.
+// A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
+// far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
 //------------------------------------------------------------------------------
 
 // A receive whose message has begun to arrive: from whom.
@@ -1133,15 +1131,15 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [engine:group]  opening and closing a group, and its groups by host
-// uses mem hash world segment msg:types link share host
+// uses mem hash world shm:segment msg:types link share host
 //
-// Frames for a group may arrive before it exists here; they wait in the links, and opening the
-// group looks through them. When it is closed, what is left is dropped, and the ring remembers its
-// context for a while, to drop what still comes.
+// Frames for a group may arrive before it exists here. They wait in the links until the group is
+// opened. Closing a group drops what is left, and the ring remembers its context for a while, to
+// drop frames that arrive later.
 //
-// After a group is open its members meet: either they all share memory, and each of them has
-// offered a place there, or they are on several hosts, and the group gets two groups of its own for
-// the collectives by host (near and leads, see [algo:host]).
+// Once a group is open, its members meet. If they all share memory, each of them has offered a
+// region there, and collectives use those. If they are on several hosts, the group gets two inner
+// groups for collectives by host (near and leads, see [algo:host]).
 //------------------------------------------------------------------------------
 
 static void idist__ring_group_close(idist_group *g) {
@@ -1181,7 +1179,7 @@ static void idist__ring_group_close(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, rg->seen);
 }
 
-// What has arrived from a rank for this group, before the group existed.
+// Handles what arrived from a rank for this group before the group existed.
 static void idist__group_hear(idist_group *g, idist__link *l) {
     idist__message *m;
 
@@ -1235,7 +1233,7 @@ static idist_status idist__group_init(idist_group *g) {
 
 enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
 
-// Makes a group inside a group, from world ranks.
+// Makes a group inside another one, from world ranks.
 static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
                                            int n, idist_group **out) {
     idist__world *w = parent->w;
@@ -1262,7 +1260,7 @@ static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, c
 }
 
 typedef struct idist__group_hosts { // the members of a group by host
-    uint64_t *near_offers;          // places that the members on this host offer
+    uint64_t *near_offers;          // regions that the members on this host offer
     int *near, *leads;              // world ranks: members on this host; first member of each host
     int near_count, lead_count;
     bool in_order; // the members of each host are consecutive
@@ -1305,9 +1303,9 @@ static idist_status idist__group_split_by_host(idist_group *g, const idist__grou
     return status;
 }
 
-// Gives a group what its members can use: places in memory that all share, or near and leads.
-// offers: the place that each member offers; NULL: the first of each. So the world needs no
-// exchange: everybody knows the table of hosts, and everybody's first place is free.
+// Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
+// region that each member offers; NULL: the first one of each. The world passes NULL and so needs
+// no exchange: all ranks know the table of hosts, and all first regions are free.
 static idist_status idist__ring_group_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size;
