@@ -2,12 +2,13 @@
 
     How a collective becomes messages between ranks. Each section holds one family of algorithms and
     can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
-    posts non-blocking sends and receives ([msg:verb]) and runs again whenever one of them completes
+    posts non-blocking sends and receives (idist_msg.h) and runs again whenever one of them
+completes
     ([msg:op]).
 
     Part of the implementation of idist: idist_ring.h includes it. [engine:task] starts a collective
     through [algo:choose], which picks the algorithm, or through [algo:host], which splits it into
-    calls inside hosts and between them. Ranks that share memory use [share:share] instead.
+    calls inside hosts and between them. Ranks that share memory use idist_share.h instead.
 
 CONTENTS
 
@@ -61,7 +62,7 @@ SOURCES
 
 // The algorithm of a collective: idist__op.algorithm, and part of the fingerprint of the call. The
 // first two are also values of the setting IDIST_ALGO (idist__config.algorithm; 0 means auto).
-// IDIST__FLAT (3) and IDIST__CHUNKED (4) of [share:share] complete the list.
+// IDIST__FLAT (3) and IDIST__CHUNKED (4) of idist_share.h complete the list.
 enum {
     IDIST__LATENCY = 1,   // messages, few steps
     IDIST__BANDWIDTH = 2, // messages, few bytes
@@ -813,6 +814,7 @@ static void idist__doubling_reduce(idist__task *t) {
     int partner;
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
+    int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
     bool scatter = t->call.kind == IDIST__REDUCE_SCATTER;
     size_t count = scatter ? o->count * (size_t)o->n : o->count;
     size_t nbytes = count * o->size;
@@ -821,7 +823,6 @@ static void idist__doubling_reduce(idist__task *t) {
 
     IDIST__CO_BEGIN(o)
     idist__copy(sum, o->in, nbytes);
-    o->nr = is_paired ? rank / 2 : rank - excess; // our number among the p ranks that exchange
 
     if (sits_out) {
         idist__send_step(t, rank - 1, 0, sum, nbytes);
@@ -832,12 +833,12 @@ static void idist__doubling_reduce(idist__task *t) {
     }
 
     for (o->mask = 1; o->mask < o->p2 && !sits_out; o->mask *= 2) {
-        partner = o->nr ^ o->mask;
+        partner = number ^ o->mask;
         partner = partner < excess ? 2 * partner : partner + excess;
         idist__recv_step(t, 0, partner, (uint32_t)o->mask, received, nbytes);
         idist__send_step(t, partner, (uint32_t)o->mask, sum, nbytes);
         IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-        if (o->nr & o->mask) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
+        if (number & o->mask) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
         else idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
     }
 
@@ -997,7 +998,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //
 //   idist__choose_begin   fills idist__op from the call: ranks, operands, reduction, algorithm;
 //                         allocates scratch; widens or scales the input of a reduction
-//   idist__ring_note      [msg:match] records the fingerprint, which includes the algorithm
+//   idist__ring_note      records the fingerprint, which includes the algorithm (idist_msg.h)
 //   idist__choose_run     hands the call over to its algorithm
 //   idist__choose_finish  ends a reduction: divides an average, narrows to the dtype of the call
 //

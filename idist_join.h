@@ -13,7 +13,7 @@ CONTENTS
       [join:store]    opening the store, and values that a rank waits for
       [join:table]    the number of the job, and a record of every rank
       [join:links]    a connection between each pair of ranks
-      [join:segment]  memory shared inside a host
+      [join:share]    memory shared inside a host
       [join:open]     all steps in order; making and freeing the ring
 
 STEPS
@@ -27,7 +27,7 @@ STEPS
       nodes       all of these, collected by rank 0
       tcp/R       where rank R listens for other hosts            idist__table_listen_tcp
       -           each rank connects to the lower ones            idist__links_connect_all
-      -           ranks of a host map one file in memory          idist__segment_share
+      -           ranks of a host map one file in memory          idist__join_share_share
       joined/R    rank R is done                                  idist__join_store_leave
       njoined     how many ranks are
       all         all of them are: rank 0 may close the store
@@ -898,12 +898,12 @@ static idist_status idist__links_connect_all(idist__join *j) {
 }
 
 //------------------------------------------------------------------------------
-// [join:segment]  memory shared inside a host
-// uses os os:segment err mem base:log sock shm:segment msg:types share state
-// uses failure
+// [join:share]  memory shared inside a host
+// uses os os:segment err mem base:log sock shm:segment msg:types share:share
+// uses state failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
-// its descriptor to the others. Each rank maps the file, reserves its own share, and votes on
+// its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
 // whether that worked:
 //
 //   lowest rank    makes the file    sends it        maps it   collects votes   sends the lowest
@@ -918,28 +918,28 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 // Votes; the lowest one decides.
 enum {
-    IDIST__SEGMENT_FAILED,
-    IDIST__SEGMENT_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
-    IDIST__SEGMENT_MAPPED
+    IDIST__VOTE_FAILED,
+    IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
+    IDIST__VOTE_MAPPED
 };
 
-typedef struct idist__segment_hello { // comes with the descriptor
+typedef struct idist__join_share_hello { // comes with the descriptor
     uint64_t shm_nbytes, window_nbytes;
-} idist__segment_hello;
+} idist__join_share_hello;
 
 // ---- where things lie in the file ----
 
-static size_t idist__segment_nbytes(const idist__shm *m) {
+static size_t idist__join_share_nbytes(const idist__shm *m) {
     return m->window_at + (size_t)m->n * m->window_nbytes;
 }
 
-static size_t idist__segment_round_up(size_t nbytes) {
+static size_t idist__join_share_round_up(size_t nbytes) {
     return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-// A share is: doorbell | a pipe from each rank | regions. Region 0 has large buffers, the others a
-// quarter of that; there are as many as fit.
-static void idist__segment_layout(idist__shm *m, size_t shm_nbytes, size_t window_nbytes) {
+// The part of a rank: doorbell | a pipe from each rank | regions. Region 0 has large buffers, the
+// others a quarter of that; there are as many as fit.
+static void idist__join_share_layout(idist__shm *m, size_t shm_nbytes, size_t window_nbytes) {
     size_t room, first, other, chunk;
 
     m->pipe_nbytes = 128 * 1024;
@@ -947,7 +947,7 @@ static void idist__segment_layout(idist__shm *m, size_t shm_nbytes, size_t windo
         m->pipe_nbytes /= 2;
 
     m->places_at = sizeof(idist__bell) + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->places_at = idist__segment_round_up(m->places_at);
+    m->places_at = idist__join_share_round_up(m->places_at);
     room = shm_nbytes > m->places_at ? shm_nbytes - m->places_at : 0;
 
     chunk = room / (2 * IDIST__BUFFERS);
@@ -967,7 +967,7 @@ static void idist__segment_layout(idist__shm *m, size_t shm_nbytes, size_t windo
 }
 
 // At least the memory of the host, a power of two; it costs nothing but addresses.
-static size_t idist__segment_window_nbytes(int n) {
+static size_t idist__join_share_window_nbytes(int n) {
     uint64_t ram = idist__os_segment_ram();
     uint64_t nbytes = (uint64_t)1 << 30;
 
@@ -979,13 +979,13 @@ static size_t idist__segment_window_nbytes(int n) {
 
 // ---- mapping it ----
 
-// Maps the file and reserves our share. Takes the descriptor. 0, or an errno.
-static int idist__segment_map(idist__shm *m, int fd) {
+// Maps the file and reserves our part of it. Takes the descriptor. 0, or an errno.
+static int idist__join_share_map(idist__shm *m, int fd) {
     idist__bell *bell;
     idist__cpus cpus;
     int i, error = 0;
 
-    if (idist__os_segment_nbytes(fd) < idist__segment_nbytes(m)) error = EINVAL;
+    if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) error = EINVAL;
     if (!error)
         error =
             idist__os_reserve(fd, IDIST__PAGE + (size_t)m->me * m->share_nbytes, m->share_nbytes);
@@ -997,7 +997,7 @@ static int idist__segment_map(idist__shm *m, int fd) {
     }
 
     m->window =
-        idist__window_open(fd, idist__segment_nbytes(m),
+        idist__window_open(fd, idist__join_share_nbytes(m),
                            m->window_at + (size_t)m->me * m->window_nbytes, m->window_nbytes);
     if (!m->window) return ENOMEM;
     m->base = m->window->map;
@@ -1016,7 +1016,7 @@ static int idist__segment_map(idist__shm *m, int fd) {
 }
 
 // Whether we can read the memory of all others, and they are the processes we take them for.
-static bool idist__segment_reads_all(idist__shm *m) {
+static bool idist__join_share_reads_all(idist__shm *m) {
     int i;
 
     for (i = 0; i < m->n; i++) {
@@ -1036,8 +1036,8 @@ static bool idist__segment_reads_all(idist__shm *m) {
 // ---- messages between the ranks of the host ----
 
 // Sends a message with a descriptor, which may be -1.
-static bool idist__segment_send(int sock, const void *buf, size_t nbytes, int fd,
-                                int64_t deadline_ns) {
+static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int fd,
+                                   int64_t deadline_ns) {
     ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
 
     while (sent < 0 && errno == EAGAIN) {
@@ -1049,8 +1049,8 @@ static bool idist__segment_send(int sock, const void *buf, size_t nbytes, int fd
 }
 
 // Receives one; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has ended.
-static bool idist__segment_receive(int sock, void *buf, size_t nbytes, int *fd,
-                                   int64_t deadline_ns) {
+static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *fd,
+                                      int64_t deadline_ns) {
     ptrdiff_t received;
 
     *fd = -1;
@@ -1064,7 +1064,7 @@ static bool idist__segment_receive(int sock, void *buf, size_t nbytes, int *fd,
                                 deadline_ns);
 }
 
-static idist_status idist__segment_broken(idist__join *j, int rank) {
+static idist_status idist__join_share_broken(idist__join *j, int rank) {
     if (errno == ETIMEDOUT)
         return idist__fail(
             IDIST_ERR_TIMEOUT,
@@ -1077,7 +1077,7 @@ static idist_status idist__segment_broken(idist__join *j, int rank) {
 
 // Waits until a link has something to read. Now and then it asks whether a rank has given up, which
 // may be why nothing arrives.
-static idist_status idist__segment_await(idist__join *j, int rank) {
+static idist_status idist__join_share_await(idist__join *j, int rank) {
     idist_status status;
 
     for (;;) {
@@ -1089,13 +1089,13 @@ static idist_status idist__segment_await(idist__join *j, int rank) {
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
         errno = ETIMEDOUT;
-        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__segment_broken(j, rank);
+        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
     }
 }
 
 // Sets *vote to the lowest vote of the ranks of this host. The lowest rank collects them.
-static idist_status idist__segment_vote(idist__join *j, const idist__shm *m, const int *ranks,
-                                        char *vote) {
+static idist_status idist__join_share_vote(idist__join *j, const idist__shm *m, const int *ranks,
+                                           char *vote) {
     const idist__link *links = j->ring->links;
     int i, lead = ranks[0];
     int others = m->me == 0 ? m->n : 1; // of the lead: ranks[1 .. others)
@@ -1104,24 +1104,24 @@ static idist_status idist__segment_vote(idist__join *j, const idist__shm *m, con
     for (i = 1; i < others; i++) {
         char other = 0;
 
-        status = idist__segment_await(j, ranks[i]);
+        status = idist__join_share_await(j, ranks[i]);
         if (status != IDIST_OK) return status;
         if (!idist__sock_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns))
-            return idist__segment_broken(j, ranks[i]);
+            return idist__join_share_broken(j, ranks[i]);
         if (other < *vote) *vote = other;
     }
 
     for (i = 1; i < others; i++)
         if (!idist__sock_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns))
-            return idist__segment_broken(j, ranks[i]);
+            return idist__join_share_broken(j, ranks[i]);
     if (!m->me) return IDIST_OK;
 
     if (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns))
-        return idist__segment_broken(j, lead);
-    status = idist__segment_await(j, lead);
+        return idist__join_share_broken(j, lead);
+    status = idist__join_share_await(j, lead);
     if (status != IDIST_OK) return status;
     if (!idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns))
-        return idist__segment_broken(j, lead);
+        return idist__join_share_broken(j, lead);
 
     return IDIST_OK;
 }
@@ -1130,10 +1130,10 @@ static idist_status idist__segment_vote(idist__join *j, const idist__shm *m, con
 
 // Makes the file and sends it to the others, or receives it. Without a file *fd is -1 and *error
 // says why; the ranks vote all the same.
-static idist_status idist__segment_pass(idist__join *j, idist__shm *m, const int *ranks, int *fd,
-                                        int *error) {
+static idist_status idist__join_share_pass(idist__join *j, idist__shm *m, const int *ranks, int *fd,
+                                           int *error) {
     const idist__link *links = j->ring->links;
-    idist__segment_hello hello;
+    idist__join_share_hello hello;
     idist_status status;
     int i;
 
@@ -1143,53 +1143,55 @@ static idist_status idist__segment_pass(idist__join *j, idist__shm *m, const int
     hello.window_nbytes = m->window_nbytes;
 
     if (m->me) {
-        status = idist__segment_await(j, ranks[0]);
+        status = idist__join_share_await(j, ranks[0]);
         if (status != IDIST_OK) return status;
-        if (!idist__segment_receive(links[ranks[0]].fd, &hello, sizeof hello, fd, j->deadline_ns))
-            return idist__segment_broken(j, ranks[0]);
-        idist__segment_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (!idist__join_share_receive(links[ranks[0]].fd, &hello, sizeof hello, fd,
+                                       j->deadline_ns))
+            return idist__join_share_broken(j, ranks[0]);
+        idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
         return IDIST_OK;
     }
 
-    idist__segment_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-    *fd = idist__os_memfd(idist__segment_nbytes(m));
+    idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+    *fd = idist__os_memfd(idist__join_share_nbytes(m));
     if (*fd < 0) *error = errno;
 
     for (i = 1; i < m->n; i++)
-        if (!idist__segment_send(links[ranks[i]].fd, &hello, sizeof hello, *fd, j->deadline_ns)) {
+        if (!idist__join_share_send(links[ranks[i]].fd, &hello, sizeof hello, *fd,
+                                    j->deadline_ns)) {
             idist__os_close(fd);
-            return idist__segment_broken(j, ranks[i]);
+            return idist__join_share_broken(j, ranks[i]);
         }
 
     return IDIST_OK;
 }
 
 // *all: every rank of the host has mapped the file.
-static idist_status idist__segment_attempt(idist__join *j, idist__shm *m, const int *ranks,
-                                           bool *all) {
+static idist_status idist__join_share_attempt(idist__join *j, idist__shm *m, const int *ranks,
+                                              bool *all) {
     int fd, error;
     char vote;
-    idist_status status = idist__segment_pass(j, m, ranks, &fd, &error);
+    idist_status status = idist__join_share_pass(j, m, ranks, &fd, &error);
 
     if (status != IDIST_OK) return status;
-    if (fd >= 0) error = idist__segment_map(m, fd);
+    if (fd >= 0) error = idist__join_share_map(m, fd);
     if (error)
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(error));
 
-    if (error) vote = IDIST__SEGMENT_FAILED;
-    else vote = idist__os_fence_others(true) ? IDIST__SEGMENT_MAPPED : IDIST__SEGMENT_FENCED;
-    status = idist__segment_vote(j, m, ranks, &vote);
-    *all = status == IDIST_OK && vote != IDIST__SEGMENT_FAILED;
+    if (error) vote = IDIST__VOTE_FAILED;
+    else vote = idist__os_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    status = idist__join_share_vote(j, m, ranks, &vote);
+    *all = status == IDIST_OK && vote != IDIST__VOTE_FAILED;
     if (!*all) return status;
 
     if (m->me == 0) {
         idist__shm_head *head = idist__shm_head_of(m);
         head->ncores = (uint32_t)idist__cpus_count(&head->cpus);
-        head->fenced = vote == IDIST__SEGMENT_FENCED || m->n > (int)head->ncores;
+        head->fenced = vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
     }
 
-    vote = idist__segment_reads_all(m); // by now everybody has left its proof
-    status = idist__segment_vote(j, m, ranks, &vote);
+    vote = idist__join_share_reads_all(m); // by now everybody has left its proof
+    status = idist__join_share_vote(j, m, ranks, &vote);
     m->far = vote != 0;
 
     return status;
@@ -1197,7 +1199,7 @@ static idist_status idist__segment_attempt(idist__join *j, idist__shm *m, const 
 
 // ---- the shared memory of a ring ----
 
-static void idist__segment_free(const idist_allocator *mem, idist__shm *m) {
+static void idist__join_share_free(const idist_allocator *mem, idist__shm *m) {
     if (!m) return;
     if (m->window) idist__window_close(m->window);
     idist__mem_free(mem, m->local);
@@ -1208,7 +1210,7 @@ static void idist__segment_free(const idist_allocator *mem, idist__shm *m) {
 }
 
 // NULL when memory is short.
-static idist__shm *idist__segment_new(const idist_allocator *mem, size_t world_size) {
+static idist__shm *idist__join_share_new(const idist_allocator *mem, size_t world_size) {
     idist__shm *m = (idist__shm *)idist__mem_alloc(mem, sizeof *m);
 
     if (!m) return NULL;
@@ -1218,13 +1220,13 @@ static idist__shm *idist__segment_new(const idist_allocator *mem, size_t world_s
     m->pieces = (char *)idist__mem_raw(mem, IDIST__FAR_PIECE * world_size);
     if (m->local && m->ports && m->pids && m->pieces) return m;
 
-    idist__segment_free(mem, m);
+    idist__join_share_free(mem, m);
 
     return NULL;
 }
 
 // From here on the links inside this host are pipes in the file.
-static void idist__segment_take_over(idist__join *j, idist__shm *m, const int *ranks) {
+static void idist__join_share_take_over(idist__join *j, idist__shm *m, const int *ranks) {
     const idist__shm_head *head = idist__shm_head_of(m);
     int i;
 
@@ -1253,7 +1255,7 @@ static void idist__segment_take_over(idist__join *j, idist__shm *m, const int *r
     j->ring->shm = m;
 }
 
-static idist_status idist__segment_share(idist__join *j) {
+static idist_status idist__join_share_share(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     const idist__record *records = j->records;
     const idist__record *own = &records[j->w->group.rank];
@@ -1264,7 +1266,7 @@ static idist_status idist__segment_share(idist__join *j) {
     idist_status status = IDIST_OK;
 
     if (!own->shm) return IDIST_OK;
-    m = idist__segment_new(mem, (size_t)size);
+    m = idist__join_share_new(mem, (size_t)size);
     if (!m) return IDIST_ERR_NO_MEMORY;
     ranks = m->local + size; // room for these was allocated with it
 
@@ -1275,17 +1277,17 @@ static idist_status idist__segment_share(idist__join *j) {
         ranks[m->n++] = i;
     }
 
-    m->window_nbytes = idist__segment_window_nbytes(m->n);
+    m->window_nbytes = idist__join_share_window_nbytes(m->n);
 
     for (attempt = 0; attempt < 2 && m->n > 1 && status == IDIST_OK && !all; attempt++) {
         if (attempt) m->window_nbytes = 0;
-        status = idist__segment_attempt(j, m, ranks, &all);
+        status = idist__join_share_attempt(j, m, ranks, &all);
         if (m->window && !all) idist__window_close(m->window);
         if (!all) m->window = NULL;
     }
 
-    if (status == IDIST_OK && all) idist__segment_take_over(j, m, ranks);
-    else idist__segment_free(mem, m);
+    if (status == IDIST_OK && all) idist__join_share_take_over(j, m, ranks);
+    else idist__join_share_free(mem, m);
 
     return status;
 }
@@ -1293,7 +1295,7 @@ static idist_status idist__segment_share(idist__join *j) {
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
 // uses os poll err mem auth store:store world msg:types link state failure
-// uses store table links segment
+// uses store table links share
 //------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {
@@ -1322,7 +1324,7 @@ static void idist__ring_free(idist__ring *ring) {
     }
 
     idist__os_close(&ring->wake);
-    idist__segment_free(mem, ring->shm);
+    idist__join_share_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
     idist__mem_free(mem, ring->polls);
     idist__mem_free(mem, ring->poll_ranks);
@@ -1385,7 +1387,7 @@ static idist_status idist__open_meet(idist__join *j) {
     status = idist__table_agree_on_job(j);
     if (status == IDIST_OK) status = idist__table_make(j, records);
     if (status == IDIST_OK) status = idist__links_connect_all(j);
-    if (status == IDIST_OK) status = idist__segment_share(j);
+    if (status == IDIST_OK) status = idist__join_share_share(j);
     if (status == IDIST_OK) status = idist__join_store_leave(j);
 
     j->records = NULL;

@@ -15,7 +15,7 @@ WHAT IT IS
     (rendezvous). So nothing is ever buffered without bound. Every message carries the fingerprint
     of the call it belongs to.
 
-    A collective of ranks that share memory goes through memory that all can read ([share:share]).
+    A collective of ranks that share memory goes through memory that all can read (idist_share.h).
     Otherwise it is an algorithm over non-blocking sends and receives ([algo:ring] and its
     neighbours), over several hosts in two levels ([algo:host]).
 
@@ -85,7 +85,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 //------------------------------------------------------------------------------
 // [ring:close]  leaving the other ranks
-// uses os poll sock world msg:types link share engine:wait open
+// uses os poll sock world msg:types link share:share engine:wait open
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
@@ -144,8 +144,8 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
 //------------------------------------------------------------------------------
 // [ring:backend]  the table of the backend's functions
-// uses config world msg:types op share progress engine:wait task cancel missing
-// uses engine:group open close
+// uses config world msg:types op share:share progress engine:wait task cancel
+// uses missing engine:group open close
 //------------------------------------------------------------------------------
 
 static idist_status idist__ring_backend_claim(idist__config *config, const char **why) {
