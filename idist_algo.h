@@ -2,9 +2,8 @@
 
     How a collective becomes messages between ranks. Each section holds one family of algorithms and
     can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
-    posts non-blocking sends and receives (idist_msg.h) and runs again whenever one of them
-completes
-    ([msg:op]).
+    posts non-blocking sends and receives of idist_msg.h, and runs again ([msg:op]) whenever one of
+    them completes.
 
     Part of the implementation of idist: idist_ring.h includes it. [engine:task] starts a collective
     through [algo:choose], which picks the algorithm, or through [algo:host], which splits it into

@@ -577,7 +577,7 @@ static void idist__ring_progress(idist__world *w) {
 // as well; it has to call `wake` afterwards.
 //------------------------------------------------------------------------------
 
-enum { IDIST__ASLEEP_ON_DOORBELL = 1, IDIST__ASLEEP_IN_POLL = 2 }; // idist__bell.asleep
+enum { IDIST__ASLEEP_ON_WORD = 1, IDIST__ASLEEP_IN_POLL = 2 }; // idist__bell.asleep
 
 // Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
 static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
@@ -586,7 +586,7 @@ static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t u
     int64_t look_ns = now_ns + IDIST__LOOK_NS + ring->drowsy_ns;
 
     pthread_mutex_unlock(&w->lock);
-    idist__os_futex_wait(&idist__shm_bell(m, m->me)->asleep, IDIST__ASLEEP_ON_DOORBELL,
+    idist__os_futex_wait(&idist__shm_bell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
                          look_ns < until_ns ? look_ns : until_ns);
     pthread_mutex_lock(&w->lock);
 
@@ -612,7 +612,7 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         idist__ring_poll(ring, 0, false);
     }
 
-    idist__shm_falls_asleep(m, ring->nstreams ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_DOORBELL);
+    idist__shm_falls_asleep(m, ring->nstreams ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
     idist__ring_move(ring);
 
     if (w->nended == ended && !ring->failed && !idist__shm_was_woken(m)) {
@@ -630,7 +630,7 @@ static void idist__ring_wake(idist__world *w) {
     const idist__shm *m = ring->shm;
 
     if (m && __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
-                 IDIST__ASLEEP_ON_DOORBELL)
+                 IDIST__ASLEEP_ON_WORD)
         idist__shm_wake(m, m->me);
     else idist__os_poll_wakeup_signal(ring->wake);
 }
