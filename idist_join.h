@@ -155,11 +155,11 @@ static idist_status idist__failure_hint(const idist__join *j) {
     if (server && __atomic_load_n(&server->other_order, __ATOMIC_RELAXED))
         idist__append(
             idist__me.text, sizeof idist__me.text,
-            ". Some rank runs on a machine of another byte order; mixed worlds are not supported");
+            ". A rank runs on a machine of another byte order; mixed worlds are not supported");
     else if (refused)
         idist__append(idist__me.text, sizeof idist__me.text,
-                      ". %d connections were refused or broke off: another secret, another build, "
-                      "strangers, or a rank that died",
+                      ". %d connections were refused or broke off: a wrong secret, another build, "
+                      "a stranger, or a rank that died",
                       refused);
 
     return IDIST_ERR_TIMEOUT;
@@ -350,7 +350,8 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
         status = idist_store_get(j->store, name, value, nbytes, &received, ms);
         if (status == IDIST_OK && received != nbytes)
             return idist__fail(IDIST_ERR_UNSUPPORTED,
-                               "rank %d was built from another version of idist.h", rank);
+                               "initialize: rank %d was built from another version of idist.h",
+                               rank < 0 ? 0 : rank); // values of the job come from rank 0
         if (status != IDIST_ERR_TIMEOUT) return status;
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
@@ -426,7 +427,7 @@ static idist_status idist__join_store_open(idist__join *j) {
     if (status != IDIST_OK) return status;
     if (j->owns_store && world_number != 1 && !torch)
         return idist__fail(IDIST_ERR_RANK_TAKEN,
-                           "initialize: another process already is rank %d of this job (%s)",
+                           "initialize: another process is already rank %d of this job (%s)",
                            cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
 
     snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)world_number);
@@ -482,9 +483,10 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
 
     if (status != IDIST_OK) return status;
     if (job[1] != (uint64_t)j->w->group.size)
-        return idist__fail(IDIST_ERR_ENV,
-                           "initialize: rank 0 says the world has %llu ranks, this rank says %d",
-                           (unsigned long long)job[1], j->w->group.size);
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: rank 0 was started with a world of %llu ranks, this rank with %d",
+            (unsigned long long)job[1], j->w->group.size);
 
     j->job = job[0];
     idist__auth_key(&j->w->cfg.secret, key);
@@ -529,8 +531,8 @@ static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip,
                address.sa.ss_family != AF_UNIX) {
         idist__addr_host_text(&address, ip, capacity);
     } else {
-        return idist__fail(IDIST_ERR_ENV, "initialize: which address do other hosts reach this one "
-                                          "at? Set IDIST_ADDR, or use tcp://");
+        return idist__fail(IDIST_ERR_ENV, "initialize: no address known at which other hosts reach "
+                                          "this one: set IDIST_ADDR, or use tcp://");
     }
 
     return IDIST_OK;
