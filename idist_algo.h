@@ -1,51 +1,99 @@
-/* idist_algo.h - v0.1.0 - collectives made of messages - MIT licence
+/* idist_algo.h - v0.1.0 - algorithms of the collectives - MIT licence
 
-    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    How a collective becomes messages between ranks. Each section holds one family of algorithms and
+    can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
+    posts non-blocking sends and receives of idist_msg.h, and runs again ([msg:op]) whenever one of
+    them completes.
+
+    Part of the implementation of idist: idist_ring.h includes it. [engine:task] starts a collective
+    through [algo:choose], which picks the algorithm, or through [algo:host], which splits it into
+    calls inside hosts and between them. Ranks that share memory use idist_share.h instead.
 
 CONTENTS
 
-      [algo:algo]    the collectives, in two kinds: few steps for small messages, few bytes for large ones
-      [algo:choose]  which algorithm, with which scratch
-      [algo:host]    a group over several hosts: inside each host first, then between one rank of each
+      [algo:stream]         pipelines: chunks that are received, reduced and sent on
+      [algo:ring]           all_reduce, reduce_scatter and all_gather of large messages
+      [algo:chain]          broadcast, reduce and scan of large messages
+      [algo:direct]         one message per pair of ranks: gather, scatter, all_to_all, v-forms
+      [algo:dissemination]  barrier
+      [algo:tree]           broadcast, reduce, gather and scatter of small messages
+      [algo:doubling]       all_reduce, reduce_scatter and scan of small messages
+      [algo:bruck]          all_gather and all_to_all of small messages
+      [algo:choose]         which algorithm a call uses, and its scratch memory
+      [algo:host]           several hosts: first inside each host, then between their leaders
+
+COSTS
+
+    n ranks; B bytes that one rank contributes; c chunks per block; log is log2, rounded up. A
+    message costs a latency a plus its bytes times b. (Reductions add a term per byte added, which
+    has the same factor as the bytes received.)
+
+      operation        few steps (latency)                  few bytes (bandwidth)
+      barrier          dissemination  a log n               -
+      broadcast        binomial tree  (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+      reduce           binomial tree  (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+      all_reduce       doubling       (a + bB) log n        ring    2 (n - 1) (a + bB/n)
+      reduce_scatter   doubling       (a + bBn) log n       ring    (n - 1) (a + bB)
+      all_gather       Bruck          a log n + bB (n - 1)  ring    (n - 1) (a + bB)
+      gather, scatter  binomial tree  a log n + bB (n - 1)  direct  (n - 1) (a + bB)
+      all_to_all       Bruck          (a + bBn/2) log n     direct  (n - 1) (a + bB)
+      scan, exscan     doubling       (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+      v-forms          -                                    direct; all_gatherv as a ring
+
+    For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
+    buffer. Which column a call uses is a table in [algo:choose].
+
+REPRODUCIBILITY
+
+    Each block of a result is computed in one place, or by ranks that combine the same operands in
+    the same order. So all ranks get the same bits, and no order depends on which message arrives
+    first.
+
+SOURCES
+
+    Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+    2005. Bruck et al., "Efficient Algorithms for All-to-All Communications", 1997. Patarasuk and
+    Yuan, "Bandwidth optimal all-reduce", 2009. Hensgen, Finkel, Manber, "Two algorithms for barrier
+    synchronization", 1988. Hillis and Steele, "Data parallel algorithms", 1986.
 */
 #ifndef IDIST_ALGO_H
 #define IDIST_ALGO_H
 
+// The algorithm of a collective: idist__op.algorithm, and part of the fingerprint of the call. The
+// first two are also values of the setting IDIST_ALGO (idist__config.algorithm; 0 means auto).
+// IDIST__FLAT (3) and IDIST__CHUNKED (4) of idist_share.h complete the list.
+enum {
+    IDIST__LATENCY = 1,   // messages, few steps
+    IDIST__BANDWIDTH = 2, // messages, few bytes
+    IDIST__BY_HOST = 5    // calls inside each host and between hosts
+};
+
 //------------------------------------------------------------------------------
-// [algo:algo]  the collectives, in two kinds: few steps for small messages, few bytes for large ones
-// uses world core:call self op verb
+// [algo:stream]  pipelines: chunks that are received, reduced and sent on
+// uses world op verb
 //
-// n ranks, B bytes per rank, a start-up time per message and a time per byte.
+// The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES, so that a rank can reduce
+// and send on one chunk while it receives the next:
 //
-//   operation       small ("latency")                     large ("bandwidth")
-//   barrier         dissemination, log n steps            -
-//   broadcast       binomial tree, log n                  chain, B + (n-2) chunks
-//   reduce          binomial tree, log n                  chain
-//   all_reduce      recursive doubling, B log n bytes     ring, 2 B (n-1)/n bytes
-//   all_gather      Bruck, log n steps                    ring, B (n-1) bytes
-//   reduce_scatter  recursive doubling of all n blocks    ring, B (n-1) bytes
-//   gather, scatter binomial tree, log n                  direct
-//   all_to_all      Bruck, log n steps, B n/2 log n bytes pairwise, B (n-1) bytes
-//   scan, exscan    recursive doubling, log n             chain
-//   v-forms         -                                     direct or pairwise; all_gatherv as ring
+//   receive   | c0 | c1 | c2 | c3 |
+//   take           | c0 | c1 | c2 | c3 |          take: reduce into the result, for example
+//   send                | c0 | c1 | c2 | c3 |
 //
-// Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-// MPICH", 2005; Bruck et al., "Efficient Algorithms for All-to-All Communications", 1997; Patarasuk
-// and Yuan, "Bandwidth optimal all-reduce", 2009.
+// An algorithm describes its stream by numbers and three functions:
 //
-// Every block of a result is computed in one place, or by ranks that combine the same operands in
-// the same order; so all ranks end with the same bits, and no order depends on who came first.
+//   recv_at(i)   peer, address and size of the i-th item to receive; address NULL: a scratch slot
+//   take(i)      what to do once item i has arrived; NULL: nothing
+//   send_at(i)   peer, address and size of the i-th item to send
+//   head         items that can be sent before anything has been received
+//
+// Item i is sent when i < head or item i - head has been taken: a ring sends its own block first
+// (head = its chunks) and then forwards what it took; an inner link of a chain only forwards
+// (head = 0). Items are taken in order; IDIST__SLOTS receives are posted ahead. The tag of a
+// message is the index of its item.
 //------------------------------------------------------------------------------
 
-// ---- streams ----
-//
-// Item k goes out when k < head, or when item k - head has been taken: so a ring sends its own
-// block first (head = its chunks) and then passes on what it took, and a link of a chain passes on
-// at once (head = 0). Some receives are posted ahead; they land where recv_at says, or in a slot of
-// scratch when it says NULL. The tag is the number of the item.
-
-static char *idist__stream_slot(const idist__op *o, size_t k) {
-    return o->slots + (k % IDIST__SLOTS) * o->chunk * o->size;
+static char *idist__stream_slot(const idist__op *o, size_t index) {
+    return o->slots + (index % IDIST__SLOTS) * o->chunk * o->size;
 }
 
 static void idist__stream_run(idist__task *t) {
@@ -53,16 +101,20 @@ static void idist__stream_run(idist__task *t) {
 
     for (;;) {
         while (o->posted < o->nrecv && o->posted < o->taken + IDIST__SLOTS) {
-            idist__item item = o->recv_at(t, o->posted);
-            char *at = item.data || !o->slots ? item.data : idist__stream_slot(o, o->posted);
-            size_t k = o->posted++;
-            idist__recv_step(t, (int)(k % IDIST__SLOTS), item.peer, (uint32_t)k, at, item.nbytes);
+            size_t index = o->posted++;
+            idist__item item = o->recv_at(t, index);
+            char *data = item.data;
+
+            if (!data && o->slots) data = idist__stream_slot(o, index);
+            idist__recv_step(t, (int)(index % IDIST__SLOTS), item.peer, (uint32_t)index, data,
+                             item.nbytes);
         }
 
         while (o->sent < o->nsend && (o->sent < o->head || o->sent - o->head < o->taken) &&
                o->nsends < IDIST__SLOTS) {
-            idist__item item = o->send_at(t, o->sent);
-            idist__send_step(t, item.peer, (uint32_t)o->sent++, item.data, item.nbytes);
+            size_t index = o->sent++;
+            idist__item item = o->send_at(t, index);
+            idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
         }
 
         if (o->taken == o->posted || (o->rx & (1u << (o->taken % IDIST__SLOTS)))) break;
@@ -73,26 +125,33 @@ static void idist__stream_run(idist__task *t) {
     if (o->taken == o->nrecv && o->sent == o->nsend && !o->nsends) idist__op_done(t);
 }
 
-// Chunk j of a block of `count` elements, as bytes from the block's start. Chunks beyond its end
-// are empty.
-static idist__item idist__chunk_of(const idist__op *o, char *block, size_t count, size_t j,
-                                   int peer) {
+// Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
+static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t count, size_t index,
+                                       int peer) {
     idist__item item;
-    size_t at = j * o->chunk < count ? j * o->chunk : count;
-    size_t k = count - at < o->chunk ? count - at : o->chunk;
+    size_t first = index * o->chunk < count ? index * o->chunk : count;
+    size_t chunk_count = count - first < o->chunk ? count - first : o->chunk;
 
     item.peer = peer;
-    item.data = block ? block + at * o->size : NULL;
-    item.nbytes = k * o->size;
+    item.data = block ? block + first * o->size : NULL;
+    item.nbytes = chunk_count * o->size;
+
     return item;
 }
 
-static void idist__stream_begin(idist__op *o, size_t nrecv, size_t nsend, size_t head,
+// Cuts blocks of at most `count` elements into chunks.
+static void idist__stream_cut(idist__op *o, size_t count) {
+    o->chunk = IDIST__CHUNK_BYTES / (o->size ? o->size : 1); // an element has 1 to 8 bytes
+    o->chunks = count ? (count - 1) / o->chunk + 1 : 1; // NOLINT(clang-analyzer-core.DivideZero)
+    if (o->chunks == 1) o->chunk = count ? count : 1;
+}
+
+static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_count, size_t head,
                                 idist__item (*recv_at)(idist__task *, size_t),
                                 idist__item (*send_at)(idist__task *, size_t),
                                 void (*take)(idist__task *, size_t)) {
-    o->nrecv = nrecv;
-    o->nsend = nsend;
+    o->nrecv = recv_count;
+    o->nsend = send_count;
     o->head = head;
     o->recv_at = recv_at;
     o->send_at = send_at;
@@ -100,282 +159,374 @@ static void idist__stream_begin(idist__op *o, size_t nrecv, size_t nsend, size_t
     o->run = idist__stream_run;
 }
 
-// Cuts blocks of at most `count` elements into chunks.
-static void idist__stream_chunks(idist__op *o, size_t count) {
-    o->chunk = IDIST__CHUNK_BYTES / (o->size ? o->size : 1); // an element has 1 to 8 bytes
-    o->chunks = count ? (count - 1) / o->chunk + 1 : 1; // NOLINT(clang-analyzer-core.DivideZero)
-    if (o->chunks == 1) o->chunk = count ? count : 1;
+//------------------------------------------------------------------------------
+// [algo:ring]  all_reduce, reduce_scatter and all_gather of large messages
+// uses world core:call self op stream
+//
+// The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
+// left one, so all links are busy in both directions all the time.
+//
+// all_reduce. The buffer is cut into n blocks, and the blocks travel around the ring twice. In step
+// s rank r sends block r - s (mod n) and receives block r - s - 1:
+//
+//            first lap: reduce               second lap: copy
+//            step 0   step 1   step 2        step 3   step 4   step 5
+//   rank 0   sends 0  sends 3  sends 2  ->1  sends 1  sends 0  sends 3
+//   rank 1   sends 1  sends 0  sends 3  ->2  sends 2  sends 1  sends 0      ->b: holds the complete
+//   rank 2   sends 2  sends 1  sends 0  ->3  sends 3  sends 2  sends 1           sum of block b
+//   rank 3   sends 3  sends 2  sends 1  ->0  sends 0  sends 3  sends 2
+//
+// In the first lap a rank adds its own part to each block it receives and forwards the sum; after
+// n - 1 steps every rank holds the complete sum of one block. The second lap hands those sums to
+// everybody.
+//
+//   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
+//   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
+//
+// Nothing is copied beforehand: the first sends come straight from the send buffer, and sums are
+// written straight to the receive buffer. In place is safe because the second lap overwrites a
+// block only with data that depends on our first send of it.
+//
+// reduce_scatter is the first lap alone, begun one block earlier, so that rank r ends up with block
+// r: (n - 1) messages of B bytes. Partial sums stay in scratch; the last one goes to the receive
+// buffer.
+//
+// all_gather and all_gatherv are the second lap alone: (n - 1) messages of B bytes.
+//
+// All three start at a different rank for each block, so a reduction needs an operation that
+// commutes.
+//------------------------------------------------------------------------------
+
+// The block that item `index` belongs to, `back` ranks further left.
+static int idist__ring_block(const idist__op *o, size_t index, int back) {
+    return idist__wrap(o->r - (int)(index / o->chunks) - back, o->n);
 }
 
-// ---- ring: all_reduce, reduce_scatter, all_gather ----
-//
-// The ranks form a ring; everybody sends to the right and receives from the left, all links busy at
-// once. With n = 4, rank r starts with block r. In step s it sends block r - s and receives block r
-// - s - 1, to which it adds its own part:
-//
-//        step 0     step 1     step 2                    and then the same walk again, without
-//        adding,
-//   r=0  sends 0    3          2      -> holds sum of 1   hands the finished sums to everybody:
-//   steps r=1  sends 1    0          3      -> holds sum of 2   3 .. 5 send 1, 0, 3 from rank 0.
-//   r=2  sends 2    1          0      -> holds sum of 3
-//   r=3  sends 3    2          1      -> holds sum of 0   2 (n-1)/n of the bytes per rank in all.
-//
-// Blocks are cut into chunks so that adding one overlaps with receiving the next. The first sends
-// come straight from the send buffer and the sums go straight to the receive buffer: nothing is
-// copied beforehand. A block is overwritten in the second walk only by data that depends on our
-// first send of it, so in place is safe.
+static int idist__ring_left(const idist__op *o) { return idist__wrap(o->r - 1, o->n); }
 
-static int idist__ring_block(const idist__op *o, size_t k, int back) {
-    return idist__wrap(o->r - (int)(k / o->chunks) - back, o->n);
+static int idist__ring_right(const idist__op *o) { return idist__wrap(o->r + 1, o->n); }
+
+// ---- all_reduce ----
+
+static bool idist__ring_in_first_lap(const idist__op *o, size_t index) {
+    return index < (size_t)(o->n - 1) * o->chunks;
 }
 
-static bool idist__ring_adds(const idist__op *o, size_t k) {
-    return k < (size_t)(o->n - 1) * o->chunks;
-}
-
-static idist__item idist__all_reduce_item(const idist__op *o, const char *base, size_t k, int block,
-                                          int peer) {
+// The chunk of item `index` in a block of a buffer; no address when there is no buffer.
+static idist__item idist__ring_all_reduce_item(const idist__op *o, const char *buffer, size_t index,
+                                               int block, int peer) {
     size_t at = idist__block_at(o->count, o->n, block) * o->size;
-    return idist__chunk_of(o, base ? (char *)(uintptr_t)base + at : NULL,
-                           idist__block_count(o->count, o->n, block), k % o->chunks, peer);
+    char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
+
+    return idist__stream_chunk(o, data, idist__block_count(o->count, o->n, block),
+                               index % o->chunks, peer);
 }
 
-static idist__item idist__all_reduce_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__all_reduce_item(o, idist__ring_adds(o, k) ? NULL : o->out, k,
-                                  idist__ring_block(o, k, 1), idist__wrap(o->r - 1, o->n));
+static idist__item idist__ring_all_reduce_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *to = idist__ring_in_first_lap(o, index) ? NULL : o->out;
+    return idist__ring_all_reduce_item(o, to, index, idist__ring_block(o, index, 1),
+                                       idist__ring_left(o));
 }
 
-static idist__item idist__all_reduce_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__all_reduce_item(o, k < o->chunks ? o->in : o->out, k, idist__ring_block(o, k, 0),
-                                  idist__wrap(o->r + 1, o->n));
+static idist__item idist__ring_all_reduce_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = index < o->chunks ? o->in : o->out;
+    return idist__ring_all_reduce_item(o, from, index, idist__ring_block(o, index, 0),
+                                       idist__ring_right(o));
 }
 
-static void idist__all_reduce_take(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    int b = idist__ring_block(o, k, 1);
-    idist__item own = idist__all_reduce_item(o, o->in, k, b, 0),
-                sum = idist__all_reduce_item(o, o->out, k, b, 0);
+static void idist__ring_all_reduce_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    int block = idist__ring_block(o, index, 1);
+    idist__item own, sum;
 
-    if (idist__ring_adds(o, k))
-        idist__op_reduce(o, sum.data, idist__stream_slot(o, k), own.data, own.nbytes / o->size,
-                         t->call.dtype);
-}
-
-static void idist__all_reduce_ring(idist__op *o) {
-    size_t steps = 2 * (size_t)(o->n - 1);
-    idist__stream_chunks(o, idist__block_count(o->count, o->n, 0));
-    idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks, idist__all_reduce_recv,
-                        idist__all_reduce_send, idist__all_reduce_take);
-}
-
-// reduce_scatter: the first walk alone, begun one block earlier so that rank r ends with block r.
-// Sums on their way are kept in scratch; the last one goes to the receive buffer.
-static idist__item idist__reduce_scatter_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__chunk_of(o, NULL, o->count, k % o->chunks, idist__wrap(o->r - 1, o->n));
-}
-
-static idist__item idist__reduce_scatter_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    const char *base = k < o->chunks ? o->in : o->work;
-    size_t at = (size_t)idist__ring_block(o, k, 1) * o->nbytes;
-    return idist__chunk_of(o, (char *)(uintptr_t)base + at, o->count, k % o->chunks,
-                           idist__wrap(o->r + 1, o->n));
-}
-
-static void idist__reduce_scatter_take(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    int b = idist__ring_block(o, k, 2);
-    bool last = k >= (size_t)(o->n - 2) * o->chunks;
-    idist__item own = idist__chunk_of(o, (char *)(uintptr_t)o->in + (size_t)b * o->nbytes, o->count,
-                                      k % o->chunks, 0);
-    idist__item sum = idist__chunk_of(o, last ? o->out : o->work + (size_t)b * o->nbytes, o->count,
-                                      k % o->chunks, 0);
-
-    idist__op_reduce(o, sum.data, idist__stream_slot(o, k), own.data, own.nbytes / o->size,
+    if (!idist__ring_in_first_lap(o, index)) return; // it was received where it belongs
+    own = idist__ring_all_reduce_item(o, o->in, index, block, 0);
+    sum = idist__ring_all_reduce_item(o, o->out, index, block, 0);
+    idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
                      t->call.dtype);
 }
 
-static void idist__reduce_scatter_ring(idist__op *o) {
+static void idist__ring_all_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    size_t steps = 2 * (size_t)(o->n - 1);
+
+    idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
+    idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks,
+                        idist__ring_all_reduce_recv, idist__ring_all_reduce_send,
+                        idist__ring_all_reduce_take);
+}
+
+// ---- reduce_scatter ----
+
+static idist__item idist__ring_reduce_scatter_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index % o->chunks, idist__ring_left(o));
+}
+
+static idist__item idist__ring_reduce_scatter_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = index < o->chunks ? o->in : o->work;
+    size_t at = (size_t)idist__ring_block(o, index, 1) * o->nbytes;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from + at, o->count, index % o->chunks,
+                               idist__ring_right(o));
+}
+
+static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    size_t chunk = index % o->chunks;
+    size_t at = (size_t)idist__ring_block(o, index, 2) * o->nbytes;
+    bool last_step = index >= (size_t)(o->n - 2) * o->chunks;
+    idist__item own, sum;
+
+    own = idist__stream_chunk(o, (char *)(uintptr_t)o->in + at, o->count, chunk, 0);
+    sum = idist__stream_chunk(o, last_step ? o->out : o->work + at, o->count, chunk, 0);
+    idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
+                     t->call.dtype);
+}
+
+static void idist__ring_reduce_scatter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
     size_t items;
-    idist__stream_chunks(o, o->count);
+
+    idist__stream_cut(o, o->count);
     items = (size_t)(o->n - 1) * o->chunks;
-    idist__stream_begin(o, items, items, o->chunks, idist__reduce_scatter_recv,
-                        idist__reduce_scatter_send, idist__reduce_scatter_take);
+    idist__stream_begin(o, items, items, o->chunks, idist__ring_reduce_scatter_recv,
+                        idist__ring_reduce_scatter_send, idist__ring_reduce_scatter_take);
 }
 
-// all_gather and all_gatherv: the second walk alone.
-static idist__item idist__all_gather_item(idist__task *t, size_t k, int block, int peer) {
-    idist__op *o = idist__op_of(t);
+// ---- all_gather, all_gatherv ----
+
+static size_t idist__ring_all_gather_at(const idist__task *t, int block) {
     const idist__call *c = &t->call;
-    size_t count = c->recvcounts ? c->recvcounts[block] : o->count;
-    size_t at = c->recvcounts ? idist__displ(c->recvcounts, c->recvdispls, block)
-                              : (size_t)block * o->count;
-
-    return idist__chunk_of(o, o->out + at * o->size, count, k % o->chunks, peer);
+    if (c->recvcounts) return idist__displ(c->recvcounts, c->recvdispls, block);
+    return (size_t)block * idist__op_of(t)->count;
 }
 
-static idist__item idist__all_gather_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__all_gather_item(t, k, idist__ring_block(o, k, 1), idist__wrap(o->r - 1, o->n));
+static idist__item idist__ring_all_gather_item(const idist__task *t, size_t index, int block,
+                                               int peer) {
+    const idist__op *o = idist__op_of(t);
+    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
+    char *data = o->out + idist__ring_all_gather_at(t, block) * o->size;
+    return idist__stream_chunk(o, data, count, index % o->chunks, peer);
 }
 
-static idist__item idist__all_gather_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__all_gather_item(t, k, idist__ring_block(o, k, 0), idist__wrap(o->r + 1, o->n));
+static idist__item idist__ring_all_gather_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_all_gather_item(t, index, idist__ring_block(o, index, 1),
+                                       idist__ring_left(o));
 }
 
-static void idist__all_gather_ring(idist__task *t) {
+static idist__item idist__ring_all_gather_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_all_gather_item(t, index, idist__ring_block(o, index, 0),
+                                       idist__ring_right(o));
+}
+
+static void idist__ring_all_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    size_t most = o->count, items, at = (size_t)o->r * o->count;
+    const size_t *counts = t->call.recvcounts;
+    size_t largest = o->count;
+    size_t items;
     int i;
 
-    for (i = 0; c->recvcounts && i < o->n; i++)
-        if (c->recvcounts[i] > most) most = c->recvcounts[i];
-    if (c->recvcounts) at = idist__displ(c->recvcounts, c->recvdispls, o->r);
-    idist__copy(o->out + at * o->size, o->in, o->nbytes);
-    idist__stream_chunks(o, most);
+    for (i = 0; counts && i < o->n; i++)
+        if (counts[i] > largest) largest = counts[i];
+
+    idist__copy(o->out + idist__ring_all_gather_at(t, o->r) * o->size, o->in, o->nbytes);
+    idist__stream_cut(o, largest);
     items = (size_t)(o->n - 1) * o->chunks;
-    idist__stream_begin(o, items, items, o->chunks, idist__all_gather_recv, idist__all_gather_send,
-                        NULL);
+    idist__stream_begin(o, items, items, o->chunks, idist__ring_all_gather_recv,
+                        idist__ring_all_gather_send, NULL);
 }
 
-// ---- chain: broadcast, reduce, scan, exscan ----
+//------------------------------------------------------------------------------
+// [algo:chain]  broadcast, reduce and scan of large messages
+// uses world self op stream
 //
-// Chunks travel along the ranks like a bucket brigade; after n - 2 chunks of delay every link
-// carries data all the time. v numbers the ranks from the root; the broadcast runs upwards from v =
-// 0, the reduction down to it, the scan along the ranks themselves.
+// The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
+// first chunk has reached the end, every link carries data all the time:
+//
+//   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
+//   link 0 -> 1     chunk 0  chunk 1  chunk 2
+//   link 1 -> 2              chunk 0  chunk 1  chunk 2
+//   link 2 -> 3                       chunk 0  chunk 1  chunk 2
+//
+//   bytes sent per rank   B
+//   latency               n - 2 + c steps of one chunk each: hardly more than B when c is large
+//
+// v numbers the ranks from the root. A broadcast runs upwards from v = 0; a reduction runs from the
+// last rank down to v = 0, each rank adding its own part. A scan runs along the ranks themselves
+// and keeps their order, so it also serves operations that do not commute.
+//
+// A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
+//------------------------------------------------------------------------------
 
-static idist__item idist__broadcast_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__chunk_of(o, o->out, o->count, k, idist__wrap(o->r - 1, o->n));
+// ---- broadcast ----
+
+static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, o->out, o->count, index, idist__wrap(o->r - 1, o->n));
 }
 
-static idist__item idist__broadcast_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__chunk_of(o, o->out, o->count, k, idist__wrap(o->r + 1, o->n));
+static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, o->out, o->count, index, idist__wrap(o->r + 1, o->n));
 }
 
-static void idist__broadcast_chain(idist__op *o) {
-    idist__stream_chunks(o, o->count);
-    idist__stream_begin(o, o->v ? o->chunks : 0, o->v < o->n - 1 ? o->chunks : 0,
-                        o->v ? 0 : o->chunks, idist__broadcast_recv, idist__broadcast_send, NULL);
+static void idist__chain_broadcast(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool first = o->v == 0;
+    bool last = o->v == o->n - 1;
+
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
+                        idist__chain_broadcast_recv, idist__chain_broadcast_send, NULL);
 }
 
-static idist__item idist__reduce_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__chunk_of(o, NULL, o->count, k, idist__wrap(o->r + 1, o->n));
+// ---- reduce ----
+
+static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index, idist__wrap(o->r + 1, o->n));
 }
 
-static idist__item idist__reduce_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    const char *base = o->v == o->n - 1 ? o->in : o->work;
-    return idist__chunk_of(o, (char *)(uintptr_t)base, o->count, k, idist__wrap(o->r - 1, o->n));
+static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = o->v == o->n - 1 ? o->in : o->work;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
+                               idist__wrap(o->r - 1, o->n));
 }
 
-static void idist__reduce_take(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    idist__item own = idist__chunk_of(o, (char *)(uintptr_t)o->in, o->count, k, 0);
-    idist__item sum = idist__chunk_of(o, o->v ? o->work : o->out, o->count, k, 0);
-    idist__op_reduce(o, sum.data, own.data, idist__stream_slot(o, k), own.nbytes / o->size,
+static void idist__chain_reduce_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
+    idist__item sum = idist__stream_chunk(o, o->v ? o->work : o->out, o->count, index, 0);
+
+    idist__op_reduce(o, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
                      t->call.dtype);
 }
 
-static void idist__reduce_chain(idist__op *o) {
-    idist__stream_chunks(o, o->count);
-    idist__stream_begin(o, o->v < o->n - 1 ? o->chunks : 0, o->v ? o->chunks : 0,
-                        o->v < o->n - 1 ? 0 : o->chunks, idist__reduce_recv, idist__reduce_send,
-                        idist__reduce_take);
+static void idist__chain_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool first = o->v == o->n - 1;
+    bool last = o->v == 0;
+
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
+                        idist__chain_reduce_recv, idist__chain_reduce_send,
+                        idist__chain_reduce_take);
 }
 
-// What a rank sends on is the prefix with its own part; what it keeps is that (scan) or what came
-// in (exscan).
-static idist__item idist__scan_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    return idist__chunk_of(o, NULL, o->count, k, o->r - 1);
+// ---- scan, exscan ----
+//
+// A rank sends on the prefix that includes its own part. Its result is that prefix (scan) or the
+// one it received (exscan).
+
+static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index, o->r - 1);
 }
 
-static idist__item idist__scan_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    const char *base = o->r == 0 ? o->in : t->call.kind == IDIST__SCAN ? o->out : o->work;
-    return idist__chunk_of(o, (char *)(uintptr_t)base, o->count, k, o->r + 1);
+static idist__item idist__chain_scan_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = t->call.kind == IDIST__SCAN ? o->out : o->work;
+
+    if (o->r == 0) from = o->in;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->r + 1);
 }
 
-static void idist__scan_take(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    idist__item own = idist__chunk_of(o, (char *)(uintptr_t)o->in, o->count, k, 0);
-    idist__item out = idist__chunk_of(o, o->out, o->count, k, 0);
-    char *came = idist__stream_slot(o, k);
+static void idist__chain_scan_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
+    idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
+    idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+    char *received = idist__stream_slot(o, index);
+    size_t count = own.nbytes / o->size;
 
     if (t->call.kind == IDIST__SCAN) {
-        idist__op_reduce(o, out.data, came, own.data, own.nbytes / o->size, t->call.dtype);
-    } else {
-        idist__item sum = idist__chunk_of(o, o->work, o->count, k, 0);
-        if (o->r < o->n - 1)
-            idist__op_reduce(o, sum.data, came, own.data, own.nbytes / o->size, t->call.dtype);
-        idist__copy(out.data, came, out.nbytes); // after: in place, `own` lies here too
+        idist__op_reduce(o, out.data, received, own.data, count, t->call.dtype);
+        return;
     }
+
+    if (o->r < o->n - 1) idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
+    idist__copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
 }
 
-static void idist__scan_chain(idist__task *t) {
+static void idist__chain_scan(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    if (o->r == 0 && t->call.kind == IDIST__SCAN) idist__copy(o->out, o->in, o->nbytes);
-    idist__stream_chunks(o, o->count);
-    idist__stream_begin(o, o->r ? o->chunks : 0, o->r < o->n - 1 ? o->chunks : 0,
-                        o->r ? 0 : o->chunks, idist__scan_recv, idist__scan_send, idist__scan_take);
+    bool first = o->r == 0;
+    bool last = o->r == o->n - 1;
+
+    if (first && t->call.kind == IDIST__SCAN) idist__copy(o->out, o->in, o->nbytes);
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
+                        idist__chain_scan_recv, idist__chain_scan_send, idist__chain_scan_take);
 }
 
-// ---- direct: gather, scatter, all_to_all and their v-forms ----
+//------------------------------------------------------------------------------
+// [algo:direct]  one message per pair of ranks: gather, scatter, all_to_all, v-forms
+// uses world core:call self op verb stream
 //
-// Every pair exchanges its own message. In item k a rank sends to r + 1 + k and receives from r - 1
-// - k, so that nobody is everybody's first target. The tag is the distance, which both ends know.
-// Only some are under way at a time.
+// Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
+// to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
+//
+//   n = 4    step 0   step 1   step 2
+//   rank 0   -> 1     -> 2     -> 3
+//   rank 1   -> 2     -> 3     -> 0
+//   rank 2   -> 3     -> 0     -> 1
+//   rank 3   -> 0     -> 1     -> 2
+//
+//   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
+//   latency               n - 1 messages, of which IDIST__SLOTS at a time are under way
+//
+// Each byte travels once, where trees and Bruck's algorithm carry blocks through other ranks. The
+// v-forms always work this way, because only the two ends of a message know its size.
+//
+// The tag of a message is the distance between its two ranks, which both ends know.
+//------------------------------------------------------------------------------
 
-static idist__item idist__direct_item(idist__task *t, int peer, bool receives) {
-    idist__op *o = idist__op_of(t);
+// The message to or from a peer; for the own rank, what it contributes and where that goes.
+static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
+    const idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
-    const size_t *counts = receives ? c->recvcounts : c->sendcounts,
-                 *displs = receives ? c->recvdispls : c->senddispls;
-    const char *base = receives ? o->out : o->in;
-    bool many = receives ? c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV
-                         : c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    const size_t *counts = receives ? c->recvcounts : c->sendcounts;
+    const size_t *displs = receives ? c->recvdispls : c->senddispls;
+    const char *buffer = receives ? o->out : o->in;
     size_t count = counts ? counts[peer] : o->count;
+    size_t at = 0;
+    bool has_block_per_rank;
     idist__item item;
+
+    if (receives) has_block_per_rank = c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV;
+    else has_block_per_rank = c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    if (has_block_per_rank)
+        at = counts ? idist__displ(counts, displs, peer) : (size_t)peer * o->count;
 
     item.peer = peer;
     item.nbytes = count * o->size;
-    item.data = (char *)(uintptr_t)base;
-    if (many)
-        item.data +=
-            (counts ? idist__displ(counts, displs, peer) : (size_t)peer * o->count) * o->size;
+    item.data = (char *)(uintptr_t)buffer + at * o->size;
 
     return item;
 }
 
-static idist__item idist__direct_recv(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    bool rooted = idist__has_root(t->call.kind);
-
-    return idist__direct_item(t,
-                              rooted && o->r != o->root ? o->root
-                                                        : idist__wrap(o->r - 1 - (int)k, o->n),
-                              true);
+// The peer at this distance; for a rank other than the root of a gather or scatter, the root.
+static int idist__direct_peer(const idist__task *t, int distance) {
+    const idist__op *o = idist__op_of(t);
+    if (idist__has_root(t->call.kind) && o->r != o->root) return o->root;
+    return idist__wrap(o->r + distance, o->n);
 }
 
-static idist__item idist__direct_send(idist__task *t, size_t k) {
-    idist__op *o = idist__op_of(t);
-    bool rooted = idist__has_root(t->call.kind);
-
-    return idist__direct_item(t,
-                              rooted && o->r != o->root ? o->root
-                                                        : idist__wrap(o->r + 1 + (int)k, o->n),
-                              false);
+static idist__item idist__direct_recv(idist__task *t, size_t index) {
+    return idist__direct_item(t, idist__direct_peer(t, -1 - (int)index), true);
 }
 
-// A stream whose items all go at once; the tag of an item is the distance between its two ends.
+static idist__item idist__direct_send(idist__task *t, size_t index) {
+    return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
+}
+
+// Like idist__stream_run, but no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
 
@@ -400,37 +551,68 @@ static void idist__direct_run(idist__task *t) {
 
 static void idist__direct_begin(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    bool gathers = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV,
-         scatters = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
-    bool root = o->r == o->root;
-    size_t others = (size_t)(o->n - 1);
-    size_t nrecv = gathers ? (root ? others : 0) : scatters ? (root ? 0 : 1) : others;
-    size_t nsend = gathers ? (root ? 0 : 1) : scatters ? (root ? others : 0) : others;
+    idist__kind kind = t->call.kind;
+    bool scatters = kind == IDIST__SCATTER || kind == IDIST__SCATTERV;
+    bool is_root = o->r == o->root;
+    size_t recv_count = (size_t)(o->n - 1);
+    size_t send_count = (size_t)(o->n - 1);
 
-    if (!idist__has_root(c->kind) || root) { // the own part
-        idist__item from = idist__direct_item(t, o->r, false),
-                    to = idist__direct_item(t, o->r, true);
+    if (idist__has_root(kind)) {
+        size_t peers = is_root ? (size_t)(o->n - 1) : 1;
+        bool sends = scatters == is_root;
+        send_count = sends ? peers : 0;
+        recv_count = sends ? 0 : peers;
+    }
+
+    if (!idist__has_root(kind) || is_root) { // our own part
+        idist__item from = idist__direct_item(t, o->r, false);
+        idist__item to = idist__direct_item(t, o->r, true);
         idist__copy(to.data, from.data, to.nbytes);
     }
 
-    idist__stream_begin(o, nrecv, nsend, 0, idist__direct_recv, idist__direct_send, NULL);
+    idist__stream_begin(o, recv_count, send_count, 0, idist__direct_recv, idist__direct_send, NULL);
     o->run = idist__direct_run;
 }
 
-// ---- straight code: the small-message algorithms ----
-
-// In round k everybody tells the rank k further on; after log n rounds everybody has heard of all
-// (Hensgen, Finkel, Manber 1988).
-static void idist__barrier_dissemination(idist__task *t) {
+// In place the messages would overwrite each other, so the contribution moves to scratch first.
+static void idist__direct_all_to_all(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int n = o->n, r = o->r;
+
+    if (t->call.send == t->call.recv && o->nbytes) {
+        idist__copy(o->work, o->in, (size_t)o->n * o->nbytes);
+        o->in = o->work;
+    }
+
+    idist__direct_begin(t);
+}
+
+//------------------------------------------------------------------------------
+// [algo:dissemination]  barrier
+// uses world op verb
+//
+// In round k every rank signals the rank 2^k further on and waits for the one 2^k before it. After
+// log n rounds each rank has heard, directly or through others, from all n (Hensgen, Finkel, Manber
+// 1988):
+//
+//   n = 5, what rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+//
+//   bytes sent per rank   none: log n empty messages
+//   latency               log n, for any n
+//
+// From here on algorithms are written as straight code between CO_BEGIN and CO_END; see [msg:op].
+// State that must survive an AWAIT lives in idist__op. o->mask is 2^k.
+//------------------------------------------------------------------------------
+
+static void idist__dissemination_barrier(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n;
+    int rank = o->r;
 
     IDIST__CO_BEGIN(o)
 
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        idist__recv_step(t, 0, idist__wrap(r - o->mask, n), (uint32_t)o->mask, NULL, 0);
-        idist__send_step(t, idist__wrap(r + o->mask, n), (uint32_t)o->mask, NULL, 0);
+        idist__recv_step(t, 0, idist__wrap(rank - o->mask, n), (uint32_t)o->mask, NULL, 0);
+        idist__send_step(t, idist__wrap(rank + o->mask, n), (uint32_t)o->mask, NULL, 0);
         IDIST__CO_AWAIT(o, !o->rx);
     }
 
@@ -439,11 +621,40 @@ static void idist__barrier_dissemination(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// v receives from v without its lowest set bit, then serves the bits below: 0 -> 4, 2, 1; 4 -> 6,
-// 5; 6 -> 7.
-static void idist__broadcast_tree(idist__task *t) {
+//------------------------------------------------------------------------------
+// [algo:tree]  broadcast, reduce, gather and scatter of small messages
+// uses world self op verb
+//
+// A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
+// set bit; its children are v plus each power of two below that bit:
+//
+//               0
+//         ______|______
+//        4      2      1        n = 8. The subtree of v is v .. v + (lowest set bit) - 1, a run of
+//       / \     |               consecutive ranks: a rank of gather or scatter holds one run of
+//      6   5    3               blocks.
+//      |
+//      7
+//
+//   bytes sent per rank   broadcast, reduce: B to each child or to the parent; gather, scatter: the
+//                         blocks of a whole subtree at once
+//   latency               log n messages in sequence
+//
+// broadcast and scatter start with the child that has the largest subtree; reduce and gather are
+// the same trees in the other direction.
+//------------------------------------------------------------------------------
+
+// The number of ranks in the subtree of v, v included.
+static int idist__tree_size(int v, int n) {
+    int mask;
+    for (mask = 1; mask < n && !(v & mask); mask *= 2) continue;
+    return v + mask < n ? mask : n - v;
+}
+
+static void idist__tree_broadcast(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int n = o->n, v = o->v;
+    int n = o->n;
+    int v = o->v;
 
     IDIST__CO_BEGIN(o)
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
@@ -456,27 +667,32 @@ static void idist__broadcast_tree(idist__task *t) {
     for (o->mask /= 2; o->mask; o->mask /= 2)
         if (v + o->mask < n)
             idist__send_step(t, idist__wrap(v + o->mask + o->root, n), 0, o->out, o->nbytes);
+
     IDIST__CO_AWAIT(o, !o->nsends);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
-// The same tree upwards. acc covers the ranks v .. v + mask - 1, what comes in the next `mask`. For
-// an op that does not commute the tree stands on rank 0 (v = r), and rank 0 passes the result on to
-// the root. work: the sum, then room for one message.
-static void idist__reduce_tree(idist__task *t) {
+// Our sum covers the ranks v .. v + mask - 1; what arrives covers the next `mask` ranks, so the
+// order of the ranks is kept. If the operation does not commute, the tree stands on rank 0 (v is
+// the rank), and rank 0 passes the result on to the root.
+//
+// Scratch: the sum, then one message.
+static void idist__tree_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int n = o->n, v = o->v, base = idist__wrap(o->r - v, n);
-    char *came = o->work + o->nbytes;
+    int n = o->n;
+    int v = o->v;
+    int base = idist__wrap(o->r - v, n); // the rank with v = 0
+    char *received = o->work + o->nbytes;
 
     IDIST__CO_BEGIN(o)
     idist__copy(o->work, o->in, o->nbytes);
 
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) {
         if (v + o->mask >= n) continue;
-        idist__recv_step(t, 0, idist__wrap(v + o->mask + base, n), 0, came, o->nbytes);
+        idist__recv_step(t, 0, idist__wrap(v + o->mask + base, n), 0, received, o->nbytes);
         IDIST__CO_AWAIT(o, !o->rx);
-        idist__op_reduce(o, o->work, o->work, came, o->count, t->call.dtype);
+        idist__op_reduce(o, o->work, o->work, received, o->count, t->call.dtype);
     }
 
     if (v) idist__send_step(t, idist__wrap(v - o->mask + base, n), 0, o->work, o->nbytes);
@@ -494,119 +710,50 @@ static void idist__reduce_tree(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// In round k partners at distance 2^k exchange what they have and add it: log n rounds. When n is
-// no power of two, the first 2 (n - p2) ranks pair up first, and the odd one of a pair gets the
-// result at the end. A partner's sum covers the ranks just below or just above ours, so the order
-// of the ranks is kept. acc is o->out for all_reduce, o->work for reduce_scatter; `came` one
-// message of scratch behind. o->i counts elements.
-static void idist__doubling(idist__task *t) {
+// Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
+static void idist__tree_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int r = o->r, rest = o->n - o->p2, partner, rank;
-    bool scatter = t->call.kind == IDIST__REDUCE_SCATTER;
-    size_t count = scatter ? o->count * (size_t)o->n : o->count, nbytes = count * o->size;
-    char *acc = scatter ? o->work : o->out, *came = scatter ? o->work + nbytes : o->work;
-
-    IDIST__CO_BEGIN(o)
-    idist__copy(acc, o->in, nbytes);
-    o->nr = r < 2 * rest ? (r % 2 ? -1 : r / 2) : r - rest;
-
-    if (r < 2 * rest && r % 2) {
-        idist__send_step(t, r - 1, 0, acc, nbytes);
-    } else if (r < 2 * rest) {
-        idist__recv_step(t, 0, r + 1, 0, came, nbytes);
-        IDIST__CO_AWAIT(o, !o->rx);
-        idist__op_reduce(o, acc, acc, came, count, t->call.dtype);
-    }
-
-    for (o->mask = 1; o->mask < o->p2 && o->nr >= 0; o->mask *= 2) {
-        partner = o->nr ^ o->mask;
-        rank = partner < rest ? 2 * partner : partner + rest;
-        idist__recv_step(t, 0, rank, (uint32_t)o->mask, came, nbytes);
-        idist__send_step(t, rank, (uint32_t)o->mask, acc, nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-        if ((o->nr ^ o->mask) < o->nr) idist__op_reduce(o, acc, came, acc, count, t->call.dtype);
-        else idist__op_reduce(o, acc, acc, came, count, t->call.dtype);
-    }
-
-    if (r < 2 * rest && r % 2) {
-        IDIST__CO_AWAIT(o, !o->nsends);
-        idist__recv_step(t, 0, r - 1, 1u << 30, acc, nbytes);
-    } else if (r < 2 * rest) {
-        idist__send_step(t, r + 1, 1u << 30, acc, nbytes);
-    }
-
-    IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-    if (scatter) idist__copy(o->out, acc + (size_t)r * o->nbytes, o->nbytes);
-    idist__op_done(t);
-    IDIST__CO_END(o)
-}
-
-// After round k we hold the blocks r .. r + 2^(k+1) - 1, in this order, from the start of work; at
-// the end they are turned into place.
-static void idist__all_gather_bruck(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    int n = o->n, r = o->r, part;
+    int n = o->n;
+    int v = o->v;
+    int i;
 
     IDIST__CO_BEGIN(o)
     idist__copy(o->work, o->in, o->nbytes);
 
-    for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        part = o->mask < n - o->mask ? o->mask : n - o->mask;
-        idist__recv_step(t, 0, idist__wrap(r + o->mask, n), (uint32_t)o->mask,
-                         o->work + (size_t)o->mask * o->nbytes, (size_t)part * o->nbytes);
-        idist__send_step(t, idist__wrap(r - o->mask, n), (uint32_t)o->mask, o->work,
-                         (size_t)part * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-    }
-
-    idist__copy(o->out + (size_t)r * o->nbytes, o->work, (size_t)(n - r) * o->nbytes);
-    idist__copy(o->out, o->work + (size_t)(n - r) * o->nbytes, (size_t)r * o->nbytes);
-    idist__op_done(t);
-    IDIST__CO_END(o)
-}
-
-// Ranks below v in the binomial tree: how many blocks v holds once its children have sent.
-static int idist__subtree(int v, int n) {
-    int mask;
-    for (mask = 1; mask < n && !(v & mask); mask *= 2) continue;
-    return v + mask < n ? mask : n - v;
-}
-
-// work: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
-static void idist__gather_tree(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    int n = o->n, v = o->v, i;
-
-    IDIST__CO_BEGIN(o)
-    idist__copy(o->work, o->in, o->nbytes);
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2)
         if (v + o->mask < n)
             idist__recv_step(t, -1, idist__wrap(v + o->mask + o->root, n), 0,
                              o->work + (size_t)o->mask * o->nbytes,
-                             (size_t)idist__subtree(v + o->mask, n) * o->nbytes);
+                             (size_t)idist__tree_size(v + o->mask, n) * o->nbytes);
+
     IDIST__CO_AWAIT(o, !o->nrecvs);
+
     if (v)
         idist__send_step(t, idist__wrap(v - o->mask + o->root, n), 0, o->work,
-                         (size_t)idist__subtree(v, n) * o->nbytes);
+                         (size_t)idist__tree_size(v, n) * o->nbytes);
     else
         for (i = 0; i < n; i++)
             idist__copy(o->out + (size_t)idist__wrap(i + o->root, n) * o->nbytes,
                         o->work + (size_t)i * o->nbytes, o->nbytes);
+
     IDIST__CO_AWAIT(o, !o->nsends);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
-static void idist__scatter_tree(idist__task *t) {
+// Scratch: as for gather.
+static void idist__tree_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int n = o->n, v = o->v, i;
+    int n = o->n;
+    int v = o->v;
+    int i;
 
     IDIST__CO_BEGIN(o)
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
 
     if (v) {
         idist__recv_step(t, 0, idist__wrap(v - o->mask + o->root, n), 0, o->work,
-                         (size_t)idist__subtree(v, n) * o->nbytes);
+                         (size_t)idist__tree_size(v, n) * o->nbytes);
         IDIST__CO_AWAIT(o, !o->rx);
     } else {
         for (i = 0; i < n; i++)
@@ -618,68 +765,120 @@ static void idist__scatter_tree(idist__task *t) {
         if (v + o->mask < n)
             idist__send_step(t, idist__wrap(v + o->mask + o->root, n), 0,
                              o->work + (size_t)o->mask * o->nbytes,
-                             (size_t)idist__subtree(v + o->mask, n) * o->nbytes);
+                             (size_t)idist__tree_size(v + o->mask, n) * o->nbytes);
+
     IDIST__CO_AWAIT(o, !o->nsends);
     idist__copy(o->out, o->work, o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
-// Block i of work is for the rank i further on. In round k all blocks whose number has bit k travel
-// 2^k ranks; a block arrives after the rounds of its bits. Then block i came from the rank i before
-// us. work: n blocks, a pack of blocks to send, one that comes.
-static void idist__all_to_all_bruck(idist__task *t) {
+//------------------------------------------------------------------------------
+// [algo:doubling]  all_reduce, reduce_scatter and scan of small messages
+// uses world self op verb
+//
+// Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
+// log n rounds every rank has the sum of all:
+//
+//   n = 4     rank 0      rank 1      rank 2      rank 3
+//   start     0           1           2           3
+//   round 0   0 1 <-----> 0 1         2 3 <-----> 2 3
+//   round 1   0 1 2 3     0 1 2 3     0 1 2 3     0 1 2 3      0 <-> 2, 1 <-> 3
+//
+//   bytes sent per rank   B log n (reduce_scatter: of all n blocks)
+//   latency               log n messages, the least possible
+//
+// The sum of a partner covers the ranks just below or just above ours, so the order of the ranks is
+// kept, and all ranks combine the same operands in the same order.
+//
+// When n is not a power of two, let p be the largest one below it. The first 2 (n - p) ranks form
+// pairs; the odd rank of a pair gives its contribution to the even one, sits out, and gets the
+// result at the end:
+//
+//   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
+//
+// scan (Hillis and Steele): in round k a rank sends its sum to the rank 2^k above and adds what it
+// gets from the one 2^k below; then its sum covers the 2^(k+1) ranks up to itself. exscan hands the
+// finished prefix to the next rank.
+//------------------------------------------------------------------------------
+
+enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
+
+// all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
+// reduce_scatter; one received message follows in scratch.
+static void idist__doubling_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int n = o->n, r = o->r, i;
-    char *pack = o->work + (size_t)n * o->nbytes, *came = pack + (size_t)n * o->nbytes;
+    int rank = o->r;
+    int excess = o->n - o->p2;
+    int partner;
+    bool is_paired = rank < 2 * excess;
+    bool sits_out = is_paired && rank % 2;
+    int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
+    bool scatter = t->call.kind == IDIST__REDUCE_SCATTER;
+    size_t count = scatter ? o->count * (size_t)o->n : o->count;
+    size_t nbytes = count * o->size;
+    char *sum = scatter ? o->work : o->out;
+    char *received = scatter ? o->work + nbytes : o->work;
 
     IDIST__CO_BEGIN(o)
-    for (i = 0; i < n; i++)
-        idist__copy(o->work + (size_t)i * o->nbytes,
-                    o->in + (size_t)idist__wrap(r + i, n) * o->nbytes, o->nbytes);
+    idist__copy(sum, o->in, nbytes);
 
-    for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        for (i = 0, o->k = 0; i < n; i++)
-            if (i & o->mask)
-                idist__copy(pack + o->k++ * o->nbytes, o->work + (size_t)i * o->nbytes, o->nbytes);
-        idist__recv_step(t, 0, idist__wrap(r - o->mask, n), (uint32_t)o->mask, came,
-                         o->k * o->nbytes);
-        idist__send_step(t, idist__wrap(r + o->mask, n), (uint32_t)o->mask, pack, o->k * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-        for (i = 0, o->k = 0; i < n; i++)
-            if (i & o->mask)
-                idist__copy(o->work + (size_t)i * o->nbytes, came + o->k++ * o->nbytes, o->nbytes);
+    if (sits_out) {
+        idist__send_step(t, rank - 1, 0, sum, nbytes);
+    } else if (is_paired) {
+        idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
+        IDIST__CO_AWAIT(o, !o->rx);
+        idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
     }
 
-    for (i = 0; i < n; i++)
-        idist__copy(o->out + (size_t)idist__wrap(r - i, n) * o->nbytes,
-                    o->work + (size_t)i * o->nbytes, o->nbytes);
+    for (o->mask = 1; o->mask < o->p2 && !sits_out; o->mask *= 2) {
+        partner = number ^ o->mask;
+        partner = partner < excess ? 2 * partner : partner + excess;
+        idist__recv_step(t, 0, partner, (uint32_t)o->mask, received, nbytes);
+        idist__send_step(t, partner, (uint32_t)o->mask, sum, nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        if (number & o->mask) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
+        else idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
+    }
+
+    if (sits_out) {
+        IDIST__CO_AWAIT(o, !o->nsends);
+        idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, sum, nbytes);
+    } else if (is_paired) {
+        idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+    if (scatter) idist__copy(o->out, sum + (size_t)rank * o->nbytes, o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
-// Hillis and Steele: after round k acc covers the 2^(k+1) ranks up to ours. exscan hands the
-// finished prefix to the next rank. work: acc, then room for one message.
-static void idist__scan_doubling(idist__task *t) {
+// Scratch: the sum, then one message.
+static void idist__doubling_scan(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int n = o->n, r = o->r;
-    char *acc = o->work, *came = o->work + o->nbytes;
+    int n = o->n;
+    int rank = o->r;
+    char *sum = o->work;
+    char *received = o->work + o->nbytes;
 
     IDIST__CO_BEGIN(o)
-    idist__copy(acc, o->in, o->nbytes);
+    idist__copy(sum, o->in, o->nbytes);
 
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        if (r >= o->mask) idist__recv_step(t, 0, r - o->mask, (uint32_t)o->mask, came, o->nbytes);
-        if (r + o->mask < n) idist__send_step(t, r + o->mask, (uint32_t)o->mask, acc, o->nbytes);
+        if (rank >= o->mask)
+            idist__recv_step(t, 0, rank - o->mask, (uint32_t)o->mask, received, o->nbytes);
+        if (rank + o->mask < n)
+            idist__send_step(t, rank + o->mask, (uint32_t)o->mask, sum, o->nbytes);
         IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-        if (r >= o->mask) idist__op_reduce(o, acc, came, acc, o->count, t->call.dtype);
+        if (rank >= o->mask) idist__op_reduce(o, sum, received, sum, o->count, t->call.dtype);
     }
 
     if (t->call.kind == IDIST__SCAN) {
-        idist__copy(o->out, acc, o->nbytes);
+        idist__copy(o->out, sum, o->nbytes);
     } else {
-        if (r) idist__recv_step(t, 0, r - 1, 1u << 30, o->out, o->nbytes);
-        if (r + 1 < n) idist__send_step(t, r + 1, 1u << 30, acc, o->nbytes);
+        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, o->out, o->nbytes);
+        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
     }
 
     IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
@@ -688,143 +887,194 @@ static void idist__scan_doubling(idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// [algo:choose]  which algorithm, with which scratch
-// uses mem base:type reduce world core:call self op algo
+// [algo:bruck]  all_gather and all_to_all of small messages
+// uses world self op verb
+//
+// Both algorithms (Bruck et al. 1997) need log n rounds for any n; a power of two is not special.
+//
+// all_gather. After round k rank r holds the blocks r, r + 1, ... r + 2^(k+1) - 1 (mod n) in
+// scratch, in this order; the last round fetches only what is missing. At the end the run is
+// rotated into place:
+//
+//   n = 5, rank 3    start: 3     round 0: 3 4     round 1: 3 4 0 1     round 2: 3 4 0 1 2
+//
+//   bytes sent per rank   B (n - 1), as in a ring
+//   latency               log n messages instead of n - 1
+//
+// all_to_all. Number the blocks by the distance they have to travel: block i is for the rank i
+// further on. In round k all blocks whose number has bit k travel 2^k ranks in one message, so each
+// block arrives after the rounds of its bits:
+//
+//   n = 8            round 0: 1 rank     round 1: 2 ranks     round 2: 4 ranks
+//   blocks sent      1 3 5 7             2 3 6 7              4 5 6 7
+//
+//   bytes sent per rank   B n/2 log n: blocks travel up to log n times
+//   latency               log n messages instead of n - 1
 //------------------------------------------------------------------------------
 
-// The end of a reduction: average, and back to narrow floats. o->out holds `count` elements on the
-// ranks that get a result.
-static void idist__reduction_finish(idist__task *t) {
+static void idist__bruck_all_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    idist_dtype dtype = c->dtype;
-    bool narrow = idist__type_is_narrow(dtype) && !(o->user && o->user->fn);
+    int n = o->n;
+    int rank = o->r;
+    int blocks;
 
-    if ((c->kind == IDIST__REDUCE && o->r != o->root) || (c->kind == IDIST__EXSCAN && o->r == 0))
-        return;
-    if (!o->user) idist__reduce_finish(o->out, o->count, narrow ? IDIST_F32 : dtype, c->op, o->n);
-    if (narrow) idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, dtype);
-}
+    IDIST__CO_BEGIN(o)
+    idist__copy(o->work, o->in, o->nbytes);
 
-// Where the large algorithm begins to win, in bytes of one rank's contribution. Measured with
-// idist_perf over unix sockets and loopback TCP at 2 to 8 ranks.
-static size_t idist__switch_bytes(idist__kind kind) {
-    switch (kind) {
-    case IDIST__ALL_REDUCE: return (size_t)64 * 1024;
-    case IDIST__BROADCAST:
-    case IDIST__REDUCE: return (size_t)256 * 1024;
-    case IDIST__SCAN:
-    case IDIST__EXSCAN: return (size_t)128 * 1024;
-    case IDIST__ALL_GATHER:
-    case IDIST__REDUCE_SCATTER: return (size_t)16 * 1024;
-    default:
-        return (size_t)2 * 1024; // gather, scatter, all_to_all: trees carry blocks several times
+    for (o->mask = 1; o->mask < n; o->mask *= 2) {
+        blocks = o->mask < n - o->mask ? o->mask : n - o->mask;
+        idist__recv_step(t, 0, idist__wrap(rank + o->mask, n), (uint32_t)o->mask,
+                         o->work + (size_t)o->mask * o->nbytes, (size_t)blocks * o->nbytes);
+        idist__send_step(t, idist__wrap(rank - o->mask, n), (uint32_t)o->mask, o->work,
+                         (size_t)blocks * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
     }
+
+    idist__copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
+    idist__copy(o->out, o->work + (size_t)(n - rank) * o->nbytes, (size_t)rank * o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
 }
 
-static int idist__choose(const idist__task *t) {
+// Copies the blocks that travel in this round into `packed`, or back. Returns how many there are.
+static size_t idist__bruck_pack(const idist__op *o, char *packed, bool unpack) {
+    size_t blocks = 0;
+    int i;
+
+    for (i = 0; i < o->n; i++) {
+        char *block = o->work + (size_t)i * o->nbytes;
+        char *in_pack = packed + blocks * o->nbytes;
+
+        if (!(i & o->mask)) continue;
+        if (unpack) idist__copy(block, in_pack, o->nbytes);
+        else idist__copy(in_pack, block, o->nbytes);
+        blocks++;
+    }
+
+    return blocks;
+}
+
+// Scratch: n blocks, the blocks to send, the blocks received.
+static void idist__bruck_all_to_all(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    int n = o->n;
+    int rank = o->r;
+    int i;
+    char *packed = o->work + (size_t)n * o->nbytes;
+    char *received = packed + (size_t)n * o->nbytes;
+
+    IDIST__CO_BEGIN(o)
+
+    for (i = 0; i < n; i++)
+        idist__copy(o->work + (size_t)i * o->nbytes,
+                    o->in + (size_t)idist__wrap(rank + i, n) * o->nbytes, o->nbytes);
+
+    for (o->mask = 1; o->mask < n; o->mask *= 2) {
+        o->k = idist__bruck_pack(o, packed, false);
+        idist__recv_step(t, 0, idist__wrap(rank - o->mask, n), (uint32_t)o->mask, received,
+                         o->k * o->nbytes);
+        idist__send_step(t, idist__wrap(rank + o->mask, n), (uint32_t)o->mask, packed,
+                         o->k * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        idist__bruck_pack(o, received, true);
+    }
+
+    // Block i has come from the rank i before us.
+    for (i = 0; i < n; i++)
+        idist__copy(o->out + (size_t)idist__wrap(rank - i, n) * o->nbytes,
+                    o->work + (size_t)i * o->nbytes, o->nbytes);
+
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+//------------------------------------------------------------------------------
+// [algo:choose]  which algorithm a call uses, and its scratch memory
+// uses mem base:type reduce world core:call self op ring chain direct
+// uses dissemination tree doubling bruck
+//
+// Path of a collective made of messages, called by [engine:task]:
+//
+//   idist__choose_begin   fills idist__op from the call: ranks, operands, reduction, algorithm;
+//                         allocates scratch; widens or scales the input of a reduction
+//   idist__ring_note      records the fingerprint, which includes the algorithm (idist_msg.h)
+//   idist__choose_run     hands the call over to its algorithm
+//   idist__choose_finish  ends a reduction: divides an average, narrows to the dtype of the call
+//
+// Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
+//------------------------------------------------------------------------------
+
+typedef struct idist__choice {
+    idist__kind kind;
+    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
+    size_t latency_kib;                // up to this contribution of one rank it is faster
+    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
+    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
+} idist__choice;
+
+// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
+// limits were measured with idist_perf over unix sockets and loopback TCP at 2 to 8 ranks. A limit
+// is low where the latency algorithm carries blocks through several ranks.
+static const idist__choice idist__choose_table[] = {
+    // clang-format off
+    // operation            few steps                      KiB  few bytes                    order
+    {IDIST__BARRIER,        idist__dissemination_barrier,   0, NULL,                        true},
+    {IDIST__BROADCAST,      idist__tree_broadcast,        256, idist__chain_broadcast,      true},
+    {IDIST__REDUCE,         idist__tree_reduce,           256, idist__chain_reduce,         false},
+    {IDIST__ALL_REDUCE,     idist__doubling_reduce,        64, idist__ring_all_reduce,      false},
+    {IDIST__REDUCE_SCATTER, idist__doubling_reduce,        16, idist__ring_reduce_scatter,  false},
+    {IDIST__ALL_GATHER,     idist__bruck_all_gather,       16, idist__ring_all_gather,      true},
+    {IDIST__GATHER,         idist__tree_gather,             2, idist__direct_begin,         true},
+    {IDIST__SCATTER,        idist__tree_scatter,            2, idist__direct_begin,         true},
+    {IDIST__ALL_TO_ALL,     idist__bruck_all_to_all,        2, idist__direct_all_to_all,    true},
+    {IDIST__SCAN,           idist__doubling_scan,         128, idist__chain_scan,           true},
+    {IDIST__EXSCAN,         idist__doubling_scan,         128, idist__chain_scan,           true},
+    {IDIST__ALL_GATHERV,    NULL,                           0, idist__ring_all_gather,      true},
+    {IDIST__GATHERV,        NULL,                           0, idist__direct_begin,         true},
+    {IDIST__SCATTERV,       NULL,                           0, idist__direct_begin,         true},
+    {IDIST__ALL_TO_ALLV,    NULL,                           0, idist__direct_begin,         true},
+    // clang-format on
+};
+
+static const idist__choice *idist__choose_row(idist__kind kind) {
+    const idist__choice *row = idist__choose_table;
+    while (row->kind != kind) row++;
+    return row;
+}
+
+static int idist__choose_algorithm(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    idist__kind kind = t->call.kind;
-    int forced = t->group->w->cfg.algorithm;
+    const idist__choice *row = idist__choose_row(t->call.kind);
+    int setting = t->group->w->cfg.algorithm;
     bool commutes = !o->user || o->user->commutative;
 
-    if (kind == IDIST__BARRIER) return 1;
-    if (idist__kind_is_v(kind)) return 2;
-    if (!o->count) return 1;
-    // Chains and rings start at different ranks for different blocks, so they need an op that
-    // commutes; a scan keeps the order.
-    if (!commutes && kind != IDIST__SCAN && kind != IDIST__EXSCAN) return 1;
-    if (forced == 1 || forced == 2) return forced;
+    if (!row->bandwidth) return IDIST__LATENCY;
+    if (!row->latency) return IDIST__BANDWIDTH;
+    if (!o->count || (!commutes && !row->keeps_order)) return IDIST__LATENCY;
+    if (setting == IDIST__LATENCY || setting == IDIST__BANDWIDTH) return setting;
 
-    return o->nbytes <= idist__switch_bytes(kind) ? 1 : 2;
+    return o->nbytes <= row->latency_kib * 1024 ? IDIST__LATENCY : IDIST__BANDWIDTH;
 }
 
-// Scratch in bytes: what the algorithm itself works in.
-static size_t idist__work_nbytes(const idist__task *t) {
+// ---- operands ----
+
+// Whether elements are widened to F32 for the reduction.
+static bool idist__choose_widens(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n, b = o->nbytes;
-    bool small = o->algorithm == 1;
-
-    switch (t->call.kind) {
-    case IDIST__ALL_REDUCE: return small ? b : 0;
-    case IDIST__REDUCE: return small ? 2 * b : o->v ? b : 0;
-    case IDIST__SCAN: return small ? 2 * b : 0;
-    case IDIST__EXSCAN: return small ? 2 * b : b;
-    case IDIST__REDUCE_SCATTER: return small ? 2 * n * b : n * b;
-    case IDIST__ALL_GATHER: return small ? n * b : 0;
-    case IDIST__GATHER:
-    case IDIST__SCATTER: return small ? (size_t)idist__subtree(o->v, o->n) * b : 0;
-    case IDIST__ALL_TO_ALL: return small ? 3 * n * b : t->call.send == t->call.recv ? n * b : 0;
-    default: return 0;
-    }
+    bool is_function = o->user && o->user->fn;
+    return idist__kind_reduces(t->call.kind) && idist__type_is_narrow(t->call.dtype) &&
+           !is_function;
 }
 
-static void idist__op_choose_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    bool small = o->algorithm == 1;
-
-    switch (t->call.kind) {
-    case IDIST__BARRIER: o->run = idist__barrier_dissemination; break;
-    case IDIST__BROADCAST:
-        o->run = idist__broadcast_tree;
-        if (!small) idist__broadcast_chain(o);
-        break;
-    case IDIST__REDUCE:
-        o->run = idist__reduce_tree;
-        if (!small) idist__reduce_chain(o);
-        break;
-    case IDIST__ALL_REDUCE:
-        o->run = idist__doubling;
-        if (!small) idist__all_reduce_ring(o);
-        break;
-    case IDIST__REDUCE_SCATTER:
-        o->run = idist__doubling;
-        if (!small) idist__reduce_scatter_ring(o);
-        break;
-    case IDIST__SCAN:
-    case IDIST__EXSCAN:
-        o->run = idist__scan_doubling;
-        if (!small) idist__scan_chain(t);
-        break;
-    case IDIST__ALL_GATHER:
-    case IDIST__ALL_GATHERV:
-        o->run = idist__all_gather_bruck;
-        if (!small) idist__all_gather_ring(t);
-        break;
-    case IDIST__GATHER:
-        o->run = idist__gather_tree;
-        if (!small) idist__direct_begin(t);
-        break;
-    case IDIST__SCATTER:
-        o->run = idist__scatter_tree;
-        if (!small) idist__direct_begin(t);
-        break;
-    case IDIST__ALL_TO_ALL:
-        o->run = idist__all_to_all_bruck;
-        if (small) break;
-
-        if (t->call.send == t->call.recv &&
-            o->nbytes) { // in place: the pairs would overwrite each other
-            idist__copy(o->work, o->in, (size_t)o->n * o->nbytes);
-            o->in = o->work;
-        }
-
-        idist__direct_begin(t);
-        break;
-    default: idist__direct_begin(t); break;
-    }
+// Whether the operation multiplies each contribution by a factor and then sums.
+static bool idist__choose_scales(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return idist__kind_reduces(t->call.kind) && o->user && !o->user->fn;
 }
 
-static size_t idist__align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
-
-// Sets a collective up: what it works on, in which type, by which algorithm. False when memory is
-// short.
-static bool idist__op_begin(idist__task *t) {
+static void idist__choose_operands(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__call *c = &t->call;
-    idist__world *w = t->group->w;
-    bool reduces = idist__kind_reduces(c->kind), narrow, scaled;
-    size_t nin, nwork, nslots, nout;
+    const idist__call *c = &t->call;
 
     o->n = t->group->size;
     o->r = t->group->rank;
@@ -835,112 +1085,241 @@ static bool idist__op_begin(idist__task *t) {
         o->user = &o->user_op;
     }
 
-    narrow = reduces && idist__type_is_narrow(c->dtype) && !(o->user && o->user->fn);
-    scaled = reduces && o->user && !o->user->fn;
-    o->size = narrow ? sizeof(float) : idist_dtype_size(c->dtype);
+    o->size = idist__choose_widens(t) ? sizeof(float) : idist_dtype_size(c->dtype);
     o->count = c->count;
     o->nbytes = o->count * o->size;
     o->in = idist__op_buffer(c->send);
     o->out = idist__op_buffer(c->recv);
+
     for (o->p2 = 1; o->p2 * 2 <= o->n; o->p2 *= 2) continue;
+
     o->v = idist__has_root(c->kind) ? idist__wrap(o->r - o->root, o->n) : o->r;
     if (c->kind == IDIST__REDUCE && o->user && !o->user->commutative) o->v = o->r;
-    if (reduces && !(o->user && o->user->fn))
+    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
         o->reduce = idist__reduce_table[(unsigned)c->dtype]
                                        [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
-    o->algorithm = idist__choose(t);
-    nin = narrow || scaled
-              ? idist__align((c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1) * o->nbytes)
-              : 0;
-    nout = narrow ? idist__align(o->nbytes) : 0;
-    nwork = idist__align(idist__work_nbytes(t));
-    nslots = reduces && o->algorithm == 2
-                 ? IDIST__SLOTS * (o->nbytes < IDIST__CHUNK_BYTES ? idist__align(o->nbytes)
-                                                                  : IDIST__CHUNK_BYTES)
-                 : 0;
-    if (nin + nout + nwork + nslots) {
-        o->memory = (char *)idist__mem_raw(&w->cfg.mem, nin + nout + nwork + nslots);
+}
+
+// How many elements this rank contributes.
+static size_t idist__choose_input_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return t->call.kind == IDIST__REDUCE_SCATTER ? o->count * (size_t)o->n : o->count;
+}
+
+// ---- scratch memory ----
+//
+//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//
+// Each part begins at a multiple of 64 bytes, and may be empty.
+
+static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
+
+static size_t idist__choose_latency_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: return o->nbytes;
+    case IDIST__REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return 2 * o->nbytes;
+    case IDIST__REDUCE_SCATTER: return 2 * n * o->nbytes;
+    case IDIST__ALL_GATHER: return n * o->nbytes;
+    case IDIST__GATHER:
+    case IDIST__SCATTER: return (size_t)idist__tree_size(o->v, o->n) * o->nbytes;
+    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__REDUCE: return o->v ? o->nbytes : 0;
+    case IDIST__EXSCAN: return o->nbytes;
+    case IDIST__REDUCE_SCATTER: return n * o->nbytes;
+    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_slots_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+
+    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__BANDWIDTH) return 0;
+    if (o->nbytes >= IDIST__CHUNK_BYTES) return IDIST__SLOTS * IDIST__CHUNK_BYTES;
+    return IDIST__SLOTS * idist__choose_align(o->nbytes);
+}
+
+// False when memory is short.
+static bool idist__choose_allocate(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool widens = idist__choose_widens(t);
+    size_t input = 0;
+    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
+    size_t work = o->algorithm == IDIST__LATENCY ? idist__choose_latency_nbytes(t)
+                                                 : idist__choose_bandwidth_nbytes(t);
+    size_t slots = idist__choose_slots_nbytes(t);
+
+    work = idist__choose_align(work);
+    if (widens || idist__choose_scales(t))
+        input = idist__choose_align(idist__choose_input_count(t) * o->size);
+
+    if (input + result + work + slots) {
+        o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots);
         if (!o->memory) return false;
     }
 
-    o->work = o->memory ? o->memory + nin + nout : idist__op_buffer(NULL);
-    if (nslots) o->slots = o->work + nwork;
-
-    if (nin) {
-        size_t count = o->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)o->n : 1);
-        if (narrow) idist__type_widen((float *)(void *)o->memory, o->in, count, c->dtype);
-        else idist__copy(o->memory, o->in, count * o->size);
-        o->in = o->memory;
-        if (scaled)
-            idist__reduce_scale(o->memory, count, narrow ? IDIST_F32 : c->dtype, o->user->factor);
-    }
-
-    if (narrow && o->memory) o->out = o->memory + nin;
-    if (reduces) o->finish = idist__reduction_finish;
+    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
+    if (slots) o->slots = o->work + work;
+    if (widens && o->memory) o->out = o->memory + input;
 
     return true;
 }
 
-//------------------------------------------------------------------------------
-// [algo:host]  a group over several hosts: inside each host first, then between one rank of each
-// uses mem base:type reduce hash world self msg:types op link share
-// uses engine:engine
-//
-// near: the members on this host, who share memory; leads: the first member on each host.
-//
-//   all_reduce       near: reduce to the lead        leads: all_reduce               near:
-//   broadcast from the lead reduce           near: reduce to the lead        leads: reduce to the
-//   root's     near: the lead sends it to the root reduce_scatter   near: reduce to the lead leads:
-//   reduce, block by block   near: scatter from the lead all_gather       near: gather on the lead
-//   leads: all_gatherv              near: broadcast from the lead broadcast        near, on the
-//   root's host        leads: broadcast                near, on the other hosts barrier near leads
-//   near
-//
-// Each step is a call of its own on one of these groups, started by the call that it is a part of;
-// calls take their steps one after the other, so that the steps have the same order on all ranks.
-// The network carries the data once per host. Narrow floats would be rounded twice that way, an op
-// that does not commute needs the order of the ranks, and blocks in the order of the ranks must be
-// in the order of the hosts as well; all else goes by messages among all.
-//------------------------------------------------------------------------------
+// Puts the input of a reduction that widens or scales into scratch.
+static void idist__choose_convert_input(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist_dtype dtype = t->call.dtype;
+    size_t count = idist__choose_input_count(t);
+    bool widens = idist__choose_widens(t);
+    bool scales = idist__choose_scales(t);
 
-enum { IDIST__BY_HOST = 5 }; // algorithm
+    if (!count || (!widens && !scales)) return;
+    if (widens) idist__type_widen((float *)(void *)o->memory, o->in, count, dtype);
+    else idist__copy(o->memory, o->in, count * o->size);
+
+    o->in = o->memory;
+    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
+}
+
+// ---- begin, run, finish ----
+
+// o->out holds the result as it was reduced, on the ranks that get one.
+static void idist__choose_finish(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    bool widens = idist__choose_widens(t);
+    bool has_result =
+        (c->kind != IDIST__REDUCE || o->r == o->root) && (c->kind != IDIST__EXSCAN || o->r != 0);
+
+    if (!has_result) return;
+    if (!o->user)
+        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
+    if (widens)
+        idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+}
+
+// Prepares a collective. False when memory is short.
+static bool idist__choose_begin(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    idist__choose_operands(t);
+    o->algorithm = idist__choose_algorithm(t);
+    if (!idist__choose_allocate(t)) return false;
+    idist__choose_convert_input(t);
+    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
+
+    return true;
+}
+
+static void idist__choose_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__choice *row = idist__choose_row(t->call.kind);
+
+    if (o->algorithm == IDIST__LATENCY) o->run = row->latency;
+    else row->bandwidth(t);
+}
+
+//------------------------------------------------------------------------------
+// [algo:host]  several hosts: first inside each host, then between their leaders
+// uses mem base:type reduce world self msg:types op link
+//
+// Ranks of one host share memory, while hosts share a slower network. So a collective over several
+// hosts becomes a sequence of collectives on two smaller groups:
+//
+//   near    the members on this host
+//   leads   the first member of each host, its lead
+//
+//                    step 1                   step 2                     step 3
+//   all_reduce       near: reduce to lead     leads: all_reduce          near: broadcast
+//   reduce           near: reduce to lead     leads: reduce to the       near: the lead sends it
+//                                             lead of the root's host    to the root
+//   reduce_scatter   near: reduce to lead     leads: reduce, one per     near: scatter
+//                                             host
+//   all_gather       near: gather on lead     leads: all_gatherv         near: broadcast
+//   broadcast        near, on root's host     leads: broadcast           near, on other hosts
+//   barrier          near                     leads                      near
+//
+//   bytes over the network   what one rank sends, per host instead of per rank
+//   latency                  two local steps, and one among as many ranks as there are hosts
+//
+// A call makes a plan, a list of steps, and carries them out one by one; each step is a task of its
+// own on near or leads. Calls on the same group queue up (idist__ring_group.head), so that all
+// ranks take the steps in the same order.
+//
+//   idist__host_serves      whether a call can go this way
+//   idist__host_start       appends it to the queue, and runs it if the queue was empty
+//   idist__host_run         makes the plan; then for each step: begin, wait, divide an average
+//   idist__host_progress    resumes the first call of each group once its step has completed
+//
+// Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
+// is auto. These are made of messages among all ranks instead:
+//
+//   reductions of narrow floats                they would be rounded twice
+//   operations that do not commute             they need the order of the ranks
+//   all_gather, reduce_scatter                 only if the ranks of some host are not consecutive
+//   gather, scatter, all_to_all, scan, v-forms
+//------------------------------------------------------------------------------
 
 typedef struct idist__host_step { // a call on near or leads
-    idist_group *g;
+    idist_group *group;
     idist__kind kind;
     const void *send;
     void *recv;
     size_t count;
-    const size_t *counts, *displs; // of an all_gatherv
+    const size_t *recvcounts, *recvdispls; // of an all_gatherv
     int root;
-    bool divide; // what was received, after it, for AVG
+    bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
 } idist__host_step;
 
-static bool idist__host_serves(const idist_group *g, const idist__call *c) {
-    const idist__ring_group *rg = idist__ring_group_of(g);
-
-    if (!rg->nhosts || g->w->cfg.algorithm) return false;
-    if (c->kind == IDIST__BARRIER || c->kind == IDIST__BROADCAST) return true;
-    if (c->kind == IDIST__ALL_GATHER) return rg->in_order;
-    if (c->kind != IDIST__ALL_REDUCE && c->kind != IDIST__REDUCE &&
-        !(c->kind == IDIST__REDUCE_SCATTER && rg->in_order))
-        return false;
-    if (idist__type_is_narrow(c->dtype)) return false;
-
-    return (int)c->op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
-}
+enum { IDIST__HOST_STEPS = 3 }; // of a plan, without one reduction per host in reduce_scatter
 
 static uint64_t idist__host_of(const idist_group *g, int rank) {
     return g->w->nodes[g->ranks[rank]].host;
 }
 
+static bool idist__host_serves(const idist_group *g, const idist__call *c) {
+    const idist__ring_group *rg = idist__ring_group_of(g);
+
+    if (!rg->nhosts || g->w->cfg.algorithm) return false;
+
+    switch (c->kind) {
+    case IDIST__BARRIER:
+    case IDIST__BROADCAST: return true;
+    case IDIST__ALL_GATHER: return rg->in_order;
+    case IDIST__ALL_REDUCE:
+    case IDIST__REDUCE: break;
+    case IDIST__REDUCE_SCATTER:
+        if (!rg->in_order) return false;
+        break;
+    default: return false;
+    }
+
+    if (idist__type_is_narrow(c->dtype)) return false;
+
+    return (int)c->op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
+}
+
 // ---- the plan of a call ----
 
-static idist__host_step *idist__host_add(idist__op *o, idist_group *g, idist__kind kind,
+static idist__host_step *idist__host_add(idist__op *o, idist_group *group, idist__kind kind,
                                          const void *send, void *recv, size_t count, int root) {
     idist__host_step *step = (idist__host_step *)(void *)o->memory + o->k++;
 
-    step->g = g;
+    step->group = group;
     step->kind = kind;
     step->send = send;
     step->recv = recv;
@@ -950,201 +1329,279 @@ static idist__host_step *idist__host_add(idist__op *o, idist_group *g, idist__ki
     return step;
 }
 
-// The first step of reductions: what this host contributes, on its lead.
+// What a plan needs to know besides the call.
+typedef struct idist__host_plan {
+    char *collected;         // scratch of a lead: what it collects from its host
+    size_t *counts, *displs; // of the blocks of each host, in elements
+    int lead_root;           // the root's host, as a rank of leads
+    int near_root;           // the root as a rank of near; -1: it is on another host
+} idist__host_plan;
+
+// The first step of reductions: the sum over this host, on its lead.
 static void idist__host_reduce_near(idist__task *t, char *sum, size_t count) {
     idist__op *o = idist__op_of(t);
     idist_group *near = idist__ring_group_of(t->group)->near;
 
     if (near) {
         idist__host_add(o, near, IDIST__REDUCE, o->in, sum, count, 0);
-    } else {
-        idist__copy(sum, o->in, count * o->size);
-        if (o->user && !o->user->fn)
-            idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
+        return;
+    }
+
+    idist__copy(sum, o->in, count * o->size);
+    if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
+}
+
+static void idist__host_plan_all_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__host_step *step;
+
+    idist__host_reduce_near(t, o->out, o->count);
+
+    if (rg->leads) {
+        step = idist__host_add(o, rg->leads, IDIST__ALL_REDUCE, o->out, o->out, o->count, -1);
+        step->completes_sum = true;
+    }
+
+    if (rg->near) idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, 0);
+}
+
+static void idist__host_plan_reduce(idist__task *t, const idist__host_plan *plan) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    char *sum = o->r == o->root ? o->out : plan->collected;
+    idist__host_step *step;
+
+    idist__host_reduce_near(t, sum, o->count);
+
+    if (rg->leads) {
+        step = idist__host_add(o, rg->leads, IDIST__REDUCE, sum, sum, o->count, plan->lead_root);
+        step->completes_sum = plan->near_root == 0;
+    }
+
+    if (plan->near_root <= 0) return; // the root is this host's lead, or on another host
+
+    if (rg->leads) {
+        idist__host_add(o, rg->near, IDIST__SEND, sum, NULL, o->count, plan->near_root);
+    } else if (o->r == o->root) {
+        step = idist__host_add(o, rg->near, IDIST__RECV, NULL, o->out, o->count, 0);
+        step->completes_sum = true;
     }
 }
 
-// lead_root, near_root: the root's host among the leads; the root among this host's members, -1
-// when it is on another.
-static void idist__host_plan_reduce(idist__task *t, char *memory, int lead_root, int near_root) {
+static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *sum = o->r == o->root ? o->out : memory;
-
-    idist__host_reduce_near(t, sum, o->count);
-    if (rg->leads)
-        idist__host_add(o, rg->leads, IDIST__REDUCE, sum, sum, o->count, lead_root)->divide =
-            near_root == 0;
-    if (near_root <= 0) return;
-    if (rg->leads) idist__host_add(o, rg->near, IDIST__SEND, sum, NULL, o->count, near_root);
-    else if (o->r == o->root)
-        idist__host_add(o, rg->near, IDIST__RECV, NULL, o->out, o->count, 0)->divide = true;
-}
-
-// counts, displs: of each host's blocks, in elements.
-static void idist__host_plan_reduce_scatter(idist__task *t, char *sum, const size_t *counts,
-                                            const size_t *displs) {
-    idist__op *o = idist__op_of(t);
-    const idist__ring_group *rg = idist__ring_group_of(t->group);
-    size_t own = (size_t)o->r * o->nbytes; // of a lead: where its host's blocks begin
-    int h;
+    char *sum = plan->collected;
+    char *own = sum + (size_t)o->r * o->nbytes; // of a lead: where the blocks of its host begin
+    idist__host_step *step;
+    int host;
 
     idist__host_reduce_near(t, sum, o->count * (size_t)o->n);
 
-    for (h = 0; rg->leads && h < rg->nhosts; h++) {
-        char *block = sum + displs[h] * o->size,
-             *to = h == rg->leads->rank && !rg->near ? o->out : block;
-        idist__host_add(o, rg->leads, IDIST__REDUCE, block, to, counts[h], h)->divide =
-            to == o->out;
+    for (host = 0; rg->leads && host < rg->nhosts; host++) {
+        char *blocks = sum + plan->displs[host] * o->size;
+        bool is_result = host == rg->leads->rank && !rg->near;
+
+        step = idist__host_add(o, rg->leads, IDIST__REDUCE, blocks, is_result ? o->out : blocks,
+                               plan->counts[host], host);
+        step->completes_sum = is_result;
     }
 
-    if (rg->near)
-        idist__host_add(o, rg->near, IDIST__SCATTER, sum + own, o->out, o->count, 0)->divide = true;
+    if (rg->near) {
+        step = idist__host_add(o, rg->near, IDIST__SCATTER, own, o->out, o->count, 0);
+        step->completes_sum = true;
+    }
 }
 
-static void idist__host_plan_all_gather(idist__task *t, const size_t *counts,
-                                        const size_t *displs) {
+static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *own = o->out + (size_t)o->r * o->nbytes;
+    idist__host_step *step;
 
     if (rg->near) idist__host_add(o, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
     else if (o->in != own) idist__copy(own, o->in, o->nbytes);
 
     if (rg->leads) {
-        idist__host_step *step = idist__host_add(o, rg->leads, IDIST__ALL_GATHERV, own, o->out,
-                                                 counts[rg->leads->rank], -1);
-        step->counts = counts;
-        step->displs = displs;
+        step = idist__host_add(o, rg->leads, IDIST__ALL_GATHERV, own, o->out,
+                               plan->counts[rg->leads->rank], -1);
+        step->recvcounts = plan->counts;
+        step->recvdispls = plan->displs;
     }
 
     if (rg->near)
         idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
 }
 
-// Fills o->memory: steps | counts and displs of the hosts | room for what a lead collects. NULL
-// without memory.
-static void idist__host_plan(idist__task *t) {
+static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+
+    if (rg->near && plan->near_root >= 0)
+        idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, plan->near_root);
+    if (rg->leads)
+        idist__host_add(o, rg->leads, IDIST__BROADCAST, NULL, o->out, o->count, plan->lead_root);
+    if (rg->near && plan->near_root < 0)
+        idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, 0);
+}
+
+static void idist__host_plan_barrier(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+
+    if (rg->near) idist__host_add(o, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->leads) idist__host_add(o, rg->leads, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->near) idist__host_add(o, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+}
+
+static void idist__host_find_root(const idist__task *t, idist__host_plan *plan) {
+    const idist__op *o = idist__op_of(t);
     const idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
-    idist__kind kind = t->call.kind;
-    size_t nhosts = (size_t)rg->nhosts,
-           table = (3 + nhosts) * sizeof(idist__host_step) + 2 * nhosts * sizeof(size_t);
-    size_t collected = kind == IDIST__REDUCE           ? o->nbytes
-                       : kind == IDIST__REDUCE_SCATTER ? o->nbytes * (size_t)o->n
-                                                       : 0;
-    int i, h = -1, lead_root = 0, near_root = -1;
-    char *room;
-    size_t *counts, *displs;
+    int i;
 
-    o->memory = (char *)idist__mem_raw(&g->w->cfg.mem, table + (rg->leads ? collected : 0));
-    if (!o->memory) return;
-    memset(o->memory, 0, table);
-    room = o->memory + table;
-    displs = (size_t *)(void *)room - nhosts;
-    counts = displs - nhosts;
+    plan->lead_root = 0;
+    plan->near_root = o->root == o->r ? 0 : -1;
+    if (o->root < 0) return;
 
-    for (i = 0; i < o->n && rg->in_order; i++) {
+    for (i = 0; rg->leads && i < rg->nhosts; i++)
+        if (idist__host_of(rg->leads, i) == idist__host_of(g, o->root)) plan->lead_root = i;
+    for (i = 0; rg->near && i < rg->near->size; i++)
+        if (rg->near->ranks[i] == g->ranks[o->root]) plan->near_root = i;
+}
+
+// Finds the blocks of each host; the ranks of a host are consecutive.
+static void idist__host_count_blocks(const idist__task *t, const idist__host_plan *plan) {
+    const idist__op *o = idist__op_of(t);
+    const idist_group *g = t->group;
+    int i, host = -1;
+
+    for (i = 0; i < o->n; i++) {
         if (i == 0 || idist__host_of(g, i) != idist__host_of(g, i - 1))
-            displs[++h] = (size_t)i * o->count;
-        counts[h] += o->count;
+            plan->displs[++host] = (size_t)i * o->count;
+        plan->counts[host] += o->count;
+    }
+}
+
+// Fills o->memory: steps | counts and displs of the hosts | what a lead collects. False when memory
+// is short.
+static bool idist__host_make_plan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t nhosts = (size_t)rg->nhosts;
+    size_t steps_nbytes = (IDIST__HOST_STEPS + nhosts) * sizeof(idist__host_step);
+    size_t table_nbytes = steps_nbytes + 2 * nhosts * sizeof(size_t);
+    size_t collected_nbytes = 0;
+    idist__host_plan plan;
+
+    if (rg->leads && t->call.kind == IDIST__REDUCE) collected_nbytes = o->nbytes;
+    if (rg->leads && t->call.kind == IDIST__REDUCE_SCATTER)
+        collected_nbytes = o->nbytes * (size_t)o->n;
+
+    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
+    if (!o->memory) return false;
+    memset(o->memory, 0, table_nbytes);
+
+    plan.counts = (size_t *)(void *)(o->memory + steps_nbytes);
+    plan.displs = plan.counts + nhosts;
+    plan.collected = o->memory + table_nbytes;
+    if (rg->in_order) idist__host_count_blocks(t, &plan);
+    idist__host_find_root(t, &plan);
+
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: idist__host_plan_all_reduce(t); break;
+    case IDIST__REDUCE: idist__host_plan_reduce(t, &plan); break;
+    case IDIST__REDUCE_SCATTER: idist__host_plan_reduce_scatter(t, &plan); break;
+    case IDIST__ALL_GATHER: idist__host_plan_all_gather(t, &plan); break;
+    case IDIST__BROADCAST: idist__host_plan_broadcast(t, &plan); break;
+    default: idist__host_plan_barrier(t); break;
     }
 
-    for (i = 0; rg->leads && o->root >= 0 && i < rg->nhosts; i++)
-        if (idist__host_of(rg->leads, i) == idist__host_of(g, o->root)) lead_root = i;
-    if (o->root == o->r) near_root = 0;
-    for (i = 0; rg->near && o->root >= 0 && i < rg->near->size; i++)
-        if (rg->near->ranks[i] == g->ranks[o->root]) near_root = i;
-
-    switch (kind) {
-    case IDIST__ALL_REDUCE:
-        idist__host_reduce_near(t, o->out, o->count);
-        if (rg->leads)
-            idist__host_add(o, rg->leads, kind, o->out, o->out, o->count, -1)->divide = true;
-        if (rg->near) idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, 0);
-        break;
-    case IDIST__REDUCE: idist__host_plan_reduce(t, room, lead_root, near_root); break;
-    case IDIST__REDUCE_SCATTER: idist__host_plan_reduce_scatter(t, room, counts, displs); break;
-    case IDIST__ALL_GATHER: idist__host_plan_all_gather(t, counts, displs); break;
-    case IDIST__BROADCAST:
-        if (rg->near && near_root >= 0)
-            idist__host_add(o, rg->near, kind, NULL, o->out, o->count, near_root);
-        if (rg->leads) idist__host_add(o, rg->leads, kind, NULL, o->out, o->count, lead_root);
-        if (rg->near && near_root < 0)
-            idist__host_add(o, rg->near, kind, NULL, o->out, o->count, 0);
-        break;
-    default: // barrier
-        if (rg->near) idist__host_add(o, rg->near, kind, NULL, NULL, 0, -1);
-        if (rg->leads) idist__host_add(o, rg->leads, kind, NULL, NULL, 0, -1);
-        if (rg->near) idist__host_add(o, rg->near, kind, NULL, NULL, 0, -1);
-    }
+    return true;
 }
 
 // ---- carrying it out ----
 
-// Begins a step. The task is ours until idist__host_through has seen it end.
-static void idist__host_begin(idist__task *t, const idist__host_step *step) {
-    idist__op *o = idist__op_of(t);
-    bool leads = step->g == idist__ring_group_of(t->group)->leads, scaled = o->user && !o->user->fn;
-    idist__ring *ring = idist__ring_of(t->group->w);
-    idist__task *part = step->g->status == IDIST_OK ? idist__task_new(step->g) : NULL;
-
-    if (!part && step->g->status != IDIST_OK)
-        idist__ring_fail(ring, t->group, step->g->status, step->g->cause);
-    else if (!part)
-        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
-    if (!part) return;
-    part->call = t->call;
-    part->call.kind = step->kind;
-    part->call.send = step->send;
-    part->call.recv = step->recv;
-    part->call.count = step->count;
-    part->call.recvcounts = step->counts;
-    part->call.recvdispls = step->displs;
-    part->call.root = step->root;
-    if (t->call.op == IDIST_AVG || (scaled && leads)) part->call.op = IDIST_SUM;
-    part->call.user = o->user;
-    part->whole = idist__task_print(t, IDIST__BY_HOST);
-    part->whole_past = o->past;
-    part->timeout_ms = -1; // the whole call has a deadline, and says where it waits
-    part->announced = part->warned = true;
-    o->step = part;
-    idist__task_start(part);
+static void idist__host_no_memory(const idist__task *t) {
+    idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY,
+                     "a rank is out of memory");
 }
 
-static bool idist__host_through(idist__task *t) {
+// Begins a step. We own its task until idist__host_step_done has seen it end.
+static void idist__host_step_begin(idist__task *t, const idist__host_step *step) {
     idist__op *o = idist__op_of(t);
-    idist__task *part = o->step;
+    idist_group *group = step->group;
+    bool on_leads = group == idist__ring_group_of(t->group)->leads;
+    bool scales = o->user && !o->user->fn;
+    idist__task *child;
+
+    if (group->status != IDIST_OK) {
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, group->status, group->cause);
+        return;
+    }
+
+    child = idist__task_new(group);
+    if (!child) {
+        idist__host_no_memory(t);
+        return;
+    }
+
+    child->call = t->call;
+    child->call.kind = step->kind;
+    child->call.send = step->send;
+    child->call.recv = step->recv;
+    child->call.count = step->count;
+    child->call.recvcounts = step->recvcounts;
+    child->call.recvdispls = step->recvdispls;
+    child->call.root = step->root;
+    child->call.user = o->user;
+    if (t->call.op == IDIST_AVG || (scales && on_leads)) child->call.op = IDIST_SUM;
+
+    child->whole = idist__task_print(t, IDIST__BY_HOST);
+    child->whole_past = o->past;
+    child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
+    child->announced = true;
+    child->warned = true;
+    o->step = child;
+    idist__task_start(child);
+}
+
+// Whether the step under way has completed; if it failed, so does the call.
+static bool idist__host_step_done(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__task *child = o->step;
     bool ok;
 
-    if (!part || !part->done) return false;
-    ok = part->status == IDIST_OK;
+    if (!child || !child->done) return false;
+    ok = child->status == IDIST_OK;
     if (!ok)
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, part->status, part->group->cause);
-    idist__task_free(part);
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, child->group->cause);
+
+    idist__task_free(child);
     o->step = NULL;
 
     return ok;
 }
 
+// Takes a call out of the queue of its group.
 static void idist__host_remove(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__task **at, *last = NULL;
-    for (at = &rg->head; *at && *at != t; at = &idist__op_of(*at)->after) last = *at;
+    idist__task **at, *before = NULL;
+
+    for (at = &rg->head; *at && *at != t; at = &idist__op_of(*at)->after) before = *at;
+
     if (*at) *at = idist__op_of(t)->after;
-    if (rg->last == t) rg->last = last;
+    if (rg->last == t) rg->last = before;
 }
 
+// o->i is the step under way, o->k how many there are.
 static void idist__host_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__host_step *steps;
 
-    if (!o->memory) idist__host_plan(t);
-
-    if (!o->memory) {
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY,
-                         "a rank is out of memory");
+    if (!o->memory && !idist__host_make_plan(t)) {
+        idist__host_no_memory(t);
         return;
     }
 
@@ -1152,9 +1609,9 @@ static void idist__host_run(idist__task *t) {
     IDIST__CO_BEGIN(o)
 
     for (o->i = 0; o->i < o->k; o->i++) {
-        idist__host_begin(t, &steps[o->i]);
-        IDIST__CO_AWAIT(o, idist__host_through(t));
-        if (steps[o->i].divide && t->call.op == IDIST_AVG)
+        idist__host_step_begin(t, &steps[o->i]);
+        IDIST__CO_AWAIT(o, idist__host_step_done(t));
+        if (steps[o->i].completes_sum && t->call.op == IDIST_AVG)
             idist__reduce_divide(steps[o->i].recv, steps[o->i].count, t->call.dtype, o->n);
     }
 
@@ -1173,7 +1630,8 @@ static void idist__host_start(idist__task *t) {
     if (rg->head == t) idist__op_run(t);
 }
 
-// Moves the first call of each group on, when its step is through, and then the next.
+// Resumes the first call of each group once its step has completed, and the next call once that one
+// is done.
 static void idist__host_progress(idist__ring *ring) {
     const idist_group *g;
 
@@ -1181,77 +1639,14 @@ static void idist__host_progress(idist__ring *ring) {
         idist__ring_group *rg = g->rank >= 0 && g->impl ? idist__ring_group_of(g) : NULL;
 
         while (rg && rg->head && !ring->failed) {
-            const idist__task *t = rg->head, *step = idist__op_of(t)->step;
-            if ((step && !step->done) || idist__op_of(t)->running) break;
+            const idist__task *t = rg->head;
+            const idist__op *o = idist__op_of(t);
+
+            if ((o->step && !o->step->done) || o->running) break;
             idist__op_run(rg->head);
-            if (rg->head == t && (!idist__op_of(t)->step || !idist__op_of(t)->step->done)) break;
+            if (rg->head == t && (!o->step || !o->step->done)) break;
         }
     }
-}
-
-static idist_status idist__ring_group_open(idist_group *g);
-
-static idist_status idist__host_group(idist_group *whole, uint64_t salt, const int *ranks, int n,
-                                      idist_group **out) {
-    idist__world *w = whole->w;
-    idist_group *g = idist__group_new(w, n);
-    idist_status s;
-
-    if (!g) return IDIST_ERR_NO_MEMORY;
-    idist__group_set(g, idist__mix(whole->ctx, salt), ranks, n);
-    g->inner = true;
-    s = idist__ring_group_open(g);
-    if (s != IDIST_OK) {
-        g->rank = -1;
-        idist__group_free(g);
-        return s;
-    }
-
-    idist__ring_group_of(g)->whole = whole;
-    g->next = w->group.next;
-    w->group.next = g;
-    *out = g;
-
-    return IDIST_OK;
-}
-
-// What a group can use: places in memory that all members share, or near and leads, where there are
-// several hosts and one of them has several members. offers: the members' places; NULL: the first
-// of each. So no word is needed for the world: everybody knows the table of hosts, and everybody's
-// first place is free.
-static idist_status idist__host_open(idist_group *g, const uint64_t *offers) {
-    idist__ring_group *rg = idist__ring_group_of(g);
-    const idist_allocator *mem = &g->w->cfg.mem;
-    size_t n = (size_t)g->size;
-    uint64_t *places = (uint64_t *)idist__mem_alloc(mem, n * (sizeof *places + 2 * sizeof(int)));
-    int *ranks = (int *)(void *)(places + n), *leads = ranks + n;
-    int i, k, nnear = 0, nleads = 0, changes = 1;
-    idist_status s = places ? IDIST_OK : IDIST_ERR_NO_MEMORY;
-
-    for (i = 0; places && i < g->size; i++) {
-        for (k = 0; k < i && idist__host_of(g, k) != idist__host_of(g, i); k++) continue;
-        if (k == i) leads[nleads++] = g->ranks[i];
-        if (i && idist__host_of(g, i) != idist__host_of(g, i - 1)) changes++;
-        if (idist__host_of(g, i) != idist__host_of(g, g->rank)) continue;
-        ranks[nnear] = g->ranks[i];
-        places[nnear++] = offers ? offers[i] : 1;
-    }
-
-    rg->met = true;
-    if (s == IDIST_OK && nleads == 1) s = idist__share_meet(g, places);
-
-    if (s == IDIST_OK && nleads > 1 && nleads < g->size) {
-        rg->nhosts = nleads;
-        rg->in_order = changes == nleads;
-        if (nnear > 1) s = idist__host_group(g, 1, ranks, nnear, &rg->near);
-        if (s == IDIST_OK && rg->near) s = idist__share_meet(rg->near, places);
-        if (s == IDIST_OK && ranks[0] == g->w->group.rank)
-            s = idist__host_group(g, 2, leads, nleads, &rg->leads);
-    }
-
-    idist__mem_free(mem, places);
-
-    return s;
 }
 
 #endif // IDIST_ALGO_H

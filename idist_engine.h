@@ -1,115 +1,116 @@
 /* idist_engine.h - v0.1.0 - progress of the ring backend - MIT licence
 
-    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
+    from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
+    waits too long names the ranks it waits for.
+
+    Part of the implementation of idist: idist_ring.h includes it and puts its entry points into the
+    backend's table. Everything runs under the lock of the world, which only sleeping releases.
 
 CONTENTS
 
-      [engine:engine]  frames arrive, tasks start and end, waits are announced
+      [engine:deadlock]  two ranks that wait for each other in different calls
+      [engine:frame]     what an arriving frame does
+      [engine:progress]  reads links, writes what is queued, finds links that ended
+      [engine:wait]      sleeping, waking, and waiting until everything is written
+      [engine:task]      calls start, are checked against other ranks, and announce that they wait
+      [engine:cancel]    forgetting a call, and telling others that a group failed
+      [engine:missing]   names the ranks that a call waits for
+      [engine:group]     opening and closing a group, and its groups by host
+
+PATH OF A MESSAGE
+
+    idist__ring_progress   a caller polls, or the progress thread does
+    idist__ring_move       each link in turn: writes what is queued, reads what has arrived
+    idist__progress_read   bytes, straight into a large message or through the stage of the link
+    idist__progress_parse  cuts the stage into frames and payloads
+    idist__frame_begin     a header is complete: may the peer send this? where does the payload go?
+    idist__frame_end       the payload is complete: the receive is done
+    idist__op_run          the algorithm that posted the receive goes on
 */
 #ifndef IDIST_ENGINE_H
 #define IDIST_ENGINE_H
 
 //------------------------------------------------------------------------------
-// [engine:engine]  frames arrive, tasks start and end, waits are announced
-// uses os err mem base:type world self segment msg:types op link match verb
-// uses share choose host
+// [engine:deadlock]  two ranks that wait for each other in different calls
+// uses world msg:types op link share:share
+//
+// Calls on different groups, or a receive and a collective, exchange nothing that could be
+// compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
+// Neither rank can ever go on if all of this holds on both sides:
+//
+//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
+//     so it can do nothing else;
+//   - that call lacks something that only the other rank can begin to send;
+//   - the other rank has not begun it, and nothing that could provide it is on its way.
+//
+// In any doubt (another thread, a request, a group we no longer know) this section says nothing,
+// and the deadline of the call decides.
 //------------------------------------------------------------------------------
 
-static void idist__link_lost(idist__ring *ring, int peer, const char *how) {
-    idist__link *l = &ring->links[peer];
-
-    if (!l->open) return;
-    l->open = false;
-    l->transport->close(l->port);
-    if (!l->transport->polled) ring->nstreams--;
-    if (!l->bye) idist__world_lost(ring->w, peer, how);
-}
-
-// A frame of another rank failed a group. The group may not exist here yet: then the frame waits
-// for it.
-static void idist__ring_aborted(idist__ring *ring, idist__link *l) {
-    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-    int status = (int)(int64_t)l->in.aux;
-
-    l->text[l->in.nbytes] = 0;
-    if (status >= 0 || status < IDIST_ERR_DEVICE) status = IDIST_ERR_INTERNAL;
-
-    if (g) {
-        idist__group_fail(g, (idist_status)status, l->text);
-    } else if (!idist__ring_has_closed(ring, l->in.ctx)) {
-        idist__message *m = idist__message_new(ring, l, &l->in, sizeof l->text);
-        if (!m) return;
-        m->frame.aux = (uint64_t)(int64_t)status;
-        memcpy(m->data, l->text, sizeof l->text);
-    }
-}
-
-static bool idist__verb_in(const idist__verbs *list, const idist__task *t) {
+static bool idist__ring_has_verb(const idist__verbs *list, const idist__task *t) {
     const idist__verb *v;
+
     for (v = list->first; v; v = v->next)
         if (v->task == t) return true;
+
     return false;
 }
 
 // Whether a receive has found no message yet.
-static bool idist__recv_unmatched(const idist__task *t) {
+static bool idist__ring_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     const idist__verb *v = idist__op_of(t)->verb;
     return v && (v->list == &rg->recvs || v->list == &rg->wild);
 }
 
-// ---- two ranks that wait for each other, in different calls ----
-//
-// Calls on different groups, or a receive against a collective, exchange nothing by which they
-// could be compared. They are found by WAITS, which a rank sends when it has waited for a while. It
-// is certain that neither will ever go on when all of this holds, on both sides:
-//   - the rank has one thread and one call under way, which blocks without a time-out of its own:
-//   it can do nothing else;
-//   - that call lacks something that only the other rank can begin to send;
-//   - and the other rank has not begun it: nothing of the kind is on its way.
-// Any doubt (another thread, a request, a group we no longer know) means: say nothing, the deadline
-// will.
+// Whether t lacks something that the peer of this link has to begin.
+static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
+    const idist__op *o = idist__op_of(t);
 
-// Whether t lacks something that the rank of this link has to begin.
-static bool idist__ring_needs(const idist__link *l, const idist__task *t, int group_rank) {
-    if (t->call.kind == IDIST__RECV) return t->call.root == group_rank && idist__recv_unmatched(t);
+    if (t->call.kind == IDIST__RECV)
+        return t->call.root == group_rank && idist__ring_is_unmatched(t);
 
-    if (t->call.kind != IDIST__SEND &&
-        idist__op_of(t)->algorithm == IDIST__BY_HOST) { // then its part does
-        const idist__task *part = idist__op_of(t)->step;
-        int rank = part && !part->done
-                       ? idist__ring_group_of(part->group)->rank_of[t->group->ranks[group_rank]]
-                       : -1;
-        return rank >= 0 && idist__ring_needs(l, part, rank);
+    if (t->call.kind != IDIST__SEND && o->algorithm == IDIST__BY_HOST) { // ask the step under way
+        const idist__task *step = o->step;
+        int rank = -1;
+
+        if (step && !step->done)
+            rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];
+        return rank >= 0 && idist__deadlock_needs(l, step, rank);
     }
 
-    if (t->call.kind != IDIST__SEND && idist__op_of(t)->algorithm >= IDIST__FLAT)
+    if (t->call.kind != IDIST__SEND && o->algorithm >= IDIST__FLAT)
         return idist__share_needs(t, group_rank);
 
-    return idist__verb_in(&l->posted, t) || idist__verb_in(&l->waiting, t);
+    return idist__ring_has_verb(&l->posted, t) || idist__ring_has_verb(&l->waiting, t);
 }
 
-// Whether what the other rank waits for may still come from us.
-static bool idist__ring_answered(idist__ring *ring, idist__link *l, const idist__frame *waits) {
-    idist_group *g = idist__world_find_group(ring->w, waits->ctx);
-    idist__message *m;
+// Whether what the peer waits for may still come from us.
+static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
+                                       const idist__frame *waits) {
+    const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    const idist__message *m;
 
     if (waits->print.kind == IDIST__RECV)
-        return waits->aux != l->p2p_sent; // aux: how many messages it had got from us
+        return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
     if (waits->print.kind != IDIST__SEND)
-        return !g || (int32_t)(waits->print.seq - g->seq) <= 0; // we are, or were, in that call
-    for (m = l->early; m; m = m->next) // its message lies here, and nobody wants it
-        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id) return false;
+        return !g || (int32_t)(waits->print.seq - g->seq) <= 0; // we have entered that call
+
+    for (m = l->early; m; m = m->next)
+        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id)
+            return false; // its message is here, and no receive wants it
 
     return true;
 }
 
-static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
+static void idist__deadlock_find(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     const idist__frame *waits = &l->peer_waits;
     idist__task *ours;
     idist_group *theirs;
     char cause[400];
+    bool same_group;
     int rank;
 
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
@@ -117,87 +118,134 @@ static void idist__ring_find_deadlock(idist__ring *ring, int peer) {
     ours = idist__world_only_call(ring->w);
     if (!ours || !ours->announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
-    if (rank < 0 || (ours->group->ctx == waits->ctx && ours->seq == waits->print.seq && ours->seq))
-        return;
-    if (!idist__ring_needs(l, ours, rank) || idist__ring_answered(ring, l, waits)) return;
+    same_group = ours->group->ctx == waits->ctx;
+    if (rank < 0 || (same_group && ours->seq == waits->print.seq && ours->seq)) return;
+    if (!idist__deadlock_needs(l, ours, rank) || idist__deadlock_may_answer(ring, l, waits)) return;
+
     theirs = idist__world_find_group(ring->w, waits->ctx);
-    idist__deadlock_text(ours, peer, &waits->print, ours->group->ctx == waits->ctx, cause,
-                         sizeof cause);
+    idist__deadlock_text(ours, peer, &waits->print, same_group, cause, sizeof cause);
     idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
     idist__ring_settle(ring);
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
 }
 
-// The other rank waits in a call. It learns that we are there, or else which call of the group was
-// our last, since we may be what it waits for; if we are in a different one, both learn that.
-static void idist__ring_waits(idist__ring *ring, idist__link *l, int peer) {
+//------------------------------------------------------------------------------
+// [engine:frame]  what an arriving frame does
+// uses os base:type world self msg:types link match share:share deadlock
+//
+// A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
+// calls idist__frame_begin when a header is complete, writes the payload to link.target (NULL:
+// drops it), and calls idist__frame_end.
+//
+// A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
+// or read a payload that its type does not carry: idist__frame_is_allowed checks every header, and
+// the link is given up when one is malformed.
+//------------------------------------------------------------------------------
+
+// ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
+static void idist__frame_abort(idist__ring *ring, idist__link *l) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-    idist__frame f;
+    int status = (int)(int64_t)l->in.aux;
+    idist__message *m;
 
-    l->peer_waits = l->in;
+    l->text[l->in.nbytes] = 0;
+    if (status >= 0 || status < IDIST_ERR_DEVICE) status = IDIST_ERR_INTERNAL;
 
-    if (l->in.print.kind != IDIST__SEND && l->in.print.kind != IDIST__RECV && g &&
-        g->status == IDIST_OK) {
-        if (!idist__ring_agree(ring, g, peer, &l->in)) return;
-        f = l->in;
-        f.type = IDIST__HERE;
-        if ((int32_t)(l->in.print.seq - g->seq) > 0)
-            f.print = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
-        idist__link_control(ring, l, &f, NULL);
+    if (g) {
+        idist__group_fail(g, (idist_status)status, l->text);
+        return;
     }
 
-    idist__ring_find_deadlock(ring, peer);
+    if (idist__ring_has_closed(ring, l->in.ctx)) return;
+    m = idist__message_new(ring, l, &l->in, sizeof l->text);
+    if (!m) return;
+    m->frame.aux = (uint64_t)(int64_t)status;
+    memcpy(m->data, l->text, sizeof l->text);
 }
 
-// A message begins: all of it (EAGER), or the announcement (RTS), after which nothing follows. Sets
-// where the payload goes. False when the frame is malformed.
-static bool idist__link_begins(idist__ring *ring, idist__link *l, int peer) {
-    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-    bool p2p = l->in.print.kind == IDIST__SEND,
-         gone = !g && idist__ring_has_closed(ring, l->in.ctx);
+// WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
+// call too, or which call of the group was our last. If we are in a different call, both ranks
+// learn that.
+static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
+    const idist__frame *waits = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    bool p2p = waits->print.kind == IDIST__SEND || waits->print.kind == IDIST__RECV;
+    idist__frame answer;
 
-    if (p2p &&
-        (l->in.print.check > SIZE_MAX / 16 ||
-         l->in.nbytes != l->in.print.check * idist_dtype_size((idist_dtype)l->in.print.dtype)))
+    l->peer_waits = *waits;
+
+    if (!p2p && g && g->status == IDIST_OK) {
+        if (!idist__ring_agree(ring, g, peer, waits)) return;
+        answer = *waits;
+        answer.type = IDIST__HERE;
+        if ((int32_t)(waits->print.seq - g->seq) > 0)
+            answer.print = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
+        idist__link_control(ring, l, &answer, NULL);
+    }
+
+    idist__deadlock_find(ring, peer);
+}
+
+// HERE: the answer to a WAITS of ours.
+static void idist__frame_here(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+
+    l->here_ns = idist__os_now_ns();
+    if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
+}
+
+static void idist__frame_no_memory(idist__ring *ring, idist_group *g) {
+    idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+}
+
+// EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
+// of its own; nothing follows an RTS. False when the frame is malformed.
+static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool p2p = f->print.kind == IDIST__SEND;
+    bool closed = !g && idist__ring_has_closed(ring, f->ctx);
+    idist__verb *receive;
+
+    if (p2p && (f->print.check > SIZE_MAX / 16 ||
+                f->nbytes != f->print.check * idist_dtype_size((idist_dtype)f->print.dtype)))
         return false;
+
     if (p2p) l->p2p_got++;
     l->peer_waits.type = 0;
-    l->in_verb = idist__match_frame(ring, l, peer, &l->in);
+    receive = idist__match_frame(ring, l, peer, f);
 
-    if (l->in.type == IDIST__RTS) {
-        idist__verb *v = l->in_verb;
-        l->in_verb = NULL;
-        if (v) idist__link_clear_to_send(ring, l, peer, v, &l->in);
-        else if (!gone && !idist__message_new(ring, l, &l->in, 0))
-            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY,
-                             "a rank is out of memory");
+    if (f->type == IDIST__RTS) {
+        if (receive) idist__link_clear_to_send(ring, l, peer, receive, f);
+        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__frame_no_memory(ring, g);
         l->left = 0;
         return true;
     }
 
-    if (l->in_verb) {
-        l->in_verb->frame = l->in;
-        l->target = l->in_verb->data;
-    } else if (!gone && (!g || g->status == IDIST_OK)) {
-        l->in_message = idist__message_new(ring, l, &l->in, (size_t)l->in.nbytes);
+    l->in_verb = receive;
+
+    if (receive) {
+        receive->frame = *f;
+        l->target = receive->data;
+    } else if (!closed && (!g || g->status == IDIST_OK)) {
+        l->in_message = idist__message_new(ring, l, f, (size_t)f->nbytes);
         l->target = l->in_message ? l->in_message->data : NULL;
-        if (!l->in_message)
-            idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY,
-                             "a rank is out of memory");
+        if (!l->in_message) idist__frame_no_memory(ring, g);
     }
 
     return true;
 }
 
-// Takes out the send that the frame answers; NULL: it was cancelled meanwhile.
-static idist__verb *idist__link_answered(idist__ring *ring, const idist__link *l) {
+// Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
+static idist__verb *idist__frame_answered(idist__ring *ring, const idist__link *l) {
     idist__verb *v = idist__verb_named(ring, &l->waiting, l->in.id);
     if (v) idist__verb_take(v);
     return v;
 }
 
-static void idist__link_cts(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__link_answered(ring, l);
+// CTS: the peer has a place for a message that we announced.
+static void idist__frame_clear_to_send(idist__ring *ring, idist__link *l) {
+    idist__verb *v = idist__frame_answered(ring, l);
 
     if (!v) return;
     v->frame.type = IDIST__DATA;
@@ -208,36 +256,37 @@ static void idist__link_cts(idist__ring *ring, idist__link *l) {
     idist__link_flush(ring, l);
 }
 
-static void idist__link_pulled(idist__ring *ring, const idist__link *l) {
-    idist__verb *v = idist__link_answered(ring, l);
+// PULLED: the peer has read a message that we announced in our memory.
+static void idist__frame_pulled(idist__ring *ring, const idist__link *l) {
+    idist__verb *v = idist__frame_answered(ring, l);
     if (v) idist__verb_done(ring, v);
 }
 
-static bool idist__link_data(idist__ring *ring, idist__link *l) {
+// DATA: a piece of a message that we asked for. False when it is longer than the message.
+static bool idist__frame_data(idist__ring *ring, idist__link *l) {
     idist__verb *v = idist__verb_named(ring, &l->receiving, l->in.id);
+
     if (v && l->in.nbytes > v->nbytes - v->moved) return false;
-    l->in_verb = v; // NULL: the receive was cancelled meanwhile
+    l->in_verb = v; // NULL: the receive has been cancelled
     l->target = v ? v->data + v->moved : NULL;
+
     return true;
 }
 
-// Whether the peer may send the frame that has arrived. It is authenticated but may be faulty. No
-// frame from it can make this rank write out of bounds, or read a payload that its type does not
-// carry. What came early is bounded by the eager window, and by IDIST__UNKNOWN_MOST messages for
-// groups that do not exist here. Announcements (RTS) for groups that do are not bounded: an honest
-// rank may have any number of sends under way.
-static bool idist__link_allows(const idist__ring *ring, const idist__link *l, int peer) {
+// Whether the peer may send this header. Messages that no receive wants yet are bounded by the
+// eager window, and by IDIST__UNKNOWN_MOST for groups that do not exist here. Announcements (RTS)
+// for groups that do exist are not bounded: a correct rank may have any number of sends under way.
+static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    bool of_group = f->type <= IDIST__RTS || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+    bool names_group = f->type <= IDIST__RTS || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
 
-    if (of_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
+    if (names_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
 
     switch (f->type) {
     case IDIST__EAGER:
-        if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + IDIST__FRAME_BYTES > l->their_window)
-            return false;
-        return true;
+        if (f->nbytes > IDIST__EAGER_BYTES) return false;
+        return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
     case IDIST__RTS: return true;
     case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES;
     case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES;
@@ -252,37 +301,32 @@ static bool idist__link_allows(const idist__ring *ring, const idist__link *l, in
     }
 }
 
-// A frame's 64 bytes are here. False when they make no sense.
-static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
+// A header is complete. False when it is malformed.
+static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
     bool ok = true;
 
     l->in_verb = NULL;
     l->in_message = NULL;
     l->target = NULL;
-    if (!idist__link_allows(ring, l, peer)) return false;
+    if (!idist__frame_is_allowed(ring, l, peer)) return false;
 
     l->left = (size_t)l->in.nbytes;
 
     switch (l->in.type) {
     case IDIST__EAGER:
         l->their_window -= (size_t)l->in.nbytes + IDIST__FRAME_BYTES;
-        ok = idist__link_begins(ring, l, peer);
+        ok = idist__frame_message(ring, l, peer);
         break;
-    case IDIST__RTS: ok = idist__link_begins(ring, l, peer); break;
-    case IDIST__CTS: idist__link_cts(ring, l); break;
-    case IDIST__DATA: ok = idist__link_data(ring, l); break;
-    case IDIST__PULLED: idist__link_pulled(ring, l); break;
+    case IDIST__RTS: ok = idist__frame_message(ring, l, peer); break;
+    case IDIST__CTS: idist__frame_clear_to_send(ring, l); break;
+    case IDIST__DATA: ok = idist__frame_data(ring, l); break;
+    case IDIST__PULLED: idist__frame_pulled(ring, l); break;
     case IDIST__CREDIT:
         l->window += (size_t)l->in.nbytes;
-        l->left = 0;
+        l->left = 0; // nbytes is the credit; no payload follows
         break;
-    case IDIST__WAITS: idist__ring_waits(ring, l, peer); break;
-    case IDIST__HERE: {
-        idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-        l->here_ns = idist__os_now_ns();
-        if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
-        break;
-    }
+    case IDIST__WAITS: idist__frame_waits(ring, l, peer); break;
+    case IDIST__HERE: idist__frame_here(ring, l, peer); break;
     case IDIST__ABORT: l->target = l->text; break;
     case IDIST__LEFT: idist__share_left(ring, l->in.ctx); break;
     default: l->bye = true; break; // IDIST__BYE
@@ -292,7 +336,7 @@ static bool idist__link_frame(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // A frame and its payload are complete.
-static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
+static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
     idist__verb *v = l->in_verb;
     idist__message *m = l->in_message;
 
@@ -314,39 +358,58 @@ static void idist__link_payload(idist__ring *ring, idist__link *l, int peer) {
         idist__verb_take(v);
         idist__verb_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
-        idist__ring_aborted(ring, l);
+        idist__frame_abort(ring, l);
     }
 }
 
-// Takes what lies in the stage apart. False when it makes no sense.
-static bool idist__link_parse(idist__ring *ring, idist__link *l, int peer) {
+//------------------------------------------------------------------------------
+// [engine:progress]  reads links, writes what is queued, finds links that ended
+// uses os poll world msg:types link share:share host frame
+//
+// A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
+// The rest of a large payload bypasses the stage: it is read straight to where it belongs.
+//
+// With few streams it is cheapest to try to read every link; with many, poll tells which ones have
+// data. Links through shared memory are always tried, since that only takes a look at a counter.
+//------------------------------------------------------------------------------
+
+enum {
+    IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
+    IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
+    IDIST__PROGRESS_FEW = 4        // up to how many streams trying each is cheaper than poll
+};
+
+static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
+
+// Cuts the bytes in the stage into frames and payloads. False when a frame is malformed.
+static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer) {
     while (l->open && l->at < l->end) {
-        size_t have = l->end - l->at;
+        size_t unread = l->end - l->at;
+        size_t nbytes;
 
         if (l->in_moved < IDIST__FRAME_BYTES) {
-            size_t k =
-                IDIST__FRAME_BYTES - l->in_moved < have ? IDIST__FRAME_BYTES - l->in_moved : have;
-            memcpy((char *)&l->in + l->in_moved, l->stage + l->at, k);
-            l->in_moved += k;
-            l->at += k;
+            nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
+            memcpy((char *)&l->in + l->in_moved, l->stage + l->at, nbytes);
+            l->in_moved += nbytes;
+            l->at += nbytes;
             if (l->in_moved < IDIST__FRAME_BYTES) break;
-            if (!idist__link_frame(ring, l, peer)) return false;
-            idist__ring_settle(ring); // before a later frame ends the call that went wrong
+            if (!idist__frame_begin(ring, l, peer)) return false;
+            idist__ring_settle(ring); // before a later frame completes the call that failed
         } else {
-            size_t k = l->left < have ? l->left : have;
+            nbytes = idist__progress_least(l->left, unread);
 
             if (l->target) {
-                memcpy(l->target, l->stage + l->at, k);
-                l->target += k;
+                memcpy(l->target, l->stage + l->at, nbytes);
+                l->target += nbytes;
             }
 
-            l->left -= k;
-            l->at += k;
+            l->left -= nbytes;
+            l->at += nbytes;
         }
 
         if (l->in_moved == IDIST__FRAME_BYTES && !l->left) {
             l->in_moved = 0;
-            idist__link_payload(ring, l, peer);
+            idist__frame_end(ring, l, peer);
         }
     }
 
@@ -355,50 +418,35 @@ static bool idist__link_parse(idist__ring *ring, idist__link *l, int peer) {
     return true;
 }
 
-static void idist__link_read(idist__ring *ring, int peer);
+// The connection to a rank is of no use any more. Unless that rank has finalized, it is lost.
+static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
+    idist__link *l = &ring->links[peer];
 
-// The stream of a rank ended. When one rank dies, others that heard of it may end as well, and
-// their streams with them; those have told the reason before. So all others are read first, and
-// then the ends are judged.
-static void idist__link_ended(idist__ring *ring, int peer, int err) {
-    int i;
-
-    ring->links[peer].ended = true;
-    ring->links[peer].ended_errno = err;
-    if (ring->judging) return;
-    ring->judging = true;
-    for (i = 0; i < ring->w->group.size; i++)
-        if (ring->links[i].open && !ring->links[i].ended) idist__link_read(ring, i);
-    ring->judging = false;
-
-    for (i = 0; i < ring->w->group.size; i++) {
-        idist__link *l = &ring->links[i];
-        char how[160];
-        if (!l->open || !l->ended) continue;
-        if (l->ended_errno)
-            snprintf(how, sizeof how, "its connection broke: %s", strerror(l->ended_errno));
-        else
-            snprintf(how, sizeof how,
-                     "its process ended, or closed the connection without idist_finalize");
-        idist__link_lost(ring, i, how);
-    }
+    if (!l->open) return;
+    l->open = false;
+    l->transport->close(l->port);
+    if (!l->transport->polled) ring->nstreams--;
+    if (!l->bye) idist__world_lost(ring->w, peer, how);
 }
 
-// Reads what is there, up to a bound so that other links get their turn. Large payloads go straight
-// to their place.
-static void idist__link_read(idist__ring *ring, int peer) {
+// Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
+// idist__progress_judge.
+static bool idist__progress_read(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
-    int turns;
+    int reads;
 
-    for (turns = 0; turns < 16 && l->open && !l->ended; turns++) {
-        bool direct = l->in_moved == IDIST__FRAME_BYTES && l->left >= 4096 && l->target;
-        size_t room = direct ? l->left : IDIST__STAGE_BYTES;
-        ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, room);
-        if (n == 0) return;
+    for (reads = 0; reads < IDIST__PROGRESS_READS && l->open && !l->ended; reads++) {
+        bool direct =
+            l->in_moved == IDIST__FRAME_BYTES && l->left >= IDIST__PROGRESS_DIRECT && l->target;
+        size_t capacity = direct ? l->left : IDIST__STAGE_BYTES;
+        ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, capacity);
+
+        if (n == 0) break;
 
         if (n < 0) {
-            idist__link_ended(ring, peer, errno);
-            return;
+            l->ended = true;
+            l->ended_errno = errno;
+            return false;
         }
 
         if (direct) {
@@ -406,69 +454,97 @@ static void idist__link_read(idist__ring *ring, int peer) {
             l->left -= (size_t)n;
             if (l->left) continue;
             l->in_moved = 0;
-            idist__link_payload(ring, l, peer);
-        } else {
-            l->at = 0;
-            l->end = (size_t)n;
-
-            if (!idist__link_parse(ring, l, peer)) {
-                idist__link_lost(ring, peer, "it sent a malformed frame");
-                return;
-            }
-
-            if ((size_t)n < room) return; // that was all, most likely
+            idist__frame_end(ring, l, peer);
+            continue;
         }
+
+        l->at = 0;
+        l->end = (size_t)n;
+
+        if (!idist__progress_parse(ring, l, peer)) {
+            idist__progress_lost(ring, peer, "it sent a malformed frame");
+            break;
+        }
+
+        if ((size_t)n < capacity) break; // most likely there is no more
+    }
+
+    return true;
+}
+
+// A stream has ended. When one rank dies, others that have heard of it may end too, and their
+// streams with them; but those have sent the reason before. So all other links are read first, and
+// the ranks whose streams ended are declared lost after that.
+static void idist__progress_judge(idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].open && !ring->links[i].ended) idist__progress_read(ring, i);
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+        char how[160];
+
+        if (!l->open || !l->ended) continue;
+        if (l->ended_errno)
+            snprintf(how, sizeof how, "its connection broke: %s", strerror(l->ended_errno));
+        else
+            snprintf(how, sizeof how,
+                     "its process ended, or closed the connection without idist_finalize");
+        idist__progress_lost(ring, i, how);
     }
 }
 
-// Looks after all links that poll says something about.
+// Serves the links that poll reports. With `sleep` it waits until there is one, `wake` is called or
+// the deadline passes.
 static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
     idist__world *w = ring->w;
-    // One thread may sleep over the first half of the table while another has a quick look with the
-    // second.
-    struct pollfd *polls = ring->polls + (sleep ? 0 : w->group.size + 1);
-    int *ranks = ring->poll_ranks + (sleep ? 0 : w->group.size + 1);
-    int i, n = 1;
-    uint64_t count;
+    // One thread may sleep over the first half of the table while another one looks briefly with
+    // the second half.
+    int half = sleep ? 0 : w->group.size + 1;
+    idist__os_poll_entry *polls = ring->polls + half;
+    int *ranks = ring->poll_ranks + half;
+    int i, ready, count = 1;
 
-    polls[0].fd = ring->wake;
-    polls[0].events = POLLIN;
+    idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
 
     for (i = 0; i < w->group.size; i++) {
         idist__link *l = &ring->links[i];
+        bool writes = l->out && !l->write_dead && !l->transport->polled;
+
         if (!l->open || l->transport->poll_fd(l->port) < 0) continue;
-        polls[n].fd = l->transport->poll_fd(l->port);
-        polls[n].events =
-            (short)(POLLIN | (l->out && !l->write_dead && !l->transport->polled ? POLLOUT : 0));
-        ranks[n++] = i;
+        idist__os_poll_watch(&polls[count], l->transport->poll_fd(l->port),
+                             IDIST__OS_READABLE | (writes ? IDIST__OS_WRITABLE : 0));
+        ranks[count++] = i;
     }
 
     if (sleep) pthread_mutex_unlock(&w->lock);
-    i = poll(polls, (nfds_t)n, sleep ? idist__os_ms_until(until_ns) : 0);
+    ready = idist__os_poll(polls, count, sleep ? idist__os_ms_until(until_ns) : 0);
     if (sleep) pthread_mutex_lock(&w->lock);
-    if (i <= 0) return;
-    if (sleep && polls[0].revents) // a quick look leaves it for the sleeper
-        while (read(ring->wake, &count, sizeof count) < 0 && errno == EINTR) continue;
 
-    for (i = 1; i < n; i++) {
+    if (ready <= 0) return;
+    if (sleep && polls[0].revents) idist__os_poll_wakeup_clear(ring->wake); // it is for the sleeper
+
+    for (i = 1; i < count; i++) {
         idist__link *l = &ring->links[ranks[i]];
-        if (polls[i].revents & POLLOUT) idist__link_flush(ring, l);
-        if (!l->open || !(polls[i].revents & ~POLLOUT)) continue;
+
+        if (idist__os_poll_writable(&polls[i])) idist__link_flush(ring, l);
+        if (!l->open || !idist__os_poll_readable(&polls[i])) continue;
         if (l->transport->polled) l->transport->polled(l->port);
-        idist__link_read(ring, ranks[i]);
+        if (!idist__progress_read(ring, ranks[i])) idist__progress_judge(ring);
     }
 }
 
+// Moves everything that can move, without blocking.
 static void idist__ring_move(idist__ring *ring) {
-    bool few =
-        ring->nstreams <= 4; // then asking each link is cheaper than asking poll which one to ask
+    bool few = ring->nstreams <= IDIST__PROGRESS_FEW;
     int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
         if (!l->open || !(few || l->transport->polled)) continue;
         if (l->out) idist__link_flush(ring, l);
-        idist__link_read(ring, i);
+        if (!idist__progress_read(ring, i)) idist__progress_judge(ring);
     }
 
     if (!few) idist__ring_poll(ring, 0, false);
@@ -481,19 +557,49 @@ static void idist__ring_progress(idist__world *w) {
     idist__ring_settle(idist__ring_of(w));
 }
 
-// Where all links go through memory we sleep on our bell, and look at the sockets, whose end is
-// that of the other rank, every 10 ms, in a long wait every 30; otherwise in poll. Looks at
-// everything once more after having said that we sleep.
+//------------------------------------------------------------------------------
+// [engine:wait]  sleeping, waking, and waiting until everything is written
+// uses os poll world shm:segment msg:types link progress
 //
-// Nobody knocks at a bell that was rung already. A knock that arrives during that last look may be
-// read by the look itself (it polls when there are many streams), so we sleep only while the bell
-// is still set. Another thread that reads from the links while we sleep may take a knock away as
-// well; it has to call `wake` afterwards.
+// A rank sleeps in one of three ways:
+//
+//   no shared memory             in poll, over all sockets and the wake-up of this process
+//   shared memory and streams    in poll as well; its doorbell says 2, so that a rank of this host
+//                                wakes it by a byte through the socket between the two
+//   shared memory only           on its doorbell, a futex (1). Its sockets only ever show the end
+//                                of a rank; it polls them every IDIST__LOOK_NS (10 ms), in a long
+//                                wait every 30 ms
+//
+// A rank marks its doorbell before it sleeps and then looks at everything once more, so no wake-up
+// is lost between the look and the sleep. A doorbell that has been rung is not rung again. The last
+// look may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// the doorbell is still marked. Another thread that reads the links while we sleep may consume one
+// as well; it has to call `wake` afterwards.
+//------------------------------------------------------------------------------
+
+enum { IDIST__ASLEEP_ON_WORD = 1, IDIST__ASLEEP_IN_POLL = 2 }; // idist__bell.asleep
+
+// Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
+static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
+    idist__world *w = ring->w;
+    const idist__shm *m = ring->shm;
+    int64_t look_ns = now_ns + IDIST__LOOK_NS + ring->drowsy_ns;
+
+    pthread_mutex_unlock(&w->lock);
+    idist__os_futex_wait(&idist__shm_bell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
+                         look_ns < until_ns ? look_ns : until_ns);
+    pthread_mutex_lock(&w->lock);
+
+    if (idist__os_now_ns() < look_ns) ring->drowsy_ns = 0;
+    else if (ring->drowsy_ns < 2 * IDIST__LOOK_NS) ring->drowsy_ns += IDIST__MS;
+}
+
+// Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
-    idist__shm *m = ring->shm;
+    const idist__shm *m = ring->shm;
     uint32_t ended = w->nended;
-    int64_t now = idist__os_now_ns();
+    int64_t now_ns = idist__os_now_ns();
 
     if (!m) {
         idist__ring_poll(ring, until_ns, true);
@@ -501,38 +607,41 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         return;
     }
 
-    if (now - ring->polled_ns > IDIST__LOOK_NS) {
-        ring->polled_ns = now;
+    if (now_ns - ring->polled_ns > IDIST__LOOK_NS) {
+        ring->polled_ns = now_ns;
         idist__ring_poll(ring, 0, false);
     }
 
-    idist__shm_falls_asleep(m, ring->nstreams ? 2 : 1);
+    idist__shm_falls_asleep(m, ring->nstreams ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
     idist__ring_move(ring);
 
     if (w->nended == ended && !ring->failed && !idist__shm_was_woken(m)) {
-        if (ring->nstreams) {
-            idist__ring_poll(ring, until_ns, true);
-        } else {
-            int64_t look_ns = now + IDIST__LOOK_NS + ring->drowsy_ns;
-            pthread_mutex_unlock(&w->lock);
-            idist__os_futex_wait(&idist__shm_bell(m, m->me)->asleep, 1,
-                                 look_ns < until_ns ? look_ns : until_ns);
-            pthread_mutex_lock(&w->lock);
-            if (idist__os_now_ns() < look_ns) ring->drowsy_ns = 0;
-            else if (ring->drowsy_ns < 2 * IDIST__LOOK_NS) ring->drowsy_ns += IDIST__MS;
-        }
+        if (ring->nstreams) idist__ring_poll(ring, until_ns, true);
+        else idist__wait_on_doorbell(ring, now_ns, until_ns);
     }
 
     idist__shm_awake(m);
     idist__ring_settle(ring);
 }
 
-// Whether something that others must still get, or say, is under way.
-static bool idist__ring_busy(idist__ring *ring, bool clean) {
+// Ends the sleep of a thread of this process. Any thread may call it, without the lock.
+static void idist__ring_wake(idist__world *w) {
+    const idist__ring *ring = idist__ring_of(w);
+    const idist__shm *m = ring->shm;
+
+    if (m && __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
+                 IDIST__ASLEEP_ON_WORD)
+        idist__shm_wake(m, m->me);
+    else idist__os_poll_wakeup_signal(ring->wake);
+}
+
+// Whether frames are waiting to be written or, when all ranks leave in order, a BYE has yet to
+// arrive.
+static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
     int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
-        idist__link *l = &ring->links[i];
+        const idist__link *l = &ring->links[i];
         if (!l->open) continue;
         if (l->out && !l->write_dead) return true;
         if (clean && !l->bye && l->transport->lossy_close) return true;
@@ -541,36 +650,39 @@ static bool idist__ring_busy(idist__ring *ring, bool clean) {
     return false;
 }
 
-// Until everything is out, or the moment is there.
-static void idist__ring_drain(idist__ring *ring, bool clean, int64_t until_ns) {
-    while (idist__ring_busy(ring, clean) && idist__os_ms_until(until_ns) != 0) {
-        int64_t soon = idist__os_now_ns() + IDIST__MS; // nobody knocks for room in a pipe here
-        idist__ring_poll(ring, soon < until_ns && ring->shm ? soon : until_ns, true);
+static void idist__wait_drain(idist__ring *ring, bool clean, int64_t until_ns) {
+    while (idist__wait_is_busy(ring, clean) && idist__os_ms_until(until_ns) != 0) {
+        int64_t soon_ns = idist__os_now_ns() + IDIST__MS; // nobody rings when a pipe has room again
+        idist__ring_poll(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns, true);
         idist__ring_move(ring);
     }
 }
 
 static void idist__ring_flush(idist__world *w, int64_t until_ns) {
-    idist__ring_drain(idist__ring_of(w), false, until_ns);
+    idist__wait_drain(idist__ring_of(w), false, until_ns);
     idist__ring_settle(idist__ring_of(w));
 }
 
-static void idist__ring_wake(idist__world *w) {
-    const idist__shm *m = idist__ring_of(w)->shm;
-    uint64_t one = 1;
+//------------------------------------------------------------------------------
+// [engine:task]  calls start, are checked against other ranks, and announce that they wait
+// uses os world self msg:types op link match verb share:share choose host
+// uses deadlock progress
+//
+// idist__ring_start sends a call one of five ways:
+//
+//   send, recv                 idist_msg.h
+//   a group of one rank        idist_core.h, a copy
+//   members share memory       idist_share.h
+//   members on several hosts   [algo:host]
+//   otherwise                  [algo:choose], messages between ranks
+//
+// Every collective notes its fingerprint first, and compares it with what other ranks have already
+// sent for the call of the same number.
+//------------------------------------------------------------------------------
 
-    if (m && __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == 1) {
-        idist__shm_wake(m, m->me);
-        return;
-    }
-
-    while (write(idist__ring_of(w)->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
-}
-
-// Compares the new call with what others already said about the call of this number.
-static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
+static void idist__task_compare(idist__ring *ring, const idist__task *t) {
     idist_group *g = t->group;
-    idist__ring_group *rg = idist__ring_group_of(g);
+    const idist__ring_group *rg = idist__ring_group_of(g);
     const idist__print *ours = &rg->history[t->seq % IDIST__HISTORY];
     int i;
 
@@ -578,6 +690,7 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
         uint64_t key = idist__ring_key(g->ctx, g->ranks[i], false, t->seq);
         idist__hook *hook = ring->messages[key % IDIST__BUCKETS].first;
         const char *field = NULL;
+
         if (i == g->rank) continue;
         if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq)
             field = idist__print_difference(&rg->seen[i].print, ours);
@@ -585,30 +698,24 @@ static void idist__ring_check_start(idist__ring *ring, idist__task *t) {
 
         for (; hook && !ring->failed; hook = hook->next) {
             const idist__message *m = idist__hook_message(hook);
-            if (m->peer == g->ranks[i] && m->frame.ctx == g->ctx && m->frame.print.seq == t->seq &&
-                m->frame.print.kind != IDIST__SEND && m->frame.type <= IDIST__RTS)
-                idist__ring_agree(ring, g, g->ranks[i], &m->frame);
+
+            if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx || m->frame.print.seq != t->seq)
+                continue;
+            if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
+            idist__ring_agree(ring, g, g->ranks[i], &m->frame);
         }
     }
 }
 
+// A blocking call without a task, while there are no tasks. False: it needs one.
 static bool idist__ring_quick(idist_group *g, const idist__call *c) {
-    return c->kind == IDIST__SEND   ? idist__send_quick(g, c)
-           : c->kind == IDIST__RECV ? idist__recv_quick(g, c)
-                                    : idist__share_quick(g, c);
+    if (c->kind == IDIST__SEND) return idist__send_quick(g, c);
+    if (c->kind == IDIST__RECV) return idist__recv_quick(g, c);
+    return idist__share_quick(g, c);
 }
 
-static void idist__ring_start(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
-    int shared = 0;
-
-    memset(t->impl, 0, t->call.kind < IDIST__SEND ? sizeof(idist__op) : offsetof(idist__op, n));
-    if (t->call.kind < IDIST__SEND) shared = idist__share_choose(t->group, &t->call);
-    if (t->call.kind < IDIST__SEND && idist__host_serves(t->group, &t->call))
-        shared = IDIST__BY_HOST;
-
-    // After a while outside the library, hear first what the others have said: perhaps the group
-    // has failed.
+// Before a call starts: reads what has arrived, in case its group has failed.
+static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->looked_ns > IDIST__MS && !t->group->inner) {
         idist__ring_progress(t->group->w);
         if (t->done) return;
@@ -616,38 +723,123 @@ static void idist__ring_start(idist__task *t) {
 
     ring->looked_ns = t->started_ns;
 
-    // The end of a process shows at its socket only, which otherwise is looked at by who sleeps:
-    // perhaps nobody does.
+    // The end of a process shows only at its socket. A sleeping rank polls those, but this one may
+    // never sleep.
     if (ring->shm && t->started_ns - ring->polled_ns > IDIST__LOOK_NS && !t->group->inner) {
         ring->polled_ns = t->started_ns;
         idist__ring_poll(ring, 0, false);
         idist__ring_settle(ring);
-        if (t->done) return;
     }
+}
+
+// A collective through shared memory or by host.
+static void idist__task_start_shared(idist__ring *ring, idist__task *t, int algorithm) {
+    idist__share_prepare(t, algorithm);
+    idist__ring_note(t, idist__op_of(t), algorithm);
+    idist__task_compare(ring, t);
+    if (algorithm == IDIST__BY_HOST) idist__host_start(t);
+    else idist__share_start(t);
+}
+
+// A collective made of messages.
+static void idist__task_start_messages(idist__ring *ring, idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (!idist__choose_begin(t)) {
+        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return;
+    }
+
+    idist__ring_note(t, o, o->algorithm);
+    idist__task_compare(ring, t);
+    idist__choose_run(t);
+    if (!ring->failed) idist__op_run(t);
+}
+
+static void idist__ring_start(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool collective = t->call.kind < IDIST__SEND;
+    int shared = 0; // the algorithm, unless the call is made of messages
+
+    memset(t->impl, 0, collective ? sizeof(idist__op) : offsetof(idist__op, n));
+    if (collective) shared = idist__share_choose(t->group, &t->call);
+    if (collective && idist__host_serves(t->group, &t->call)) shared = IDIST__BY_HOST;
+
+    idist__task_listen(ring, t);
+    if (t->done) return;
 
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
-    else if (shared) {
-        idist__share_prepare(t, shared);
-        idist__ring_note(t, idist__op_of(t), shared);
-        idist__ring_check_start(ring, t);
-        if (shared == IDIST__BY_HOST) idist__host_start(t);
-        else idist__share_start(t);
-    } else if (!idist__op_begin(t))
-        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
-    else {
-        idist__ring_note(t, idist__op_of(t), idist__op_of(t)->algorithm);
-        idist__ring_check_start(ring, t);
-        idist__op_choose_run(t);
-        if (!ring->failed) idist__op_run(t);
+    else if (shared) idist__task_start_shared(ring, t, shared);
+    else idist__task_start_messages(ring, t);
+
+    idist__ring_settle(ring);
+}
+
+// Tells the other members that this rank waits in t, so that they can object, and answer that they
+// are there.
+static void idist__ring_announce(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    bool p2p = idist__kind_is_p2p(t->call.kind);
+    bool only_call;
+    idist__frame f;
+    int i;
+
+    if (t->group->size == 1) return;
+    only_call = idist__world_only_call(ring->w) == t;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.ctx = t->group->ctx;
+    f.print = p2p ? idist__task_print(t, 0) : rg->history[t->seq % IDIST__HISTORY];
+
+    for (i = 0; i < t->group->size; i++) {
+        idist__link *l = &ring->links[t->group->ranks[i]];
+        const idist__verb *v;
+
+        if (i == t->group->rank || (p2p && t->call.root != i)) continue;
+        f.aux = l->p2p_got;
+        f.flags = 0;
+
+        // Only the search for deadlocks needs these, and there is no deadlock while this rank can
+        // do something else.
+        if (only_call) f.flags = IDIST__ONLY_CALL;
+        if (only_call && idist__deadlock_needs(l, t, i)) f.flags |= IDIST__NEEDS_YOU;
+        for (v = l->waiting.first; v && p2p && only_call; v = v->next)
+            if (v->task == t) f.id = v->id;
+
+        idist__link_control(ring, l, &f, NULL);
+        idist__deadlock_find(ring, t->group->ranks[i]);
     }
 
     idist__ring_settle(ring);
 }
 
+//------------------------------------------------------------------------------
+// [engine:cancel]  forgetting a call, and telling others that a group failed
+// uses mem world shm:segment msg:types op link share:share host deadlock
+//
+// After idist__ring_cancel no byte of the buffers of a call is touched, whatever still arrives.
+// What a task may have in the links, and what becomes of it:
+//
+//   receives posted, or matched    taken out; payloads that still come for them are dropped
+//   sends not begun                taken out; the credit of an eager one comes back
+//   sends partly written           completed from a copy, or the stream would be useless
+//   sends that wait for CTS        taken out; the answer will find nothing
+//
+// A call that no other rank knows of ends without consequences. If a peer knows of it already, the
+// group fails too; the return values say which it is.
+//------------------------------------------------------------------------------
+
+// Makes worthless what peers on this host read at the address of an announced message from now on.
+static void idist__cancel_withdraw(const idist__ring *ring) {
+    if (!ring->shm) return;
+    __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
+}
+
 // Takes the verbs of a task out of a list. Returns whether there were any.
-static bool idist__verbs_purge(idist__ring *ring, const idist__verbs *list, const idist__task *t) {
+static bool idist__cancel_list(idist__ring *ring, const idist__verbs *list, const idist__task *t) {
     idist__verb *v, *next;
     bool any = false;
 
@@ -662,44 +854,42 @@ static bool idist__verbs_purge(idist__ring *ring, const idist__verbs *list, cons
     return any;
 }
 
-// A frame that has partly gone out must go out to its end, or the stream is useless; its payload is
-// copied, since the buffer belongs to the caller again.
-static void idist__verb_orphan(idist__ring *ring, idist__link *l, idist__verb *v) {
-    size_t left = v->piece - v->piece_moved;
+// A frame that is partly written must be completed. Its payload is copied, because the buffer
+// belongs to the caller again.
+static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__verb *v) {
+    size_t unwritten = v->piece - v->piece_moved;
 
     v->task = NULL;
-    if (v->frame.type == IDIST__RTS && ring->shm)
-        __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u,
-                           __ATOMIC_SEQ_CST);
+    if (v->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
-    if (!left) {
-        if (v->frame.type == IDIST__RTS)
-            v->frame.type = IDIST__CREDIT; // already written: only keeps it from waiting for CTS
+    if (!unwritten) {
+        // An RTS would wait for its CTS; its type is written already and can change here.
+        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT;
         v->nbytes = v->piece = v->piece_moved = v->moved = 0;
         return;
     }
 
-    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, left);
+    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
 
     if (!v->owned) {
         idist__link_write_failed(ring, l);
         return;
     }
 
-    memcpy(v->owned, v->data + v->moved + v->piece_moved, left);
+    memcpy(v->owned, v->data + v->moved + v->piece_moved, unwritten);
     v->data = v->owned;
     v->moved = v->piece_moved = 0;
-    v->nbytes = v->piece = left;
+    v->nbytes = v->piece = unwritten;
 }
 
-// The same for what waits to go out. Returns whether the other side has heard of any of it.
-static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist__task *t) {
+// Takes out what is queued to be written. Returns whether the peer knows of any of it.
+static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__verb **at = &l->out;
-    bool heard = false;
+    bool known = false;
 
     if (l->out && l->out->task == t && l->out->frame_moved + l->out->piece_moved > 0) {
-        heard = true;
-        idist__verb_orphan(ring, l, l->out);
+        known = true;
+        idist__cancel_written(ring, l, l->out);
     }
 
     while (*at) {
@@ -710,110 +900,127 @@ static bool idist__link_purge_out(idist__ring *ring, idist__link *l, const idist
             continue;
         }
 
-        heard = heard || v->started;
-        if (v->frame.type == IDIST__EAGER)
-            l->window += v->nbytes + IDIST__FRAME_BYTES; // it will not arrive
+        known = known || v->started;
+        if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES;
         *at = v->next;
         idist__verb_free(ring, v);
     }
 
     l->out_end = at;
 
-    return heard;
+    return known;
 }
 
-// Forgets what a task has among the links. Returns whether the other side has heard of any of it.
-static bool idist__links_purge(idist__ring *ring, const idist__task *t) {
-    bool heard = false;
+// Takes a task out of the messages that came early. Returns whether it had claimed one.
+static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
+    idist__message *m, *next;
+    bool claimed = false;
+
+    for (m = l->early; m; m = next) {
+        next = m->next;
+
+        if (m->claim && m->claim->task == t) {
+            idist__verb_free(ring, m->claim);
+            m->claim = NULL;
+            claimed = true;
+        }
+
+        if (m->self_send && m->self_send->task == t) {
+            idist__verb_free(ring, m->self_send);
+            idist__message_free(ring, l, m);
+        }
+    }
+
+    return claimed;
+}
+
+// Takes a task out of all links. Returns whether a peer knows of any of it.
+static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
+    bool known = false;
     int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        idist__message *m, *next;
 
         if (l->in_verb && l->in_verb->task == t) {
             idist__verb *v = l->in_verb;
             if (l->in.type == IDIST__EAGER) idist__verb_free(ring, v); // it is in no list
             l->in_verb = NULL;
             l->target = NULL;
-            heard = true;
+            known = true;
         }
 
-        for (m = l->early; m; m = next) {
-            next = m->next;
-
-            if (m->claim && m->claim->task == t) {
-                idist__verb_free(ring, m->claim);
-                m->claim = NULL;
-                heard = true;
-            }
-
-            if (m->self_send && m->self_send->task == t) {
-                idist__verb_free(ring, m->self_send);
-                idist__message_free(ring, l, m);
-            }
-        }
-
-        heard = idist__link_purge_out(ring, l, t) || heard;
-        if (ring->shm && idist__verb_in(&l->waiting, t))
-            __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u,
-                               __ATOMIC_SEQ_CST);
-        heard = idist__verbs_purge(ring, &l->waiting, t) || heard;
-        heard = idist__verbs_purge(ring, &l->receiving, t) || heard;
-        idist__verbs_purge(ring, &l->posted, t);
+        known |= idist__cancel_early(ring, l, t);
+        known |= idist__cancel_queue(ring, l, t);
+        if (ring->shm && idist__ring_has_verb(&l->waiting, t)) idist__cancel_withdraw(ring);
+        known |= idist__cancel_list(ring, &l->waiting, t);
+        known |= idist__cancel_list(ring, &l->receiving, t);
+        idist__cancel_list(ring, &l->posted, t);
     }
 
-    return heard;
+    return known;
 }
 
-// The same for a send or receive that waits for the other side: it has one verb, and thousands may
-// be cancelled at once. False when it is not like that.
-static bool idist__verb_purge(idist__ring *ring, const idist__task *t) {
+// The short way for a send that waits for CTS or a receive without a message: it has one verb, and
+// thousands may be cancelled at once. False: it is not of this kind.
+static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     idist__verb *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
 
-    if (!v || !v->list || (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t))) return false;
-    if (t->call.kind == IDIST__SEND && ring->shm)
-        __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u,
-                           __ATOMIC_SEQ_CST);
+    if (!v || !v->list) return false;
+    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) return false;
+    if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
     idist__verb_take(v);
     idist__verb_free(ring, v);
 
     return true;
 }
 
-static bool idist__ring_cancel(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
+// Takes back the announcement that this rank waits in a receive.
+static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     idist__frame f;
-    idist__op *o;
-    bool waited = idist__verb_purge(ring, t), unmatched = waited && t->call.kind == IDIST__RECV;
-    bool heard = waited || idist__links_purge(ring, t); // a send waits when its RTS is out
 
-    if (t->call.kind == IDIST__RECV && t->announced &&
-        t->call.root >= 0) { // it does not wait any more
-        memset(&f, 0, sizeof f);
-        f.type = IDIST__WAITS;
-        f.print.kind = IDIST__RECV;
-        idist__link_control(ring, &ring->links[idist__world_rank(t->group, t->call.root)], &f,
-                            NULL);
-    }
+    if (!t->announced || t->call.root < 0) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.print.kind = IDIST__RECV;
+    idist__link_control(ring, &ring->links[idist__world_rank(t->group, t->call.root)], &f, NULL);
+}
 
-    if (t->call.kind == IDIST__RECV) return unmatched;
-    if (t->call.kind == IDIST__SEND) return !heard;
-    o = idist__op_of(t);
-    if (o->step && !o->step->done)
-        return false; // near and leads fail before the group that they are parts of
+static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (o->step && !o->step->done) return; // near and leads fail before the group they belong to
+
     if (o->algorithm == IDIST__BY_HOST) idist__host_remove(t);
     else if (o->algorithm >= IDIST__FLAT) idist__share_cancel(t);
+
     if (o->step) idist__task_free(o->step);
     o->step = NULL;
     idist__mem_free(&ring->w->cfg.mem, o->memory);
     o->memory = NULL;
+}
+
+static bool idist__ring_cancel(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool was_waiting = idist__cancel_waiting(ring, t);
+    bool known = was_waiting || idist__cancel_links(ring, t); // a waiting send has announced itself
+
+    if (t->call.kind == IDIST__SEND) return !known;
+
+    if (t->call.kind == IDIST__RECV) {
+        idist__cancel_announced(ring, t);
+        return was_waiting;
+    }
+
+    idist__cancel_collective(ring, t);
 
     return false;
 }
 
+// Tells the other members that a group failed.
 static void idist__ring_tell(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
+    const idist__ring_group *rg = idist__ring_group_of(g);
     idist__frame f;
     int i;
 
@@ -822,50 +1029,25 @@ static void idist__ring_tell(idist_group *g) {
     f.ctx = g->ctx;
     f.aux = (uint64_t)(int64_t)g->status;
     idist__share_withdraw(g);
+
     for (i = 0; i < g->size; i++)
         if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
-    if (idist__ring_group_of(g)->near)
-        idist__group_fail(idist__ring_group_of(g)->near, g->status, g->cause);
-    if (idist__ring_group_of(g)->leads)
-        idist__group_fail(idist__ring_group_of(g)->leads, g->status, g->cause);
+
+    if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
+    if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
     idist__share_let_go(g);
 }
 
-static void idist__ring_announce(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__frame f;
-    int i;
-    bool p2p = t->call.kind == IDIST__SEND || t->call.kind == IDIST__RECV, blocked;
+//------------------------------------------------------------------------------
+// [engine:missing]  names the ranks that a call waits for
+// uses err world msg:types op share:share deadlock
+//
+// A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
+// far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
+//------------------------------------------------------------------------------
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__WAITS;
-    f.ctx = t->group->ctx;
-    f.print = idist__task_print(t, 0);
-    if (t->group->size == 1) return;
-    blocked = idist__world_only_call(ring->w) == t;
-    if (!p2p) f.print = rg->history[t->seq % IDIST__HISTORY];
-
-    for (i = 0; i < t->group->size; i++) {
-        idist__link *l = &ring->links[t->group->ranks[i]];
-        idist__verb *v;
-        if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        // Only a deadlock asks for these, and there is none while this rank can do something else.
-        f.flags = (uint8_t)(blocked ? (idist__ring_needs(l, t, i) ? IDIST__NEEDS_YOU : 0) |
-                                          IDIST__ONLY_CALL
-                                    : 0);
-        f.aux = l->p2p_got;
-        for (v = l->waiting.first; v && p2p && blocked; v = v->next)
-            if (v->task == t) f.id = v->id;
-        idist__link_control(ring, l, &f, NULL);
-        idist__ring_find_deadlock(ring, t->group->ranks[i]);
-    }
-
-    idist__ring_settle(ring);
-}
-
-// A receive whose message has begun to come: from whom.
-static int idist__recv_missing(const idist__task *t, char *text, size_t cap) {
+// A receive whose message has begun to arrive: from whom.
+static int idist__missing_sender(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__ring *ring = idist__ring_of(g->w);
     int i;
@@ -874,82 +1056,157 @@ static int idist__recv_missing(const idist__task *t, char *text, size_t cap) {
 
     for (i = 0; i < g->size; i++) {
         const idist__link *l = &ring->links[g->ranks[i]];
-        bool here = l->in_verb && l->in_verb->task == t;
-        if (!here && !idist__verb_in(&l->receiving, t)) continue;
-        idist__append(text, cap, "rank %d on %s, whose message has begun to come", g->ranks[i],
-                      g->w->nodes[g->ranks[i]].hostname);
+        bool is_sender = l->in_verb && l->in_verb->task == t;
+
+        if (!is_sender && !idist__ring_has_verb(&l->receiving, t)) continue;
+        idist__append(text, capacity, "rank %d on %s, whose message has begun to arrive",
+                      g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
         return 1;
     }
 
     return 0;
 }
 
-typedef enum idist__absence { // of a member that the end of a call may wait for
+typedef enum idist__absence { // of a member that a call may be waiting for
     IDIST__ABSENT = 1,        // it has not entered the call
     IDIST__SILENT = 2,        // it has not answered when it was asked
     IDIST__NEEDED = 4         // this rank waits for something that only that one can send
 } idist__absence;
 
-static int idist__ring_absence(const idist__task *t, int rank) {
+static int idist__missing_absence(const idist__task *t, int rank) {
     const idist_group *g = t->group;
     const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
     const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
     bool entered = (int32_t)(seen->seq - t->seq) >= 0;
+    int absence = 0;
 
     if (t->whole.kind && seen->print.whole == t->whole.seq)
-        entered = true; // or an earlier part of it
+        entered = true; // or an earlier step of the same parent
+    if (!entered) absence |= IDIST__ABSENT;
+    if (g->asked_ns && l->here_ns < g->asked_ns) absence |= IDIST__SILENT;
+    if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
 
-    return (entered ? 0 : IDIST__ABSENT) |
-           (g->asked_ns && l->here_ns < g->asked_ns ? IDIST__SILENT : 0) |
-           (idist__ring_needs(l, t, rank) ? IDIST__NEEDED : 0);
+    return absence;
 }
 
-// Whom to name. Whoever has not entered the call may wait for somebody else in an earlier one; then
-// it answers when asked. A rank that entered the call may since have been stopped, or may have
-// finished it and be computing. In the second case this rank needs nothing from it.
-static int idist__ring_missing(idist__task *t, char *text, size_t cap) {
-    static const int order[4] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
-                                 IDIST__ABSENT, IDIST__SILENT};
+// Which members to name: those of the first row below that fits any. A rank that has not entered
+// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
+// been stopped since, or may have finished the call and be computing; in the second case this rank
+// needs nothing from it.
+static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT, IDIST__SILENT};
     idist_group *g = t->group;
-    idist__ring_group *rg = idist__ring_group_of(g);
-    int i, k, n = 0;
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    idist__task *step;
+    int i, row, count = 0;
 
-    if (t->call.kind == IDIST__RECV && !idist__recv_unmatched(t))
-        return idist__recv_missing(t, text, cap);
-    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
+    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t))
+        return idist__missing_sender(t, text, capacity);
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
 
-    if (!t->announced && idist__op_of(t)->algorithm == IDIST__BY_HOST &&
-        idist__op_of(t)->step) { // nobody was asked yet
-        if (!idist__ring_missing(idist__op_of(t)->step, text, cap))
-            idist__append(text, cap, "ranks of another host");
+    step = idist__op_of(t)->algorithm == IDIST__BY_HOST ? idist__op_of(t)->step : NULL;
+
+    if (step && !t->announced) { // nobody was asked yet
+        if (!idist__ring_missing(step, text, capacity))
+            idist__append(text, capacity, "ranks of another host");
         return 1;
     }
 
     idist__share_look(t);
-    for (k = 0; k < 4 && !n; k++)
-        for (i = 0; i < g->size; i++)
-            if (i != g->rank && (idist__ring_absence(t, i) & order[k]) == order[k])
-                idist__missing_rank(g, i, &rg->seen[i].print, n++, text, cap);
-    if (n > 8) idist__append(text, cap, " and %d more", n - 8);
-    if (n && (order[k - 1] & IDIST__SILENT)) idist__append(text, cap, ", which does not answer");
 
-    return n;
+    for (row = 0; row < (int)IDIST__COUNT_OF(order); row++) {
+        for (i = 0; i < g->size; i++)
+            if (i != g->rank && (idist__missing_absence(t, i) & order[row]) == order[row])
+                idist__missing_rank(g, i, &rg->seen[i].print, count++, text, capacity);
+        if (count) break;
+    }
+
+    if (count > 8) idist__append(text, capacity, " and %d more", count - 8);
+    if (count && (order[row] & IDIST__SILENT))
+        idist__append(text, capacity, ", which does not answer");
+
+    return count;
 }
 
-static void idist__ring_group_close(idist_group *g);
+//------------------------------------------------------------------------------
+// [engine:group]  opening and closing a group, and its groups by host
+// uses mem hash world shm:segment msg:types link share:share host
+//
+// Frames for a group may arrive before it exists here. They wait in the links until the group is
+// opened. Closing a group drops what is left, and the ring remembers its context for a while, to
+// drop frames that arrive later.
+//
+// Once a group is open, its members meet. If they all share memory, each of them has offered a
+// region there, and collectives use those. If they are on several hosts, the group gets two inner
+// groups for collectives by host (near and leads, see [algo:host]).
+//------------------------------------------------------------------------------
 
-static idist_status idist__ring_group_open(idist_group *g) {
+static void idist__ring_group_close(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
-    idist_status s;
+    const idist_group *parent;
     int i;
 
-    rg->rank_of = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * (size_t)g->w->group.size);
-    rg->seen = (idist__seen *)idist__mem_alloc(&g->w->cfg.mem, sizeof *rg->seen * (size_t)g->size);
+    for (i = 0; i < g->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+
+        for (m = l->early; m; m = next) {
+            bool complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+            size_t nbytes = (size_t)m->frame.nbytes;
+
+            next = m->next;
+            if (m->frame.ctx != g->ctx) continue;
+            idist__message_free(ring, l, m);
+            if (complete && i != g->w->group.rank) idist__link_consumed(ring, l, nbytes);
+        }
+    }
+
+    ring->closed[ring->nclosed++ % IDIST__CLOSED] = g->ctx;
+    if (rg->near) idist__group_free(rg->near);
+    if (rg->leads) idist__group_free(rg->leads);
+
+    for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
+        idist__ring_group *of =
+            parent->rank >= 0 && parent->impl ? idist__ring_group_of(parent) : NULL;
+        if (of && of->near == g) of->near = NULL;
+        if (of && of->leads == g) of->leads = NULL;
+    }
+
+    idist__share_free(g);
+    idist__mem_free(&g->w->cfg.mem, rg->rank_of);
+    idist__mem_free(&g->w->cfg.mem, rg->seen);
+}
+
+// Handles what arrived from a rank for this group before the group existed.
+static void idist__group_hear(idist_group *g, idist__link *l) {
+    idist__message *m;
+
+    for (m = l->early; m; m = m->next) {
+        if (m->frame.ctx != g->ctx || !m->unknown) continue;
+        m->unknown = false;
+        l->nunknown--;
+    }
+
+    for (m = l->early; m; m = m->next)
+        if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
+            idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
+}
+
+// Makes the ring's part of a group.
+static idist_status idist__group_init(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    const idist_allocator *mem = &g->w->cfg.mem;
+    int i;
+
+    rg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)g->w->group.size);
+    rg->seen = (idist__seen *)idist__mem_alloc(mem, sizeof *rg->seen * (size_t)g->size);
 
     if (!rg->rank_of || !rg->seen) {
-        idist__mem_free(&g->w->cfg.mem, rg->rank_of);
-        idist__mem_free(&g->w->cfg.mem, rg->seen);
+        idist__mem_free(mem, rg->rank_of);
+        idist__mem_free(mem, rg->seen);
         return IDIST_ERR_NO_MEMORY;
     }
 
@@ -958,17 +1215,8 @@ static idist_status idist__ring_group_open(idist_group *g) {
 
     for (i = 0; i < g->size; i++) {
         idist__link *l = &ring->links[g->ranks[i]];
-        idist__message *m;
 
-        for (m = l->early; m; m = m->next) {
-            if (m->frame.ctx != g->ctx || !m->unknown) continue;
-            m->unknown = false;
-            l->nunknown--;
-        }
-
-        for (m = l->early; m; m = m->next)
-            if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
-                idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
+        idist__group_hear(g, l);
 
         if (i != g->rank && !l->open) {
             char cause[200];
@@ -978,48 +1226,121 @@ static idist_status idist__ring_group_open(idist_group *g) {
         }
     }
 
-    if (g != &g->w->group) return IDIST_OK;
-    idist__share_offer_place(g);
-    s = idist__host_open(g, NULL);
-    if (s != IDIST_OK) idist__ring_group_close(g);
-
-    return s;
+    return IDIST_OK;
 }
 
-static void idist__ring_group_close(idist_group *g) {
-    idist__ring *ring = idist__ring_of(g->w);
+// ---- near and leads ----
+
+enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
+
+// Makes a group inside another one, from world ranks.
+static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
+                                           int n, idist_group **out) {
+    idist__world *w = parent->w;
+    idist_group *g = idist__group_new(w, n);
+    idist_status status;
+
+    if (!g) return IDIST_ERR_NO_MEMORY;
+    idist__group_set(g, idist__mix(parent->ctx, salt), ranks, n);
+    g->inner = true;
+    status = idist__group_init(g);
+
+    if (status != IDIST_OK) {
+        g->rank = -1; // it is not open
+        idist__group_free(g);
+        return status;
+    }
+
+    idist__ring_group_of(g)->whole = parent;
+    g->next = w->group.next;
+    w->group.next = g;
+    *out = g;
+
+    return IDIST_OK;
+}
+
+typedef struct idist__group_hosts { // the members of a group by host
+    uint64_t *near_offers;          // regions that the members on this host offer
+    int *near, *leads;              // world ranks: members on this host; first member of each host
+    int near_count, lead_count;
+    bool in_order; // the members of each host are consecutive
+} idist__group_hosts;
+
+static void idist__group_find_hosts(const idist_group *g, const uint64_t *offers,
+                                    idist__group_hosts *hosts) {
+    int i, k, changes = 1;
+
+    for (i = 0; i < g->size; i++) {
+        uint64_t host = idist__host_of(g, i);
+
+        for (k = 0; k < i && idist__host_of(g, k) != host; k++) continue;
+
+        if (k == i) hosts->leads[hosts->lead_count++] = g->ranks[i];
+        if (i && host != idist__host_of(g, i - 1)) changes++;
+        if (host != idist__host_of(g, g->rank)) continue;
+        hosts->near_offers[hosts->near_count] = offers ? offers[i] : 1;
+        hosts->near[hosts->near_count++] = g->ranks[i];
+    }
+
+    hosts->in_order = changes == hosts->lead_count;
+}
+
+static idist_status idist__group_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
     idist__ring_group *rg = idist__ring_group_of(g);
-    idist_group *other;
-    int i;
+    idist_status status = IDIST_OK;
 
-    for (i = 0; i < g->w->group.size; i++) {
-        idist__message *m, *next;
+    rg->nhosts = hosts->lead_count;
+    rg->in_order = hosts->in_order;
 
-        for (m = ring->links[i].early; m; m = next) {
-            bool whole = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
-            size_t nbytes = (size_t)m->frame.nbytes;
-            next = m->next;
-            if (m->frame.ctx != g->ctx) continue;
-            idist__message_free(ring, &ring->links[i], m);
-            if (whole && i != g->w->group.rank) idist__link_consumed(ring, &ring->links[i], nbytes);
-        }
-    }
+    if (hosts->near_count > 1)
+        status =
+            idist__group_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count, &rg->near);
+    if (status == IDIST_OK && rg->near) status = idist__share_meet(rg->near, hosts->near_offers);
+    if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
+        status = idist__group_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
+                                        &rg->leads);
 
-    ring->closed[ring->nclosed++ % IDIST__CLOSED] = g->ctx;
-    if (rg->near) idist__group_free(rg->near);
-    if (rg->leads) idist__group_free(rg->leads);
-
-    for (other = &g->w->group; g->inner && other; other = other->next) {
-        idist__ring_group *of =
-            other->rank >= 0 && other->impl ? idist__ring_group_of(other) : NULL;
-        if (of && of->near == g) of->near = NULL;
-        if (of && of->leads == g) of->leads = NULL;
-    }
-
-    idist__share_free(g);
-    idist__mem_free(&g->w->cfg.mem, rg->rank_of);
-    idist__mem_free(&g->w->cfg.mem, rg->seen);
+    return status;
 }
+
+// Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
+// region that each member offers; NULL: the first one of each. The world passes NULL and so needs
+// no exchange: all ranks know the table of hosts, and all first regions are free.
+static idist_status idist__ring_group_meet(idist_group *g, const uint64_t *offers) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t n = (size_t)g->size;
+    idist__group_hosts hosts;
+    idist_status status = IDIST_OK;
+
+    idist__ring_group_of(g)->met = true;
+    memset(&hosts, 0, sizeof hosts);
+    hosts.near_offers =
+        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.near_offers + 2 * sizeof(int)));
+    if (!hosts.near_offers) return IDIST_ERR_NO_MEMORY;
+    hosts.near = (int *)(void *)(hosts.near_offers + n);
+    hosts.leads = hosts.near + n;
+    idist__group_find_hosts(g, offers, &hosts);
+
+    if (hosts.lead_count == 1) status = idist__share_meet(g, hosts.near_offers);
+    else if (hosts.lead_count < g->size) status = idist__group_split_by_host(g, &hosts);
+
+    idist__mem_free(mem, hosts.near_offers);
+
+    return status;
+}
+
+static idist_status idist__ring_group_open(idist_group *g) {
+    idist_status status = idist__group_init(g);
+
+    if (status != IDIST_OK || g != &g->w->group) return status;
+    idist__share_offer_place(g);
+    status = idist__ring_group_meet(g, NULL);
+    if (status != IDIST_OK) idist__ring_group_close(g);
+
+    return status;
+}
+
+// ---- memory that other ranks can reach ----
 
 static void *idist__ring_alloc(idist__world *w, size_t nbytes) {
     const idist__shm *m = idist__ring_of(w)->shm;

@@ -1,114 +1,173 @@
-/* idist_join.h - v0.1.0 - how the ranks meet and connect to each other - MIT licence
+/* idist_join.h - v0.1.0 - how ranks meet and connect to each other - MIT licence
 
-    Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
+    What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
+    each of them listens, connect every pair, and agree on shared memory inside each host. From then
+    on nobody needs the store, and nobody listens any more.
+
+    Part of the implementation of idist: idist_ring.h includes it. The way in is idist__ring_open.
 
 CONTENTS
 
-      [join:join]  how the ranks meet, connect to each other, and part
+      [join:state]    what the sections below share
+      [join:failure]  a rank that gives up, and how the others learn why
+      [join:store]    opening the store, and values that a rank waits for
+      [join:table]    the number of the job, and a record of every rank
+      [join:links]    a connection between each pair of ranks
+      [join:share]    memory shared inside a host
+      [join:open]     all steps in order; making and freeing the ring
+
+STEPS
+
+    What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
+    no other world uses.
+
+      idist/R     how many worlds rank R has opened here          idist__join_store_open
+      job         number of the job, number of ranks (rank 0)     idist__table_agree_on_job
+      node/R      what rank R says about itself                   idist__table_exchange
+      nodes       all of these, collected by rank 0
+      tcp/R       where rank R listens for other hosts            idist__table_listen_tcp
+      -           each rank connects to the lower ones            idist__links_connect_all
+      -           ranks of a host map one file in memory          idist__join_share_share
+      joined/R    rank R is done                                  idist__join_store_leave
+      njoined     how many ranks are
+      all         all of them are: rank 0 may close the store
+
+    And when a rank cannot join:
+
+      failed      why a rank gave up                              idist__failure_tell
+      heard       how many ranks have read that
 */
 #ifndef IDIST_JOIN_H
 #define IDIST_JOIN_H
 
 //------------------------------------------------------------------------------
-// [join:join]  how the ranks meet, connect to each other, and part
-// uses os err mem base:log hash sock auth store config world segment msg:types
-// uses msg:transport link share
-//
-// Through the store everybody learns the job's number, each rank's host, and where each rank
-// listens: a local socket for ranks of one host, TCP for the others. Then every rank connects to
-// the lower ones and accepts the higher ones; each connection is authenticated. Once all are there
-// nobody needs the store or listens any more.
+// [join:state]  what the sections below share
+// uses os auth store:store world msg:types
 //------------------------------------------------------------------------------
+
+// Values of idist__config.transport that matter here.
+enum { IDIST__JOIN_AUTO = 0, IDIST__JOIN_TCP_ONLY = 2 };
 
 typedef struct idist__record { // what a rank says about itself
     char hostname[64];
-    uint64_t host;
+    uint64_t host;      // equal for all ranks of a host
     char local[64];     // address of its local socket, or ""
     uint32_t shm;       // whether it takes part in shared memory
-    uint32_t algorithm; // what it was told to use
+    uint32_t algorithm; // its setting IDIST_ALGO, which must be equal on all ranks
 } idist__record;
 
 typedef struct idist__join {
     idist__world *w;
     idist__ring *ring;
-    idist_store *store; // opened by us, or the user's
-    bool own_store;
-    bool told; // the others know that a rank gave up
-    bool told_by_will;
-    char prefix[64];
-    uint64_t job;
-    uint8_t key[32];
-    int listeners[2]; // local, tcp; -1
-    char tcp[128];    // where our TCP socket listens
-    bool need_tcp;
+    idist_store *store;
+    bool owns_store;              // we opened it; otherwise it is the user's
+    bool others_know;             // somebody else has told all ranks why we give up
+    bool told_by_server;          // ... namely the server, for a process that ended
+    char prefix[64];              // of our names in the store
+    uint64_t job;                 // number of the job
+    uint8_t key[32];              // authenticates connections of this job
+    int listeners[2];             // local socket, TCP; -1: none
+    char tcp_address[128];        // where our TCP socket listens
     const idist__record *records; // by rank
-    idist__handshake *shakes;     // outgoing, by rank; only to lower ranks
-    int64_t
-        *again_ns; // when to connect to a lower rank once more; 0: it is connecting, or connected
-    idist__porch *porch; // incoming
-    int nlinks;          // connected
+    idist__handshake *outgoing;   // by rank, to lower ranks only
+    int64_t *retry_ns;            // when to connect to a lower rank again; 0: under way, or done
+    idist__porch *incoming;
+    int link_count; // connected ranks
     int64_t deadline_ns;
 } idist__join;
 
-static void idist__join_key(const idist__join *j, char *key, size_t cap, const char *what,
-                            int rank) {
-    if (rank < 0) snprintf(key, cap, "%s%s", j->prefix, what);
-    else snprintf(key, cap, "%s%s/%d", j->prefix, what, rank);
+// The name of a value in the store, of one rank or (rank < 0) of all.
+static void idist__state_name(const idist__join *j, char *name, size_t capacity, const char *what,
+                              int rank) {
+    if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
+    else snprintf(name, capacity, "%s%s/%d", j->prefix, what, rank);
 }
 
-static int idist__join_ms_left(const idist__join *j) {
-    int64_t left =
-        j->deadline_ns == IDIST__FOREVER ? -1 : (j->deadline_ns - idist__os_now_ns()) / IDIST__MS;
-
-    return j->deadline_ns == IDIST__FOREVER ? -1
-           : left < 1                       ? 1
-           : left > INT32_MAX               ? INT32_MAX
-                                            : (int)left;
+static idist_status idist__state_set(idist__join *j, const char *what, int rank, const void *value,
+                                     size_t nbytes) {
+    char name[128];
+    idist__state_name(j, name, sizeof name, what, rank);
+    return idist_store_set(j->store, name, value, nbytes);
 }
 
-typedef struct idist__join_failure { // why a rank could not join: the others need not wait for it
+// Whether the store is that of a torch agent, which outlives the workers and does not know wills.
+static bool idist__state_is_torch(const idist__join *j) {
+    return strncmp(j->w->cfg.where, "torch:", 6) == 0;
+}
+
+// The server of our store, if it runs in this process.
+static const idist__server *idist__state_server(const idist__join *j) {
+    if (!j->owns_store || j->store->run != idist__tcp_store_run) return NULL;
+    return ((const idist__tcp_store *)j->store->impl)->server;
+}
+
+// How often a waiting rank asks whether another one has given up: less often in a large world,
+// where all ranks ask one server.
+static int idist__state_ask_ms(const idist__join *j) {
+    return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
+}
+
+// Milliseconds until the deadline, at least 1; negative: there is none.
+static int idist__state_ms_left(const idist__join *j) {
+    int64_t left;
+
+    if (j->deadline_ns == IDIST__FOREVER) return -1;
+    left = (j->deadline_ns - idist__os_now_ns()) / IDIST__MS;
+    if (left < 1) return 1;
+    return left > INT32_MAX ? INT32_MAX : (int)left;
+}
+
+static bool idist__state_is_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
+
+//------------------------------------------------------------------------------
+// [join:failure]  a rank that gives up, and how the others learn why
+// uses os err store:store state
+//
+// If one rank cannot join, no rank can: there are no partial worlds. To spare the others their
+// time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
+// now and then. A rank that has read it counts itself in "heard"; the owner of the store keeps the
+// store open until all of them have, or for half a second.
+//
+// A process that dies cannot do that. So each rank leaves a will with the server: the value of
+// "failed", in case its connection ends before it has joined.
+//------------------------------------------------------------------------------
+
+enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
+
+typedef struct idist__failure { // the value of "failed"
     int32_t status, rank;
-    int32_t by_will; // it ended without a word; the store says so for it
+    int32_t by_will; // the process ended; the server says so for it
     char text[400];
-} idist__join_failure;
+} idist__failure;
 
-enum { IDIST__JOIN_STAY_MS = 500 };
-
-static idist_status idist__join_no_fds(const idist__join *j) {
+static idist_status idist__failure_no_fds(const idist__join *j) {
     return idist__fail(
         IDIST_ERR_NO_FDS,
         "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
         j->w->group.size, 2 * j->w->group.size + 8);
 }
 
-// The server of our own store, in the process that has it.
-static const idist__server *idist__join_server(const idist__join *j) {
-    return j->own_store && j->store->run == idist__tcp_store_run
-               ? ((idist__tcp_store *)j->store->impl)->server
-               : NULL;
-}
+// Adds what the server knows to the error text that names the late ranks.
+static idist_status idist__failure_hint(const idist__join *j) {
+    const idist__server *server = idist__state_server(j);
+    int refused = server ? __atomic_load_n(&server->nrefused, __ATOMIC_RELAXED) : 0;
 
-// What rank 0 knows beyond the names of those who are late.
-static idist_status idist__join_hint(const idist__join *j) {
-    const idist__server *sv = idist__join_server(j);
-    int refused = sv ? __atomic_load_n(&sv->nrefused, __ATOMIC_RELAXED) : 0;
-
-    if (sv && __atomic_load_n(&sv->other_order, __ATOMIC_RELAXED))
+    if (server && __atomic_load_n(&server->other_order, __ATOMIC_RELAXED))
         idist__append(
             idist__me.text, sizeof idist__me.text,
-            ". Some rank runs on a machine of another byte order; mixed worlds are not supported");
+            ". A rank runs on a machine of another byte order; mixed worlds are not supported");
     else if (refused)
         idist__append(idist__me.text, sizeof idist__me.text,
-                      ". %d connections were refused or broke off: another secret, another build, "
-                      "strangers, or a rank that died",
+                      ". %d connections were refused or broke off: a wrong secret, another build, "
+                      "a stranger, or a rank that died",
                       refused);
 
     return IDIST_ERR_TIMEOUT;
 }
 
-// When the store's server ended, says who that was.
-static void idist__join_store_lost(const idist__join *j, idist_status status) {
-    bool by_rank_0 = j->w->cfg.store == NULL && strncmp(j->w->cfg.where, "torch:", 6) != 0;
+// If the server of the store ended, says which process that was.
+static void idist__failure_of_store(const idist__join *j, idist_status status) {
+    bool by_rank_0 = j->w->cfg.store == NULL && !idist__state_is_torch(j);
     char text[sizeof idist__me.text];
     const char *cause = text;
 
@@ -120,240 +179,315 @@ static void idist__join_store_lost(const idist__join *j, idist_status status) {
                 cause + 7);
 }
 
-// Whether a rank has given up; then so do we, with its reason.
-static idist_status idist__join_failed(idist__join *j) {
-    const idist__server *sv = idist__join_server(j);
-    idist__join_failure f;
-    char key[128];
-    const char *keys[1];
-    bool there = false;
-    size_t n = 0;
-    idist_status s;
+// Fails for the same reason if some rank has given up.
+static idist_status idist__failure_check(idist__join *j) {
+    const idist__server *server = idist__state_server(j);
+    idist__failure failure;
+    char name[128];
+    const char *names[1];
+    bool exists = false;
+    size_t nbytes = 0;
+    idist_status status;
 
-    keys[0] = key;
-    if (sv && __atomic_load_n(&sv->no_fds, __ATOMIC_RELAXED)) return idist__join_no_fds(j);
-    idist__join_key(j, key, sizeof key, "failed", -1);
-    s = idist_store_check(j->store, keys, 1, &there);
-    if (s == IDIST_ERR_PEER_LOST) return s;
-    if (s != IDIST_OK || !there) return IDIST_OK;
-    if (idist_store_get(j->store, key, &f, sizeof f, &n, 1000) != IDIST_OK || n != sizeof f)
-        return IDIST_OK;
-    f.text[sizeof f.text - 1] = 0;
-    j->told = true;
-    j->told_by_will = f.by_will != 0;
+    if (server && __atomic_load_n(&server->no_fds, __ATOMIC_RELAXED))
+        return idist__failure_no_fds(j);
 
-    if (f.status == IDIST_ERR_TIMEOUT) { // it names who is late
-        idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", f.text);
-        return idist__join_hint(j);
+    names[0] = name;
+    idist__state_name(j, name, sizeof name, "failed", -1);
+    status = idist_store_check(j->store, names, 1, &exists);
+    if (status == IDIST_ERR_PEER_LOST) return status;
+    if (status != IDIST_OK || !exists) return IDIST_OK;
+    status = idist_store_get(j->store, name, &failure, sizeof failure, &nbytes, 1000);
+    if (status != IDIST_OK || nbytes != sizeof failure) return IDIST_OK;
+
+    failure.text[sizeof failure.text - 1] = 0;
+    j->others_know = true;
+    j->told_by_server = failure.by_will != 0;
+
+    if (failure.status == IDIST_ERR_TIMEOUT) { // its text names the ranks that are late
+        idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", failure.text);
+        return idist__failure_hint(j);
     }
 
-    return idist__fail((idist_status)f.status, "initialize: rank %d could not join: %s",
-                       (int)f.rank, f.text);
+    return idist__fail((idist_status)failure.status, "initialize: rank %d could not join: %s",
+                       (int)failure.rank, failure.text);
 }
 
-// How often a rank that waits asks whether another one has given up. Hundreds of them ask one
-// server.
-static int idist__join_slice_ms(const idist__join *j) {
-    return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
-}
-
-// What the store's server is to tell the others when our process ends before all have met. NULL
-// takes that back.
-static void idist__join_will(idist__join *j, const idist__join_failure *failure) {
-    idist__req r;
-    char key[128] = "";
+// Leaves a will with the server, or takes it back (NULL). If the connection is gone, the next
+// request says so.
+static void idist__failure_will(idist__join *j, const idist__failure *failure) {
+    idist__req request;
+    char name[128] = "";
 
     if (j->store->run != idist__tcp_store_run && j->store->run != idist__file_store_run) return;
-    if (strncmp(j->w->cfg.where, "torch:", 6) == 0) return; // a server that does not know of wills
-    memset(&r, 0, sizeof r);
-    if (failure) idist__join_key(j, key, sizeof key, "failed", -1);
-    r.op = IDIST__REQ_WILL;
-    r.key.data = key;
-    r.key.nbytes = strlen(key);
-    r.a.data = (const char *)failure;
-    r.a.nbytes = failure ? sizeof *failure : 0;
-    r.deadline_ns = j->deadline_ns;
-    j->store->run(j->store, &r); // if the connection is gone, the next request says so
+    if (idist__state_is_torch(j)) return;
+
+    if (failure) idist__state_name(j, name, sizeof name, "failed", -1);
+    memset(&request, 0, sizeof request);
+    request.op = IDIST__REQ_WILL;
+    request.key.data = name;
+    request.key.nbytes = strlen(name);
+    request.a.data = (const char *)failure;
+    request.a.nbytes = failure ? sizeof *failure : 0;
+    request.deadline_ns = j->deadline_ns;
+    j->store->run(j->store, &request);
 }
 
-// The owner of the store stays until all others have read why, or for a moment.
-static void idist__join_stay(idist__join *j) {
-    int64_t until_ns = idist__os_deadline(IDIST__JOIN_STAY_MS), there = 0;
-    int others = j->w->group.size - 1 - (j->told_by_will ? 1 : 0);
-    char key[128];
+// Keeps the store open until all others have read why, or for a moment.
+static void idist__failure_stay(idist__join *j) {
+    int64_t until_ns = idist__os_deadline(IDIST__FAILURE_STAY_MS);
+    int64_t heard = 0;
+    int others = j->w->group.size - 1 - (j->told_by_server ? 1 : 0);
+    char name[128];
 
-    idist__join_key(j, key, sizeof key, "heard", -1);
+    idist__state_name(j, name, sizeof name, "heard", -1);
 
-    while (idist_store_add(j->store, key, 0, &there) == IDIST_OK && there < others) {
+    while (idist_store_add(j->store, name, 0, &heard) == IDIST_OK && heard < others) {
         if (idist__os_now_ns() >= until_ns) break;
         idist__os_pause_ms(5);
     }
 }
 
-// Tells the others why we give up, unless we have it from them.
-static void idist__join_tell(idist__join *j, idist_status status) {
-    idist__join_failure f;
-    char key[128], text[sizeof idist__me.text];
-    int64_t there;
+// Tells the others why this rank gives up, unless the reason came from them.
+static void idist__failure_tell(idist__join *j, idist_status status) {
+    idist__failure failure;
+    char name[128], text[sizeof idist__me.text];
+    int64_t heard;
 
     if (!j->store || !j->prefix[0]) return;
-    memset(&f, 0, sizeof f);
-    memcpy(text, idist__me.text, sizeof text);
-    f.status = (int32_t)status;
-    f.rank = j->w->group.rank;
-    idist__copy_text(f.text, sizeof f.text,
+    memcpy(text, idist__me.text, sizeof text); // the store may overwrite it
+    memset(&failure, 0, sizeof failure);
+    failure.status = (int32_t)status;
+    failure.rank = j->w->group.rank;
+    idist__copy_text(failure.text, sizeof failure.text,
                      strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
 
-    idist__join_key(j, key, sizeof key, "failed", -1);
-    if (!j->told)
-        idist_store_set(j->store, key, &f,
-                        sizeof f); // if that fails they learn it from the store's end
-    idist__join_will(j, NULL);
-    idist__join_key(j, key, sizeof key, "heard", -1);
-    if (f.rank > 0) idist_store_add(j->store, key, 1, &there);
-    else if (j->own_store) idist__join_stay(j);
+    // If this does not reach the store, the others learn of it when the store ends.
+    idist__state_name(j, name, sizeof name, "failed", -1);
+    if (!j->others_know) idist_store_set(j->store, name, &failure, sizeof failure);
+    idist__failure_will(j, NULL);
+
+    idist__state_name(j, name, sizeof name, "heard", -1);
+    if (failure.rank > 0) idist_store_add(j->store, name, 1, &heard);
+    else if (j->owns_store) idist__failure_stay(j);
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Which ranks, from `rank` on, have not put this value there.
-static idist_status idist__join_missing(idist__join *j, const char *what, int rank) {
-    char key[128], text[300] = "";
+// The connection to a rank ended. It may have given up and said why, or the server is about to say
+// that it died.
+static idist_status idist__failure_lost(idist__join *j, int rank, const char *how) {
+    int64_t until_ns = idist__os_deadline(IDIST__FAILURE_LOST_MS);
+    char text[300];
+
+    idist__copy_text(text, sizeof text, how); // it may lie where a failure writes its text
+
+    do {
+        idist_status status = idist__failure_check(j);
+        if (status != IDIST_OK) return status;
+        idist__os_pause_ms(10);
+    } while (idist__os_ms_until(until_ns) != 0);
+
+    return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: %s", rank,
+                       j->w->nodes[rank].hostname, text);
+}
+
+// The time is up: names the ranks, from `rank` on, that have not set this value.
+static idist_status idist__failure_late(idist__join *j, const char *what, int rank) {
+    char name[128], text[300] = "";
     int i, missing = 0;
 
     for (i = rank; i < j->w->group.size; i++) {
-        const char *keys[1];
-        bool there = true;
-        keys[0] = key;
-        idist__join_key(j, key, sizeof key, what, i);
-        if (idist_store_check(j->store, keys, 1, &there) != IDIST_OK || there) continue;
+        const char *names[1];
+        bool exists = true;
+
+        names[0] = name;
+        idist__state_name(j, name, sizeof name, what, i);
+        if (idist_store_check(j->store, names, 1, &exists) != IDIST_OK || exists) continue;
         if (missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
     }
 
     if (!missing)
         return idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank %d showed up too late, after %d ms",
                            rank, j->w->cfg.init_timeout_ms);
+
     idist__fail(IDIST_ERR_TIMEOUT,
                 "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
     if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
         idist__append(idist__me.text, sizeof idist__me.text,
                       ". The ranks meet at a local socket, which those of another user, network "
-                      "namespace (container) or "
-                      "host cannot reach");
+                      "namespace (container) or host cannot reach");
 
-    return idist__join_hint(j);
+    return idist__failure_hint(j);
 }
 
-// Gets a value that a rank puts there when it starts; the time-out names the ranks that did not, or
-// those without `cause` if it is made of what these put there.
-static idist_status idist__join_get(idist__join *j, const char *what, int rank, const char *cause,
-                                    void *value, size_t nbytes) {
-    char key[128];
-    size_t n = 0;
-    idist_status s;
-    int slice_ms = idist__join_slice_ms(j);
+//------------------------------------------------------------------------------
+// [join:store]  opening the store, and values that a rank waits for
+// uses os err store:store config state failure
+//
+// Worlds made one after another through the same store must not see each other's values. So each
+// rank counts its worlds in the store, and the count is part of all names. In a store of our own
+// the count can only be 1; a higher one means that two processes have the same rank. A torch agent
+// keeps its store when it restarts the workers, so there the number of restarts is part of the
+// names too.
+//------------------------------------------------------------------------------
 
-    idist__join_key(j, key, sizeof key, what, rank);
+// Waits for a value. After a time-out the error names the ranks that have not set it, or that have
+// not set `cause`, a value that must exist first.
+static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
+                                          const char *cause, void *value, size_t nbytes) {
+    char name[128];
+    size_t received = 0;
+    int ask_ms = idist__state_ask_ms(j);
+    idist_status status;
+
+    idist__state_name(j, name, sizeof name, what, rank);
 
     do {
-        int ms = idist__join_ms_left(j);
-        s = idist_store_get(j->store, key, value, nbytes, &n,
-                            ms < 0 || ms > slice_ms ? slice_ms : ms);
-        if (s == IDIST_OK && n != nbytes)
+        int ms = idist__state_ms_left(j);
+
+        if (ms < 0 || ms > ask_ms) ms = ask_ms;
+        status = idist_store_get(j->store, name, value, nbytes, &received, ms);
+        if (status == IDIST_OK && received != nbytes)
             return idist__fail(IDIST_ERR_UNSUPPORTED,
-                               "rank %d was built from another version of idist.h", rank);
-        if (s != IDIST_ERR_TIMEOUT) return s;
-        if ((s = idist__join_failed(j)) != IDIST_OK) return s;
+                               "initialize: rank %d was built from another version of idist.h",
+                               rank < 0 ? 0 : rank); // values of the job come from rank 0
+        if (status != IDIST_ERR_TIMEOUT) return status;
+        status = idist__failure_check(j);
+        if (status != IDIST_OK) return status;
     } while (idist__os_ms_until(j->deadline_ns) != 0);
 
-    return idist__join_missing(j, cause ? cause : what, rank < 0 ? 0 : rank);
+    return idist__failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
-static idist_status idist__join_set(idist__join *j, const char *what, int rank, const void *value,
-                                    size_t nbytes) {
-    char key[128];
-    idist__join_key(j, key, sizeof key, what, rank);
-    return idist_store_set(j->store, key, value, nbytes);
-}
-
-// Opens the store. Worlds made one after the other through one store must not see each other's
-// keys: each rank counts its worlds there. In a store of our own the count can only be 1; more
-// means that two processes have the same rank.
-static idist_status idist__join_store(idist__join *j) {
+// Opens a store of our own at the address from the launcher or the environment.
+static idist_status idist__join_store_open_own(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
-    idist_store_desc d;
-    bool torch = strncmp(cfg->where, "torch:", 6) == 0, pmi = strcmp(cfg->where, "pmi:") == 0;
-    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
-    char base[40] = "idist", key[64];
-    int64_t nth = 0;
-    idist__join_failure will;
-    idist_status s;
+    idist_store_desc desc;
+    idist_status status;
 
-    j->store = cfg->store;
+    if (!cfg->where[0])
+        return idist__fail(IDIST_ERR_ENV,
+                           "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find "
+                           "each other. Set MASTER_ADDR and MASTER_PORT to rank 0's host and a "
+                           "free port there (127.0.0.1 when all ranks are on this host)",
+                           cfg->rank, cfg->world_size,
+                           cfg->rank_var ? cfg->rank_var : cfg->launcher);
 
-    if (!j->store) {
-        if (!cfg->where[0])
-            return idist__fail(IDIST_ERR_ENV,
-                               "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot "
-                               "find each other. Set "
-                               "MASTER_ADDR and MASTER_PORT to rank 0's host and a free port there "
-                               "(127.0.0.1 when all "
-                               "ranks are on this host)",
-                               cfg->rank, cfg->world_size,
-                               cfg->rank_var ? cfg->rank_var : cfg->launcher);
-        if (pmi && (s = idist__pmi_meet(cfg)) != IDIST_OK) return s;
-        memset(&d, 0, sizeof d);
-        d.server = cfg->rank == 0;
-        d.timeout_ms = cfg->init_timeout_ms;
-        d.secret = cfg->secret.nbytes ? cfg->secret.bytes : NULL;
-        d.secret_nbytes = cfg->secret.nbytes;
-        d.allocator = cfg->mem;
-        s = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
-        cfg->listener = -1; // the store owns it now
-        if (s != IDIST_OK) return idist__fail(s, "initialize: %s", idist__me.text);
-        j->own_store = true;
+    if (strcmp(cfg->where, "pmi:") == 0) {
+        status = idist__pmi_meet(cfg);
+        if (status != IDIST_OK) return status;
     }
 
-    if (torch)
-        snprintf(base, sizeof base, "idist-%.20s",
-                 restart ? restart : "0"); // the agent keeps it over restarts
-    snprintf(key, sizeof key, "%s/%d", base, cfg->rank);
-    if ((s = idist_store_add(j->store, key, 1, &nth)) != IDIST_OK) return s;
-    if (j->own_store && nth != 1 && !torch)
-        return idist__fail(IDIST_ERR_RANK_TAKEN,
-                           "initialize: another process already is rank %d of this job (%s)",
-                           cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
-    snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)nth);
-    memset(&will, 0, sizeof will);
-    will.status = (int32_t)IDIST_ERR_PEER_LOST;
-    will.rank = cfg->rank;
-    will.by_will = 1;
-    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize",
-             j->w->hostname);
-    if (cfg->rank > 0) idist__join_will(j, &will); // that of rank 0 takes the store with it
+    memset(&desc, 0, sizeof desc);
+    desc.server = cfg->rank == 0;
+    desc.timeout_ms = cfg->init_timeout_ms;
+    desc.secret = cfg->secret.nbytes ? cfg->secret.bytes : NULL;
+    desc.secret_nbytes = cfg->secret.nbytes;
+    desc.allocator = cfg->mem;
+    status = idist__store_open(cfg->where, &desc, cfg->listener, &j->store);
+    cfg->listener = -1; // the store owns it now
+    if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
+    j->owns_store = true;
 
     return IDIST_OK;
 }
 
-// Rank 0 names the job; everybody else compares the size of the world with what rank 0 thinks.
-static idist_status idist__join_job(idist__join *j) {
-    uint64_t job[2] = {0, 0}; // its number, and the number of ranks
-    idist_status s;
+static void idist__join_store_leave_will(idist__join *j) {
+    idist__failure will;
+
+    if (j->w->cfg.rank == 0) return; // when rank 0 ends, the store ends too
+    memset(&will, 0, sizeof will);
+    will.status = (int32_t)IDIST_ERR_PEER_LOST;
+    will.rank = j->w->cfg.rank;
+    will.by_will = 1;
+    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize",
+             j->w->hostname);
+    idist__failure_will(j, &will);
+}
+
+static idist_status idist__join_store_open(idist__join *j) {
+    const idist__config *cfg = &j->w->cfg;
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    bool torch = idist__state_is_torch(j);
+    char base[40] = "idist", name[64];
+    int64_t world_number = 0;
+    idist_status status;
+
+    j->store = cfg->store;
+
+    if (!j->store) {
+        status = idist__join_store_open_own(j);
+        if (status != IDIST_OK) return status;
+    }
+
+    if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0");
+    snprintf(name, sizeof name, "%s/%d", base, cfg->rank);
+    status = idist_store_add(j->store, name, 1, &world_number);
+    if (status != IDIST_OK) return status;
+    if (j->owns_store && world_number != 1 && !torch)
+        return idist__fail(IDIST_ERR_RANK_TAKEN,
+                           "initialize: another process is already rank %d of this job (%s)",
+                           cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
+
+    snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)world_number);
+    idist__join_store_leave_will(j);
+
+    return IDIST_OK;
+}
+
+// This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
+// of a death through it. (It may close the store before it has answered the last request.)
+static idist_status idist__join_store_leave(idist__join *j) {
+    int64_t joined = 0;
+    char name[128], one = 1;
+    idist_status status;
+
+    status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
+    if (status != IDIST_OK) return status;
+    idist__state_name(j, name, sizeof name, "njoined", -1);
+    status = idist_store_add(j->store, name, 1, &joined);
+    if (status != IDIST_OK) return status;
+
+    if (joined == j->w->group.size) idist__state_set(j, "all", -1, &one, sizeof one);
+    idist__failure_will(j, NULL);
+    if (!j->owns_store || j->w->group.rank != 0) return IDIST_OK;
+
+    return idist__join_store_get(j, "all", -1, "joined", &one, sizeof one);
+}
+
+//------------------------------------------------------------------------------
+// [join:table]  the number of the job, and a record of every rank
+// uses os err hash sock auth store:store config world state store
+//
+// Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
+// then publishes a record: its host, and where its local socket listens. Rank 0 collects the
+// records in one table, so that n ranks take 2 n requests rather than n * n. The table tells
+// whether TCP is needed at all.
+//------------------------------------------------------------------------------
+
+// Rank 0 publishes the job number and the number of ranks, which every other rank compares with its
+// own.
+static idist_status idist__table_agree_on_job(idist__join *j) {
+    uint64_t job[2] = {0, 0}; // number of the job, number of ranks
     uint8_t key[32];
+    idist_status status;
 
     if (j->w->group.rank == 0) {
         idist__os_random(job, sizeof job);
         job[1] = (uint64_t)j->w->group.size;
-        s = idist__join_set(j, "job", -1, job, sizeof job);
+        status = idist__state_set(j, "job", -1, job, sizeof job);
     } else {
-        s = idist__join_get(j, "job", -1, NULL, job, sizeof job);
+        status = idist__join_store_get(j, "job", -1, NULL, job, sizeof job);
     }
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (job[1] != (uint64_t)j->w->group.size)
-        return idist__fail(IDIST_ERR_ENV,
-                           "initialize: rank 0 says the world has %llu ranks, this rank says %d",
-                           (unsigned long long)job[1], j->w->group.size);
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: rank 0 was started with a world of %llu ranks, this rank with %d",
+            (unsigned long long)job[1], j->w->group.size);
+
     j->job = job[0];
     idist__auth_key(&j->w->cfg.secret, key);
     idist__hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
@@ -361,620 +495,713 @@ static idist_status idist__join_job(idist__join *j) {
     return IDIST_OK;
 }
 
-static idist_status idist__join_listen_local(idist__join *j, idist__record *me) {
-    idist__addr addr;
+static idist_status idist__table_listen_local(idist__join *j, idist__record *me) {
+    idist__addr address;
     uint64_t id[2];
-    idist_status s;
+    idist_status status;
 
     idist__os_random(id, sizeof id);
     snprintf(me->local, sizeof me->local, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
              (unsigned long long)id[1]);
-    if ((s = idist__addr_parse(&addr, me->local)) != IDIST_OK) return s;
+    status = idist__addr_parse(&address, me->local);
+    if (status != IDIST_OK) return status;
 
-    return idist__sock_listen(&addr, me->local, &j->listeners[0]);
+    return idist__sock_listen(&address, me->local, &j->listeners[0]);
 }
 
-// The address under which other hosts reach this one: what the user says, or that of the connection
-// to the store.
-static idist_status idist__join_own_ip(idist__join *j, bool one_host, char *ip, size_t cap) {
-    const char *env = idist__os_env("IDIST_ADDR");
-    idist__addr a;
+static bool idist__table_own_address(int fd, idist__addr *address) {
+    memset(address, 0, sizeof *address);
+    address->nbytes = sizeof address->sa;
+    return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
+}
 
-    memset(&a, 0, sizeof a);
-    a.nbytes = sizeof a.sa;
-    if (env) idist__copy_text(ip, cap, env);
-    else if (one_host) idist__copy_text(ip, cap, "127.0.0.1");
-    else if (j->own_store && strncmp(j->w->cfg.where, "file:", 5) != 0 &&
-             getsockname(((idist__tcp_store *)j->store->impl)->fd, (struct sockaddr *)&a.sa,
-                         &a.nbytes) == 0 &&
-             a.sa.ss_family != AF_UNIX)
-        idist__addr_host_text(&a, ip, cap);
-    else
-        return idist__fail(IDIST_ERR_ENV, "initialize: which address do other hosts reach this one "
-                                          "at? Set IDIST_ADDR, or use tcp://");
+// The address at which other hosts reach this one: IDIST_ADDR, or the local end of our connection
+// to the store.
+static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip, size_t capacity) {
+    const char *env = idist__os_env("IDIST_ADDR");
+    bool store_is_socket = j->owns_store && strncmp(j->w->cfg.where, "file:", 5) != 0;
+    idist__addr address;
+
+    if (env) {
+        idist__copy_text(ip, capacity, env);
+    } else if (one_host) {
+        idist__copy_text(ip, capacity, "127.0.0.1");
+    } else if (store_is_socket &&
+               idist__table_own_address(((idist__tcp_store *)j->store->impl)->fd, &address) &&
+               address.sa.ss_family != AF_UNIX) {
+        idist__addr_host_text(&address, ip, capacity);
+    } else {
+        return idist__fail(IDIST_ERR_ENV, "initialize: no address known at which other hosts reach "
+                                          "this one: set IDIST_ADDR, or use tcp://");
+    }
 
     return IDIST_OK;
 }
 
-static idist_status idist__join_listen_tcp(idist__join *j, bool one_host) {
-    idist__addr addr;
+static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
+    idist__addr address;
     char ip[64];
-    idist_status s = idist__join_own_ip(j, one_host, ip, sizeof ip);
+    idist_status status = idist__table_own_ip(j, one_host, ip, sizeof ip);
 
-    if (s != IDIST_OK || (s = idist__addr_tcp(&addr, ip, 0)) != IDIST_OK) return s;
-    if (!idist__addr_is_loopback(&addr) && !j->w->cfg.secret.nbytes && !j->w->cfg.secret.insecure)
+    if (status == IDIST_OK) status = idist__addr_tcp(&address, ip, 0);
+    if (status != IDIST_OK) return status;
+    if (!idist__addr_is_loopback(&address) && !j->w->cfg.secret.nbytes &&
+        !j->w->cfg.secret.insecure)
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "initialize: listening at %s, beyond this host, needs a shared secret: set "
-            "IDIST_SECRET or "
-            "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
+            "IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the "
+            "network",
             ip);
-    if ((s = idist__sock_listen(&addr, ip, &j->listeners[1])) != IDIST_OK) return s;
-    addr.nbytes = sizeof addr.sa;
-    if (getsockname(j->listeners[1], (struct sockaddr *)&addr.sa, &addr.nbytes) != 0)
+
+    status = idist__sock_listen(&address, ip, &j->listeners[1]);
+    if (status != IDIST_OK) return status;
+    if (!idist__table_own_address(j->listeners[1], &address))
         return idist__fail_errno("getsockname", errno);
-    snprintf(j->tcp, sizeof j->tcp, "tcp:[%s]:%d", ip, idist__addr_port(&addr));
+    snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", ip, idist__addr_port(&address));
 
-    return idist__join_set(j, "tcp", j->w->group.rank, j->tcp, sizeof j->tcp);
+    return idist__state_set(j, "tcp", j->w->group.rank, j->tcp_address, sizeof j->tcp_address);
 }
 
-// What every rank says about itself, on all of them. Rank 0 collects it: n requests and as many
-// answers.
-static idist_status idist__join_records(idist__join *j, idist__record *records) {
-    int i, n = j->w->group.size, me = j->w->group.rank;
-    idist_status s = idist__join_set(j, "node", me, &records[me], sizeof *records);
+// Rank 0 collects the records and publishes the table.
+static idist_status idist__table_exchange(idist__join *j, idist__record *records) {
+    int i, n = j->w->group.size;
+    int me = j->w->group.rank;
+    size_t table_nbytes = sizeof *records * (size_t)n;
+    idist_status status = idist__state_set(j, "node", me, &records[me], sizeof *records);
 
-    if (s != IDIST_OK) return s;
-    if (me) return idist__join_get(j, "nodes", -1, "node", records, sizeof *records * (size_t)n);
-    for (i = 1; i < n && s == IDIST_OK; i++)
-        s = idist__join_get(j, "node", i, NULL, &records[i], sizeof *records);
+    if (status != IDIST_OK) return status;
+    if (me) return idist__join_store_get(j, "nodes", -1, "node", records, table_nbytes);
 
-    return s == IDIST_OK ? idist__join_set(j, "nodes", -1, records, sizeof *records * (size_t)n)
-                         : s;
+    for (i = 1; i < n; i++) {
+        status = idist__join_store_get(j, "node", i, NULL, &records[i], sizeof *records);
+        if (status != IDIST_OK) return status;
+    }
+
+    return idist__state_set(j, "nodes", -1, records, table_nbytes);
 }
 
-// Everybody's host; afterwards it is known whether TCP is needed at all.
-static idist_status idist__join_table(idist__join *j, idist__record *records) {
+// Checks the record of a rank and remembers its host.
+static idist_status idist__table_enter(idist__join *j, idist__record *record, int rank) {
+    idist__world *w = j->w;
+
+    record->hostname[sizeof record->hostname - 1] = 0;
+    record->local[sizeof record->local - 1] = 0;
+    idist__copy_text(w->nodes[rank].hostname, sizeof w->nodes[rank].hostname, record->hostname);
+    w->nodes[rank].host = record->host;
+
+    if (record->algorithm != (uint32_t)w->cfg.algorithm)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: IDIST_ALGO (desc.algorithm) differs between rank %d and rank %d", rank,
+            w->group.rank);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__table_make(idist__join *j, idist__record *records) {
     idist__world *w = j->w;
     idist__record *me = &records[w->group.rank];
     uint64_t host = idist__host_key(&w->cfg);
-    uint32_t algorithm = (uint32_t)w->cfg.algorithm;
     bool one_host = true;
-    idist_status s = IDIST_OK;
+    idist_status status = IDIST_OK;
     int i;
 
     idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
     me->host = host;
-    me->shm = w->cfg.transport == 0;
-    me->algorithm = algorithm;
-    if (w->cfg.transport != 2) s = idist__join_listen_local(j, me);
-    if (s == IDIST_OK) s = idist__join_records(j, records);
+    me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
+    me->algorithm = (uint32_t)w->cfg.algorithm;
+    if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__table_listen_local(j, me);
+    if (status == IDIST_OK) status = idist__table_exchange(j, records);
 
-    for (i = 0; i < w->group.size && s == IDIST_OK; i++) {
-        records[i].hostname[sizeof records[i].hostname - 1] = 0;
-        records[i].local[sizeof records[i].local - 1] = 0;
-        idist__copy_text(w->nodes[i].hostname, sizeof w->nodes[i].hostname, records[i].hostname);
-        w->nodes[i].host = records[i].host;
+    for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
+        status = idist__table_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
-        if (records[i].algorithm != algorithm)
-            s = idist__fail(
-                IDIST_ERR_ENV,
-                "initialize: IDIST_ALGO (desc.algorithm) differs between rank %d and rank %d", i,
-                w->group.rank);
     }
 
     j->records = records;
-    if (s == IDIST_OK && (w->cfg.transport == 2 || !one_host))
-        s = idist__join_listen_tcp(j, one_host);
+    if (status == IDIST_OK && (w->cfg.transport == IDIST__JOIN_TCP_ONLY || !one_host))
+        status = idist__table_listen_tcp(j, one_host);
 
-    return s;
+    return status;
 }
 
-static void idist__join_linked(idist__join *j, int rank, int fd, bool local) {
+//------------------------------------------------------------------------------
+// [join:links]  a connection between each pair of ranks
+// uses os poll err mem base:log sock auth msg:types msg:transport state failure
+// uses store table
+//
+// Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
+// TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
+// All handshakes run concurrently, so no order of ranks can block another.
+//
+//   idist__links_connect    begins a connection, or says when to try again
+//   idist__links_accept     accepts connections while there is room for more handshakes
+//   idist__links_step       advances a handshake; a successful one becomes a link
+//
+// Strangers may connect too. An incoming handshake that fails is closed and forgotten. An outgoing
+// one that breaks off is tried again, because the peer may have had no room for it; any other
+// failure of an outgoing one is fatal.
+//------------------------------------------------------------------------------
+
+enum { IDIST__LINKS_CONNECT_MS = 3000, IDIST__LINKS_RETRY_MS = 20, IDIST__LINKS_POLL_MS = 20 };
+
+static bool idist__links_is_local(const idist__join *j, int rank) {
+    const idist__record *me = &j->records[j->w->group.rank];
+    const idist__record *other = &j->records[rank];
+    return j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
+           other->local[0];
+}
+
+// Where a rank listens for us.
+static idist_status idist__links_find(idist__join *j, int rank, char *where, size_t capacity) {
+    idist_status status = IDIST_OK;
+
+    idist__copy_text(where, capacity, j->records[rank].local);
+    if (!idist__links_is_local(j, rank))
+        status = idist__join_store_get(j, "tcp", rank, NULL, where, capacity);
+    where[capacity - 1] = 0;
+
+    return status;
+}
+
+// Connecting failed: schedules another attempt, or fails.
+static idist_status idist__links_connect_failed(idist__join *j, int rank, const char *where,
+                                                int error) {
+    char how[200];
+
+    if (idist__state_is_out_of_fds(error)) return idist__failure_no_fds(j);
+
+    if (error == EAGAIN || error == ETIMEDOUT || error == EINTR) { // its accept queue may be full
+        j->retry_ns[rank] = idist__os_deadline(IDIST__LINKS_RETRY_MS);
+        return idist__failure_check(j);
+    }
+
+    if (idist__sock_cut_off(error))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network "
+                           "interface is down, or no route leads there",
+                           rank, j->w->nodes[rank].hostname, where, strerror(error));
+
+    snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(error));
+
+    return idist__failure_lost(j, rank, how);
+}
+
+static idist_status idist__links_connect(idist__join *j, int rank) {
+    idist__addr address;
+    idist__handshake *handshake = &j->outgoing[rank];
+    int64_t until_ns = idist__os_deadline(IDIST__LINKS_CONNECT_MS);
+    char where[128];
+    idist_status status;
+    int fd;
+
+    j->retry_ns[rank] = 0;
+    status = idist__links_find(j, rank, where, sizeof where);
+    if (status == IDIST_OK) status = idist__addr_parse(&address, where);
+    if (status != IDIST_OK) return status;
+
+    fd = idist__sock_connect(&address, until_ns < j->deadline_ns ? until_ns : j->deadline_ns);
+    if (fd < 0) return idist__links_connect_failed(j, rank, where, errno);
+
+    idist__auth_begin(handshake, fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
+                      j->w->group.size, j->deadline_ns);
+    handshake->ready = true;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__links_accept(idist__join *j, int listener) {
+    idist__handshake *handshake = idist__porch_place(j->incoming);
+
+    while (handshake) {
+        int fd = idist__sock_accept(listener);
+
+        if (fd < 0 && idist__state_is_out_of_fds(errno)) {
+            if (!idist__porch_make_way(j->incoming)) return idist__failure_no_fds(j);
+            idist__os_pause_ms(1); // rather than spin while descriptors are short
+            return IDIST_OK;
+        }
+
+        if (fd < 0) return IDIST_OK;
+        idist__os_close(&handshake->fd);
+        idist__auth_begin(handshake, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
+                          j->w->group.size, idist__os_deadline(IDIST__PORCH_MS));
+        handshake->ready = true;
+        handshake = idist__porch_place(j->incoming);
+    }
+
+    return IDIST_OK;
+}
+
+// A handshake has succeeded: its connection becomes a link.
+static void idist__links_add(idist__join *j, int rank, int fd) {
     idist__link *l = &j->ring->links[rank];
+    idist__addr address;
+    bool local = idist__table_own_address(fd, &address) && address.sa.ss_family == AF_UNIX;
 
     l->transport = local ? &idist__transport_unix : &idist__transport_tcp;
     l->fd = fd;
     l->port = &l->fd;
     l->open = true;
     j->ring->nstreams++;
-    j->nlinks++;
+    j->link_count++;
 }
 
-// A rank is gone. It may have given up and said why, or the store's server is about to say that it
-// died.
-static idist_status idist__join_lost(idist__join *j, int rank, const char *how) {
-    int64_t soon = idist__os_deadline(300);
-    char text[300];
-
-    idist__copy_text(text, sizeof text, how); // may lie where a failure writes its text
-
-    do {
-        idist_status s = idist__join_failed(j);
-        if (s != IDIST_OK) return s;
-        idist__os_pause_ms(10);
-    } while (idist__os_ms_until(soon) != 0);
-
-    return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: %s", rank,
-                       j->w->nodes[rank].hostname, text);
+// Checks which rank is at the other end. to: the rank that we connected to; -1: it connected to us.
+static idist_status idist__links_check_rank(const idist__join *j, int rank, int to) {
+    if (to >= 0 && rank != to) return IDIST_ERR_AUTH;
+    if (to < 0 && (rank <= j->w->group.rank || rank >= j->w->group.size)) return IDIST_ERR_AUTH;
+    return j->ring->links[rank].open ? IDIST_ERR_RANK_TAKEN : IDIST_OK;
 }
 
-static bool idist__join_is_local(const idist__join *j, int rank) {
-    const idist__record *me = &j->records[j->w->group.rank], *other = &j->records[rank];
-    return j->w->cfg.transport != 2 && other->host == me->host && other->local[0];
-}
+// Advances a handshake.
+static idist_status idist__links_step(idist__join *j, idist__handshake *handshake, int to) {
+    bool done = false;
+    idist_status status;
 
-// Begins the connection to a lower rank, or says when to try again: its queue of newcomers may be
-// full.
-static idist_status idist__join_connect(idist__join *j, int rank) {
-    idist__addr addr;
-    char where[128], how[200];
-    int64_t soon = idist__os_deadline(3000);
-    idist_status s;
-    int fd;
+    handshake->ready = false;
+    status = idist__auth_step(handshake, &done);
+    if (status == IDIST_OK && !done) return IDIST_OK;
+    if (status == IDIST_OK) status = idist__links_check_rank(j, (int)handshake->theirs.rank, to);
 
-    j->again_ns[rank] = 0;
-    idist__copy_text(where, sizeof where, j->records[rank].local);
-    if (!idist__join_is_local(j, rank) &&
-        (s = idist__join_get(j, "tcp", rank, NULL, where, sizeof where)) != IDIST_OK)
-        return s;
-    where[sizeof where - 1] = 0;
-    if ((s = idist__addr_parse(&addr, where)) != IDIST_OK) return s;
-
-    fd = idist__sock_connect(&addr, soon < j->deadline_ns ? soon : j->deadline_ns);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return idist__join_no_fds(j);
-
-    if (fd < 0 && (errno == EAGAIN || errno == ETIMEDOUT || errno == EINTR)) {
-        j->again_ns[rank] = idist__os_deadline(20);
-        return idist__join_failed(j);
+    if (status == IDIST_OK) {
+        idist__links_add(j, (int)handshake->theirs.rank, handshake->fd);
+        handshake->fd = -1;
+        return IDIST_OK;
     }
 
-    if (fd < 0 && idist__sock_cut_off(errno))
-        return idist__fail(IDIST_ERR_SYSTEM,
-                           "initialize: rank %d on %s cannot be reached at %s (%s): the network "
-                           "interface is down, or no "
-                           "route leads there",
-                           rank, j->w->nodes[rank].hostname, where, strerror(errno));
+    idist__os_close(&handshake->fd);
 
-    if (fd < 0) {
-        snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(errno));
-        return idist__join_lost(j, rank, how);
+    if (to < 0) {
+        idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
+                         idist__me.text);
+        return IDIST_OK;
     }
 
-    idist__auth_begin(&j->shakes[rank], fd, false, j->key, IDIST__ROLE_LINK, j->job,
-                      j->w->group.rank, j->w->group.size, j->deadline_ns);
-    j->shakes[rank].ready = true;
-
-    return IDIST_OK;
-}
-
-static idist_status idist__join_accept(idist__join *j, int listener) {
-    idist__handshake *h;
-
-    while ((h = idist__porch_place(j->porch)) != NULL) {
-        int fd = idist__sock_accept(listener);
-
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            if (!idist__porch_make_way(j->porch)) return idist__join_no_fds(j);
-            idist__os_pause_ms(1); // no spin while descriptors are short
-            return IDIST_OK;
-        }
-
-        if (fd < 0) return IDIST_OK;
-        idist__os_close(&h->fd);
-        idist__auth_begin(h, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
-                          j->w->group.size, idist__os_deadline(IDIST__PORCH_MS));
-        h->ready = true;
+    if (handshake->broke) {
+        j->retry_ns[to] = idist__os_deadline(5 + to % 16); // not all ranks at the same moment
+        return IDIST_OK;
     }
 
-    return IDIST_OK;
+    return idist__fail(status, "initialize: connecting to rank %d on %s: %s", to,
+                       j->w->nodes[to].hostname, idist__me.text);
 }
 
-// Moves a handshake on; a finished one becomes a link. An incoming one that fails is somebody
-// else's problem; an outgoing one that broke off is tried again, and any other failure of it is
-// fatal.
-static idist_status idist__join_step(idist__join *j, idist__handshake *h, int to) {
-    bool done = false, incoming = to < 0, local;
-    idist_status s;
-    struct sockaddr_storage sa;
-    socklen_t n = sizeof sa;
-    int rank;
-
-    h->ready = false;
-    s = idist__auth_step(h, &done);
-    if (s == IDIST_OK && !done) return IDIST_OK;
-    rank = s == IDIST_OK ? (int)h->theirs.rank : -1;
-    if (s == IDIST_OK &&
-        (incoming ? rank <= j->w->group.rank || rank >= j->w->group.size : rank != to))
-        s = IDIST_ERR_AUTH;
-    if (s == IDIST_OK && j->ring->links[rank].open) s = IDIST_ERR_RANK_TAKEN;
-
-    if (s != IDIST_OK) {
-        if (incoming)
-            idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
-                             idist__me.text);
-        idist__os_close(&h->fd);
-        if (incoming) return IDIST_OK;
-
-        if (h->broke) {
-            j->again_ns[to] = idist__os_deadline(5 + to % 16); // not all at the same moment
-            return IDIST_OK;
-        }
-
-        return idist__fail(s, "initialize: connecting to rank %d on %s: %s", to,
-                           j->w->nodes[to].hostname, idist__me.text);
-    }
-
-    local = getsockname(h->fd, (struct sockaddr *)&sa, &n) == 0 && sa.ss_family == AF_UNIX;
-    idist__join_linked(j, rank, h->fd, local);
-    h->fd = -1;
-
-    return IDIST_OK;
-}
-
-static idist_status idist__join_late(const idist__join *j) {
+static idist_status idist__links_late(const idist__join *j) {
     char text[300] = "";
     int i, missing = 0;
 
     for (i = 0; i < j->w->group.size; i++)
         if (i != j->w->group.rank && !j->ring->links[i].open && missing++ < 16)
             idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+
     return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s",
                        j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
 }
 
-// What poll should look at: the listeners while there is room for newcomers, then the outgoing
-// handshakes in the order of ranks, then the incoming ones. Returns how many.
-static int idist__join_poll_set(const idist__join *j, bool room, struct pollfd *fds) {
-    int i, n = 0;
+// ---- all of them at once ----
 
-    for (i = 0; i < 2; i++) {
-        if (j->listeners[i] < 0 || !room) continue;
-        fds[n].fd = j->listeners[i];
-        fds[n++].events = POLLIN;
-    }
+// Fills the poll set: the listeners, if there is room for another handshake; outgoing handshakes,
+// in the order of ranks; incoming ones. Returns the number of entries.
+static int idist__links_poll_set(const idist__join *j, bool accepts,
+                                 idist__os_poll_entry *entries) {
+    int i, count = 0;
+
+    for (i = 0; i < 2; i++)
+        if (j->listeners[i] >= 0 && accepts)
+            idist__os_poll_watch(&entries[count++], j->listeners[i], IDIST__OS_READABLE);
 
     for (i = 0; i < j->w->group.rank; i++) {
-        if (j->shakes[i].fd < 0) continue;
-        fds[n].fd = j->shakes[i].fd;
-        fds[n++].events = idist__auth_writes(&j->shakes[i]) ? POLLOUT : POLLIN;
+        const idist__handshake *handshake = &j->outgoing[i];
+        int events = idist__auth_writes(handshake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+
+        if (handshake->fd >= 0) idist__os_poll_watch(&entries[count++], handshake->fd, events);
     }
 
-    return n + idist__porch_poll(j->porch, fds + n);
+    return count + idist__porch_poll(j->incoming, entries + count);
 }
 
-// Goes on with what poll has seen.
-static idist_status idist__join_polled(idist__join *j, bool room, const struct pollfd *fds) {
-    int i, n = 0, me = j->w->group.rank;
-    idist_status s = IDIST_OK;
+// Marks the handshakes that poll has reported; the entries are those of idist__links_poll_set.
+static void idist__links_polled(idist__join *j, bool accepts, const idist__os_poll_entry *entries) {
+    int i, count = 0;
 
-    for (i = 0; i < 2; i++) n += room && j->listeners[i] >= 0;
-    for (i = 0; i < me; i++)
-        if (j->shakes[i].fd >= 0) j->shakes[i].ready = fds[n++].revents != 0;
-    idist__porch_polled(j->porch, fds + n);
+    for (i = 0; i < 2; i++)
+        if (j->listeners[i] >= 0 && accepts) count++;
+    for (i = 0; i < j->w->group.rank; i++)
+        if (j->outgoing[i].fd >= 0) j->outgoing[i].ready = entries[count++].revents != 0;
+    idist__porch_polled(j->incoming, entries + count);
+}
 
-    for (i = 0; i < 2 && s == IDIST_OK; i++)
-        if (j->listeners[i] >= 0) s = idist__join_accept(j, j->listeners[i]);
+// Advances everything that is ready.
+static idist_status idist__links_progress(idist__join *j) {
+    int i;
+    idist_status status = IDIST_OK;
 
-    for (i = 0; i < me && s == IDIST_OK; i++) {
-        if (j->shakes[i].fd >= 0 && j->shakes[i].ready) s = idist__join_step(j, &j->shakes[i], i);
-        else if (j->again_ns[i] && idist__os_now_ns() >= j->again_ns[i])
-            s = idist__join_connect(j, i);
+    for (i = 0; i < 2 && status == IDIST_OK; i++)
+        if (j->listeners[i] >= 0) status = idist__links_accept(j, j->listeners[i]);
+
+    for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++) {
+        idist__handshake *handshake = &j->outgoing[i];
+
+        if (handshake->fd >= 0 && handshake->ready) status = idist__links_step(j, handshake, i);
+        else if (j->retry_ns[i] && idist__os_now_ns() >= j->retry_ns[i])
+            status = idist__links_connect(j, i);
     }
 
-    for (i = 0; i < IDIST__PORCH && s == IDIST_OK; i++)
-        if (j->porch->place[i].fd >= 0 && j->porch->place[i].ready)
-            s = idist__join_step(j, &j->porch->place[i], -1);
+    for (i = 0; i < IDIST__PORCH && status == IDIST_OK; i++) {
+        idist__handshake *handshake = &j->incoming->place[i];
+        if (handshake->fd >= 0 && handshake->ready) status = idist__links_step(j, handshake, -1);
+    }
 
-    return s;
+    return status;
 }
 
-// All handshakes at once, so that no order of ranks can block another.
-static idist_status idist__join_links(idist__join *j) {
-    int i, n, size = j->w->group.size;
-    size_t room_for = (size_t)size + IDIST__PORCH + 2;
-    struct pollfd *fds = (struct pollfd *)idist__mem_alloc(&j->w->cfg.mem, sizeof *fds * room_for);
+// Sleeps until something is ready, and advances it.
+static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
+    bool accepts = idist__porch_place(j->incoming) != NULL;
+    int count = idist__links_poll_set(j, accepts, entries);
+    int ms = idist__os_ms_until(j->deadline_ns);
+
+    if (ms == 0) return idist__links_late(j);
+    if (ms < 0 || ms > IDIST__LINKS_POLL_MS) ms = IDIST__LINKS_POLL_MS;
+    if (idist__os_poll(entries, count, ms) < 0 && errno != EINTR)
+        return idist__fail_errno("poll", errno);
+
+    idist__links_polled(j, accepts, entries);
+
+    return idist__links_progress(j);
+}
+
+static idist_status idist__links_connect_all(idist__join *j) {
+    int i, size = j->w->group.size;
+    size_t capacity = (size_t)size + IDIST__PORCH + 2;
+    idist__os_poll_entry *entries =
+        (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
     int64_t asked_ns = idist__os_now_ns();
-    idist_status s = fds ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; i < j->w->group.rank && s == IDIST_OK; i++) s = idist__join_connect(j, i);
+    for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
+        status = idist__links_connect(j, i);
 
-    while (s == IDIST_OK && j->nlinks < size - 1) {
-        bool room = idist__porch_place(j->porch) != NULL;
-        n = idist__join_poll_set(j, room, fds);
-        i = idist__os_ms_until(j->deadline_ns);
-        if (i == 0) {
-            s = idist__join_late(j);
-            break;
-        }
+    while (status == IDIST_OK && j->link_count < size - 1) {
+        status = idist__links_turn(j, entries);
 
-        i = poll(fds, (nfds_t)n, i < 0 || i > 20 ? 20 : i);
-        if (i < 0 && errno != EINTR) s = idist__fail_errno("poll", errno);
-        if (s == IDIST_OK) s = idist__join_polled(j, room, fds);
-
-        if (s == IDIST_OK && idist__os_now_ns() - asked_ns > idist__join_slice_ms(j) * IDIST__MS) {
-            s = idist__join_failed(j);
+        if (status == IDIST_OK &&
+            idist__os_now_ns() - asked_ns > idist__state_ask_ms(j) * IDIST__MS) {
+            status = idist__failure_check(j);
             asked_ns = idist__os_now_ns();
         }
     }
 
-    idist__mem_free(&j->w->cfg.mem, fds);
+    idist__mem_free(&j->w->cfg.mem, entries);
 
-    return s;
+    return status;
 }
 
-// ---- shared memory ----
+//------------------------------------------------------------------------------
+// [join:share]  memory shared inside a host
+// uses os os:segment err mem base:log sock shm:segment msg:types share:share
+// uses state failure
 //
-// Once the links of a host are there, its lowest rank makes the file and passes it to the others
-// through them; each maps it, reserves its own share, and says whether that went well. Only when it
-// did for all is it used; if not, once more without windows (a limit on address space, say), and
-// then the links stay what they are.
+// Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
+// its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
+// whether that worked:
+//
+//   lowest rank    makes the file    sends it        maps it   collects votes   sends the lowest
+//   other ranks                      receive it      map it    send votes       receive it
+//
+// The file is used only if it worked everywhere. If it did not, they try once more without windows,
+// since a limit on address space may be the reason, and then the links stay sockets.
+//
+// A second vote decides whether they read each other's memory through the kernel. Each rank tries
+// to read a random number at the address that every other rank has left in the file.
+//------------------------------------------------------------------------------
 
+// Votes; the lowest one decides.
 enum {
-    IDIST__SHM_NO,
-    IDIST__SHM_OK_FENCED,
-    IDIST__SHM_OK
-}; // votes of a rank; fenced: its kernel has no membarrier
+    IDIST__VOTE_FAILED,
+    IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
+    IDIST__VOTE_MAPPED
+};
 
-typedef struct idist__shm_hello {
+typedef struct idist__join_share_hello { // comes with the descriptor
     uint64_t shm_nbytes, window_nbytes;
-} idist__shm_hello;
+} idist__join_share_hello;
 
-static size_t idist__shm_nbytes(const idist__shm *m) {
+// ---- where things lie in the file ----
+
+static size_t idist__join_share_nbytes(const idist__shm *m) {
     return m->window_at + (size_t)m->n * m->window_nbytes;
 }
 
-static void idist__shm_layout(idist__shm *m, size_t shm_nbytes, size_t window_nbytes) {
-    size_t room, big;
+static size_t idist__join_share_round_up(size_t nbytes) {
+    return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+}
+
+// The part of a rank: doorbell | a pipe from each rank | regions. Region 0 has large buffers, the
+// others a quarter of that; there are as many as fit.
+static void idist__join_share_layout(idist__shm *m, size_t shm_nbytes, size_t window_nbytes) {
+    size_t room, first, other, chunk;
 
     m->pipe_nbytes = 128 * 1024;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
+
     m->places_at = sizeof(idist__bell) + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->places_at = (m->places_at + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+    m->places_at = idist__join_share_round_up(m->places_at);
     room = shm_nbytes > m->places_at ? shm_nbytes - m->places_at : 0;
-    m->chunk_nbytes[0] = room / (2 * IDIST__BUFFERS) < IDIST__CHUNK_MOST
-                             ? room / (2 * IDIST__BUFFERS)
-                             : IDIST__CHUNK_MOST;
-    m->chunk_nbytes[1] = m->chunk_nbytes[0] / 4;
-    m->chunk_nbytes[0] &= ~(IDIST__LINE - 1);
-    m->chunk_nbytes[1] &= ~(IDIST__LINE - 1);
-    big = idist__place_nbytes(m->chunk_nbytes[0]);
-    m->nplaces = room < big ? 0 : 1 + (int)((room - big) / idist__place_nbytes(m->chunk_nbytes[1]));
+
+    chunk = room / (2 * IDIST__BUFFERS);
+    if (chunk > IDIST__CHUNK_MOST) chunk = IDIST__CHUNK_MOST;
+    m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
+    m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
+    first = idist__place_nbytes(m->chunk_nbytes[0]);
+    other = idist__place_nbytes(m->chunk_nbytes[1]);
+
+    m->nplaces = room < first ? 0 : 1 + (int)((room - first) / other);
     if (m->nplaces > (int)IDIST__COUNT_OF(m->taken)) m->nplaces = (int)IDIST__COUNT_OF(m->taken);
+
     m->share_nbytes = m->places_at;
-    if (m->nplaces)
-        m->share_nbytes += big + (size_t)(m->nplaces - 1) * idist__place_nbytes(m->chunk_nbytes[1]);
+    if (m->nplaces) m->share_nbytes += first + (size_t)(m->nplaces - 1) * other;
     m->window_at = IDIST__PAGE + (size_t)m->n * m->share_nbytes;
     m->window_nbytes = window_nbytes;
 }
 
-// As much as the host has memory, a power of two: only addresses are taken.
-static size_t idist__shm_window_nbytes(int n) {
-    uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE),
-             nbytes = (uint64_t)1 << 30;
+// At least the memory of the host, a power of two; it costs nothing but addresses.
+static size_t idist__join_share_window_nbytes(int n) {
+    uint64_t ram = idist__os_segment_ram();
+    uint64_t nbytes = (uint64_t)1 << 30;
+
     if (sizeof(void *) < 8) return 0;
     while (nbytes < ram && nbytes * (uint64_t)n < (uint64_t)1 << 42) nbytes *= 2;
+
     return (size_t)nbytes;
 }
 
-// Maps the file and reserves our share. Takes fd. 0, or an errno.
-static int idist__shm_map(idist__shm *m, int fd) {
-    struct stat st;
+// ---- mapping it ----
+
+// Maps the file and reserves our part of it. Takes the descriptor. 0, or an errno.
+static int idist__join_share_map(idist__shm *m, int fd) {
+    idist__bell *bell;
     idist__cpus cpus;
-    int i, err = 0;
+    int i, error = 0;
 
-    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size < idist__shm_nbytes(m)) err = EINVAL;
-    if (!err)
-        err = idist__os_reserve(fd, IDIST__PAGE + (size_t)m->me * m->share_nbytes, m->share_nbytes);
-    if (!err && m->me == 0) err = idist__os_reserve(fd, 0, IDIST__PAGE);
+    if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) error = EINVAL;
+    if (!error)
+        error =
+            idist__os_reserve(fd, IDIST__PAGE + (size_t)m->me * m->share_nbytes, m->share_nbytes);
+    if (!error && m->me == 0) error = idist__os_reserve(fd, 0, IDIST__PAGE);
 
-    if (err) {
-        close(fd);
-        return err;
+    if (error) {
+        idist__os_close(&fd);
+        return error;
     }
 
     m->window =
-        idist__window_open(fd, idist__shm_nbytes(m),
+        idist__window_open(fd, idist__join_share_nbytes(m),
                            m->window_at + (size_t)m->me * m->window_nbytes, m->window_nbytes);
     if (!m->window) return ENOMEM;
     m->base = m->window->map;
+
     idist__os_cpus(&cpus);
     for (i = 0; i < IDIST__CPU_WORDS; i++)
         __atomic_fetch_or(&idist__shm_head_of(m)->cpus.bits[i], cpus.bits[i], __ATOMIC_RELAXED);
+
     idist__os_random(&m->proof, sizeof m->proof);
-    idist__shm_bell(m, m->me)->pid = getpid();
-    idist__shm_bell(m, m->me)->proof = m->proof;
-    idist__shm_bell(m, m->me)->proof_at = (uint64_t)(uintptr_t)&m->proof;
+    bell = idist__shm_bell(m, m->me);
+    bell->pid = getpid();
+    bell->proof = m->proof;
+    bell->proof_at = (uint64_t)(uintptr_t)&m->proof;
 
     return 0;
 }
 
-// Whether we can read the memory of all others, and they are who we think.
-static bool idist__shm_sees_all(idist__shm *m) {
+// Whether we can read the memory of all others, and they are the processes we take them for.
+static bool idist__join_share_reads_all(idist__shm *m) {
     int i;
 
     for (i = 0; i < m->n; i++) {
-        const idist__bell *b = idist__shm_bell(m, i);
-        uint64_t proof = 0, at = b->proof_at;
-        m->pids[i] = (pid_t)b->pid;
-        if (m->pids[i] <= 0 || idist__shm_pull(m, i, at, &proof, sizeof proof) != 0 ||
-            proof != b->proof)
-            return false;
+        const idist__bell *bell = idist__shm_bell(m, i);
+        uint64_t proof = 0;
+        uint64_t proof_at = bell->proof_at;
+
+        m->pids[i] = (pid_t)bell->pid;
+        if (m->pids[i] <= 0) return false;
+        if (idist__shm_pull(m, i, proof_at, &proof, sizeof proof) != 0) return false;
+        if (proof != bell->proof) return false;
     }
 
     return true;
 }
 
+// ---- messages between the ranks of the host ----
+
 // Sends a message with a descriptor, which may be -1.
-static bool idist__shm_send_fd(int sock, const void *buf, size_t nbytes, int fd,
-                               int64_t deadline_ns) {
-    struct msghdr msg;
-    struct iovec part;
-    union {
-        struct cmsghdr head;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
+static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int fd,
+                                   int64_t deadline_ns) {
+    ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
 
-    memset(&msg, 0, sizeof msg);
-    memset(&control, 0, sizeof control);
-    part.iov_base = (void *)(uintptr_t)buf;
-    part.iov_len = nbytes;
-    msg.msg_iov = &part;
-    msg.msg_iovlen = 1;
-
-    if (fd >= 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = sizeof control.bytes;
-        control.head.cmsg_level = SOL_SOCKET;
-        control.head.cmsg_type = SCM_RIGHTS;
-        control.head.cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    while (sent < 0 && errno == EAGAIN) {
+        if (!idist__sock_wait(sock, POLLOUT, deadline_ns)) return false;
+        sent = idist__os_segment_send(sock, buf, nbytes, fd);
     }
 
-    for (;;) {
-        ssize_t n = sendmsg(sock, &msg, MSG_NOSIGNAL);
-        if (n == (ssize_t)nbytes) return true;
-        if (n >= 0 || (errno != EINTR && errno != EAGAIN))
-            return false; // a short message of a new socket is never cut
-        if (errno == EAGAIN && !idist__sock_wait(sock, POLLOUT, deadline_ns)) return false;
-    }
+    return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
 }
 
-static bool idist__shm_recv_fd(int sock, void *buf, size_t nbytes, int *fd, int64_t deadline_ns) {
-    struct msghdr msg;
-    struct iovec part;
-    union {
-        struct cmsghdr head;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
-    ssize_t n;
+// Receives one; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has ended.
+static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *fd,
+                                      int64_t deadline_ns) {
+    ptrdiff_t received;
 
     *fd = -1;
-    memset(&msg, 0, sizeof msg);
-    part.iov_base = buf;
-    part.iov_len = nbytes;
-    msg.msg_iov = &part;
-    msg.msg_iovlen = 1;
-    msg.msg_control = control.bytes;
-    msg.msg_controllen = sizeof control.bytes;
     errno = ETIMEDOUT;
     if (!idist__sock_wait(sock, POLLIN, deadline_ns)) return false;
-    do n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
-    while (n < 0 && errno == EINTR);
-    if (n > 0 && msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
-        control.head.cmsg_level == SOL_SOCKET && control.head.cmsg_type == SCM_RIGHTS)
-        memcpy(fd, CMSG_DATA(&control.head), sizeof *fd);
-    if (n == 0) errno = 0;
+    received = idist__os_segment_receive(sock, buf, nbytes, fd);
+    if (received == 0) errno = 0;
+    if (received <= 0) return false;
 
-    return n > 0 && idist__sock_read_all(sock, (char *)buf + n, nbytes - (size_t)n, deadline_ns);
+    return idist__sock_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
+                                deadline_ns);
 }
 
-static idist_status idist__join_broken(idist__join *j, int rank) {
+static idist_status idist__join_share_broken(idist__join *j, int rank) {
     if (errno == ETIMEDOUT)
         return idist__fail(
             IDIST_ERR_TIMEOUT,
-            "initialize: rank %d on %s did not come to the vote of this host on shared memory",
+            "initialize: rank %d on %s did not take part in this host's vote on shared memory",
             rank, j->w->nodes[rank].hostname);
-    return idist__join_lost(
+
+    return idist__failure_lost(
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");
 }
 
-// Waits until a link has something to read. Asks now and then whether somebody else has given up:
-// this rank may be waiting just because of that.
-static idist_status idist__join_await(idist__join *j, int rank) {
-    idist_status s;
+// Waits until a link has something to read. Now and then it asks whether a rank has given up, which
+// may be why nothing arrives.
+static idist_status idist__join_share_await(idist__join *j, int rank) {
+    idist_status status;
 
     for (;;) {
-        int64_t slice = idist__os_deadline(idist__join_slice_ms(j));
+        int64_t ask_ns = idist__os_deadline(idist__state_ask_ms(j));
+
         if (idist__sock_wait(j->ring->links[rank].fd, POLLIN,
-                             slice < j->deadline_ns ? slice : j->deadline_ns))
+                             ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
-        s = idist__join_failed(j);
-        if (s != IDIST_OK) return s;
+        status = idist__failure_check(j);
+        if (status != IDIST_OK) return status;
         errno = ETIMEDOUT;
-        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__join_broken(j, rank);
+        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
     }
 }
 
-// The least of what the ranks of this host say, on all of them. The lowest one collects.
-static idist_status idist__shm_vote(idist__join *j, const idist__shm *m, const int *ranks,
-                                    char *vote) {
+// Sets *vote to the lowest vote of the ranks of this host. The lowest rank collects them.
+static idist_status idist__join_share_vote(idist__join *j, const idist__shm *m, const int *ranks,
+                                           char *vote) {
     const idist__link *links = j->ring->links;
-    int i, n = m->me == 0 ? m->n : 1, lead = ranks[0];
-    idist_status s;
+    int i, lead = ranks[0];
+    int others = m->me == 0 ? m->n : 1; // of the lead: ranks[1 .. others)
+    idist_status status;
 
-    for (i = 1; i < n; i++) {
+    for (i = 1; i < others; i++) {
         char other = 0;
-        s = idist__join_await(j, ranks[i]);
-        if (s != IDIST_OK) return s;
+
+        status = idist__join_share_await(j, ranks[i]);
+        if (status != IDIST_OK) return status;
         if (!idist__sock_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns))
-            return idist__join_broken(j, ranks[i]);
+            return idist__join_share_broken(j, ranks[i]);
         if (other < *vote) *vote = other;
     }
 
-    for (i = 1; i < n; i++)
+    for (i = 1; i < others; i++)
         if (!idist__sock_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns))
-            return idist__join_broken(j, ranks[i]);
+            return idist__join_share_broken(j, ranks[i]);
     if (!m->me) return IDIST_OK;
 
     if (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns))
-        return idist__join_broken(j, lead);
-    s = idist__join_await(j, lead);
-    if (s != IDIST_OK) return s;
+        return idist__join_share_broken(j, lead);
+    status = idist__join_share_await(j, lead);
+    if (status != IDIST_OK) return status;
+    if (!idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns))
+        return idist__join_share_broken(j, lead);
 
-    return idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns)
-               ? IDIST_OK
-               : idist__join_broken(j, lead);
+    return IDIST_OK;
 }
 
-// Makes the file and passes it on, or receives it. all: everybody has mapped it.
-static idist_status idist__shm_open(idist__join *j, idist__shm *m, const int *ranks, bool *all) {
-    idist__shm_hello hello;
-    int i, fd = -1, err = EINVAL;
-    char vote;
-    idist_status s = IDIST_OK;
+// ---- one attempt ----
 
+// Makes the file and sends it to the others, or receives it. Without a file *fd is -1 and *error
+// says why; the ranks vote all the same.
+static idist_status idist__join_share_pass(idist__join *j, idist__shm *m, const int *ranks, int *fd,
+                                           int *error) {
+    const idist__link *links = j->ring->links;
+    idist__join_share_hello hello;
+    idist_status status;
+    int i;
+
+    *fd = -1;
+    *error = EINVAL;
     hello.shm_nbytes = j->w->cfg.shm_nbytes;
     hello.window_nbytes = m->window_nbytes;
-    if (m->me) s = idist__join_await(j, ranks[0]);
-    if (s != IDIST_OK) return s;
-    if (m->me &&
-        !idist__shm_recv_fd(j->ring->links[ranks[0]].fd, &hello, sizeof hello, &fd, j->deadline_ns))
-        return idist__join_broken(j, ranks[0]);
-    idist__shm_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-    if (m->me == 0 && (fd = idist__os_memfd(idist__shm_nbytes(m))) < 0) err = errno;
 
-    for (i = 1; i < m->n && m->me == 0; i++)
-        if (!idist__shm_send_fd(j->ring->links[ranks[i]].fd, &hello, sizeof hello, fd,
-                                j->deadline_ns)) {
-            idist__os_close(&fd);
-            return idist__join_broken(j, ranks[i]);
+    if (m->me) {
+        status = idist__join_share_await(j, ranks[0]);
+        if (status != IDIST_OK) return status;
+        if (!idist__join_share_receive(links[ranks[0]].fd, &hello, sizeof hello, fd,
+                                       j->deadline_ns))
+            return idist__join_share_broken(j, ranks[0]);
+        idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        return IDIST_OK;
+    }
+
+    idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+    *fd = idist__os_memfd(idist__join_share_nbytes(m));
+    if (*fd < 0) *error = errno;
+
+    for (i = 1; i < m->n; i++)
+        if (!idist__join_share_send(links[ranks[i]].fd, &hello, sizeof hello, *fd,
+                                    j->deadline_ns)) {
+            idist__os_close(fd);
+            return idist__join_share_broken(j, ranks[i]);
         }
 
-    if (fd >= 0) err = idist__shm_map(m, fd);
-    if (err) idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(err));
-    vote = err                            ? IDIST__SHM_NO
-           : idist__os_fence_others(true) ? IDIST__SHM_OK
-                                          : IDIST__SHM_OK_FENCED;
-    s = idist__shm_vote(j, m, ranks, &vote);
-    *all = s == IDIST_OK && vote != IDIST__SHM_NO;
-    if (!*all) return s;
+    return IDIST_OK;
+}
+
+// *all: every rank of the host has mapped the file.
+static idist_status idist__join_share_attempt(idist__join *j, idist__shm *m, const int *ranks,
+                                              bool *all) {
+    int fd, error;
+    char vote;
+    idist_status status = idist__join_share_pass(j, m, ranks, &fd, &error);
+
+    if (status != IDIST_OK) return status;
+    if (fd >= 0) error = idist__join_share_map(m, fd);
+    if (error)
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(error));
+
+    if (error) vote = IDIST__VOTE_FAILED;
+    else vote = idist__os_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    status = idist__join_share_vote(j, m, ranks, &vote);
+    *all = status == IDIST_OK && vote != IDIST__VOTE_FAILED;
+    if (!*all) return status;
 
     if (m->me == 0) {
         idist__shm_head *head = idist__shm_head_of(m);
         head->ncores = (uint32_t)idist__cpus_count(&head->cpus);
-        head->fenced = vote == IDIST__SHM_OK_FENCED || m->n > (int)head->ncores;
+        head->fenced = vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
     }
 
-    vote = idist__shm_sees_all(m); // everybody has mapped it by now, and left its proof
-    s = idist__shm_vote(j, m, ranks, &vote);
+    vote = idist__join_share_reads_all(m); // by now everybody has left its proof
+    status = idist__join_share_vote(j, m, ranks, &vote);
     m->far = vote != 0;
 
-    return s;
+    return status;
 }
 
-static void idist__shm_free(const idist_allocator *mem, idist__shm *m) {
+// ---- the shared memory of a ring ----
+
+static void idist__join_share_free(const idist_allocator *mem, idist__shm *m) {
     if (!m) return;
     if (m->window) idist__window_close(m->window);
     idist__mem_free(mem, m->local);
@@ -984,8 +1211,24 @@ static void idist__shm_free(const idist_allocator *mem, idist__shm *m) {
     idist__mem_free(mem, m);
 }
 
-// From here on the links inside this host go through pipes.
-static void idist__shm_take_over(idist__join *j, idist__shm *m, const int *ranks) {
+// NULL when memory is short.
+static idist__shm *idist__join_share_new(const idist_allocator *mem, size_t world_size) {
+    idist__shm *m = (idist__shm *)idist__mem_alloc(mem, sizeof *m);
+
+    if (!m) return NULL;
+    m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
+    m->ports = (idist__shm_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
+    m->pids = (pid_t *)idist__mem_alloc(mem, sizeof *m->pids * world_size);
+    m->pieces = (char *)idist__mem_raw(mem, IDIST__FAR_PIECE * world_size);
+    if (m->local && m->ports && m->pids && m->pieces) return m;
+
+    idist__join_share_free(mem, m);
+
+    return NULL;
+}
+
+// From here on the links inside this host are pipes in the file.
+static void idist__join_share_take_over(idist__join *j, idist__shm *m, const int *ranks) {
     const idist__shm_head *head = idist__shm_head_of(m);
     int i;
 
@@ -995,17 +1238,18 @@ static void idist__shm_take_over(idist__join *j, idist__shm *m, const int *ranks
 
     for (i = 0; i < m->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];
-        idist__shm_port *p = &m->ports[i];
+        idist__shm_port *port = &m->ports[i];
+
         m->local[ranks[i]] = i;
-        p->fd = -1;
+        port->fd = -1;
         if (i == m->me) continue;
-        p->shm = m;
-        p->peer = i;
-        p->in = idist__shm_pipe(m, i, m->me);
-        p->out = idist__shm_pipe(m, m->me, i);
-        p->fd = l->fd;
+        port->shm = m;
+        port->peer = i;
+        port->in = idist__shm_pipe(m, i, m->me);
+        port->out = idist__shm_pipe(m, m->me, i);
+        port->fd = l->fd;
         l->fd = -1;
-        l->port = p;
+        l->port = port;
         l->transport = &idist__transport_shm;
         j->ring->nstreams--;
     }
@@ -1013,105 +1257,51 @@ static void idist__shm_take_over(idist__join *j, idist__shm *m, const int *ranks
     j->ring->shm = m;
 }
 
-static idist_status idist__join_share(idist__join *j, const idist__record *records) {
+static idist_status idist__join_share_share(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
-    int i, me = j->w->group.rank, n = 0, attempt, *ranks;
+    const idist__record *records = j->records;
+    const idist__record *own = &records[j->w->group.rank];
+    int i, attempt, size = j->w->group.size;
+    int *ranks; // the ranks of this host that take part
     idist__shm *m;
     bool all = false;
-    idist_status s = IDIST_OK;
+    idist_status status = IDIST_OK;
 
-    if (!records[me].shm) return IDIST_OK;
-    m = (idist__shm *)idist__mem_alloc(mem, sizeof *m);
+    if (!own->shm) return IDIST_OK;
+    m = idist__join_share_new(mem, (size_t)size);
     if (!m) return IDIST_ERR_NO_MEMORY;
-    m->local = ranks = (int *)idist__mem_alloc(mem, sizeof(int) * 2 * (size_t)j->w->group.size);
-    m->ports =
-        (idist__shm_port *)idist__mem_alloc(mem, sizeof *m->ports * (size_t)j->w->group.size);
-    m->pids = (pid_t *)idist__mem_alloc(mem, sizeof *m->pids * (size_t)j->w->group.size);
-    m->pieces = (char *)idist__mem_raw(mem, IDIST__FAR_PIECE * (size_t)j->w->group.size);
+    ranks = m->local + size; // room for these was allocated with it
 
-    if (!m->local || !m->ports || !m->pids || !m->pieces) {
-        idist__shm_free(mem, m);
-        return IDIST_ERR_NO_MEMORY;
-    }
-
-    ranks += j->w->group.size;
-
-    for (i = 0; i < j->w->group.size; i++) {
+    for (i = 0; i < size; i++) {
         m->local[i] = -1;
-        if (!records[i].shm || records[i].host != records[me].host || !records[i].local[0])
-            continue;
-        if (i == me) m->me = n;
-        ranks[n++] = i;
+        if (!records[i].shm || records[i].host != own->host || !records[i].local[0]) continue;
+        if (i == j->w->group.rank) m->me = m->n;
+        ranks[m->n++] = i;
     }
 
-    m->n = n;
-    m->window_nbytes = idist__shm_window_nbytes(n);
+    m->window_nbytes = idist__join_share_window_nbytes(m->n);
 
-    for (attempt = 0; attempt < 2 && n > 1 && s == IDIST_OK && !all; attempt++) {
+    for (attempt = 0; attempt < 2 && m->n > 1 && status == IDIST_OK && !all; attempt++) {
         if (attempt) m->window_nbytes = 0;
-        s = idist__shm_open(j, m, ranks, &all);
+        status = idist__join_share_attempt(j, m, ranks, &all);
         if (m->window && !all) idist__window_close(m->window);
         if (!all) m->window = NULL;
     }
 
-    if (s == IDIST_OK && all) idist__shm_take_over(j, m, ranks);
-    else idist__shm_free(mem, m);
+    if (status == IDIST_OK && all) idist__join_share_take_over(j, m, ranks);
+    else idist__join_share_free(mem, m);
 
-    return s;
+    return status;
 }
 
-// Everything is there. Rank 0 closes the store when that is so on all ranks: until then a death is
-// told through it. Rank 0 may do so before it has answered whoever told it.
-static idist_status idist__join_leave(idist__join *j) {
-    int64_t there = 0;
-    char key[128], one = 1;
-    idist_status s;
-
-    idist__join_key(j, key, sizeof key, "njoined", -1);
-    s = idist__join_set(j, "joined", j->w->group.rank, &one, sizeof one);
-    if (s == IDIST_OK) s = idist_store_add(j->store, key, 1, &there);
-    if (s != IDIST_OK) return s;
-    if (there == j->w->group.size) idist__join_set(j, "all", -1, &one, sizeof one);
-    idist__join_will(j, NULL);
-
-    return j->own_store && j->w->group.rank == 0
-               ? idist__join_get(j, "all", -1, "joined", &one, sizeof one)
-               : IDIST_OK;
-}
-
-static idist_status idist__join_run(idist__join *j) {
-    idist__world *w = j->w;
-    int i, n = w->group.size;
-    idist__record *records =
-        (idist__record *)idist__mem_alloc(&w->cfg.mem, sizeof *records * (size_t)n);
-    idist_status s = IDIST_OK;
-
-    j->shakes = (idist__handshake *)idist__mem_alloc(&w->cfg.mem, sizeof *j->shakes * (size_t)n);
-    j->again_ns = (int64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *j->again_ns * (size_t)n);
-    j->porch = (idist__porch *)idist__mem_raw(&w->cfg.mem, sizeof *j->porch);
-    if (j->porch) idist__porch_init(j->porch);
-
-    if (!records || !j->shakes || !j->again_ns || !j->porch) {
-        idist__mem_free(&w->cfg.mem, records);
-        idist__mem_free(&w->cfg.mem, j->shakes);
-        j->shakes = NULL;
-        return IDIST_ERR_NO_MEMORY;
-    }
-
-    for (i = 0; i < n; i++) j->shakes[i].fd = -1;
-    if (s == IDIST_OK) s = idist__join_job(j);
-    if (s == IDIST_OK) s = idist__join_table(j, records);
-    if (s == IDIST_OK) s = idist__join_links(j);
-    if (s == IDIST_OK) s = idist__join_share(j, records);
-    if (s == IDIST_OK) s = idist__join_leave(j);
-    j->records = NULL;
-    idist__mem_free(&w->cfg.mem, records);
-
-    return s;
-}
+//------------------------------------------------------------------------------
+// [join:open]  all steps in order; making and freeing the ring
+// uses os poll err mem auth store:store world msg:types link state failure
+// uses store table links share
+//------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {
-    idist_allocator *mem = &ring->w->cfg.mem;
+    const idist_allocator *mem = &ring->w->cfg.mem;
     int i;
 
     for (i = 0; ring->links && i < ring->w->group.size; i++) {
@@ -1119,7 +1309,7 @@ static void idist__ring_free(idist__ring *ring) {
         idist__message *m, *next;
 
         if (l->open) l->transport->close(l->port);
-        idist__link_write_failed(ring, l); // frees what did not go out
+        idist__link_write_failed(ring, l); // frees what was not written
 
         for (m = l->early; m; m = next) {
             next = m->next;
@@ -1136,80 +1326,128 @@ static void idist__ring_free(idist__ring *ring) {
     }
 
     idist__os_close(&ring->wake);
-    idist__shm_free(mem, ring->shm);
+    idist__join_share_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
     idist__mem_free(mem, ring->polls);
     idist__mem_free(mem, ring->poll_ranks);
     idist__mem_free(mem, ring);
 }
 
+// On failure *out is NULL, or half made: the caller passes it to idist__ring_free.
 static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
-    idist__ring *ring = (idist__ring *)idist__mem_alloc(&w->cfg.mem, sizeof *ring);
+    const idist_allocator *mem = &w->cfg.mem;
+    idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
     size_t n = (size_t)w->group.size, i;
+    size_t poll_count = 2 * (n + 1); // two sets of each link and the wake-up
 
     *out = ring;
     if (!ring) return IDIST_ERR_NO_MEMORY;
     ring->w = w;
-    ring->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    ring->links = (idist__link *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->links * n);
-    ring->polls = (struct pollfd *)idist__mem_alloc(&w->cfg.mem, sizeof *ring->polls * 2 * (n + 1));
-    ring->poll_ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * 2 * (n + 1));
+    ring->wake = idist__os_poll_wakeup_new();
+    if (ring->wake < 0) return idist__fail_errno("eventfd", errno);
+
+    ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
+    ring->polls = (idist__os_poll_entry *)idist__mem_alloc(mem, sizeof *ring->polls * poll_count);
+    ring->poll_ranks = (int *)idist__mem_alloc(mem, sizeof(int) * poll_count);
     if (!ring->links || !ring->polls || !ring->poll_ranks) return IDIST_ERR_NO_MEMORY;
 
     for (i = 0; i < n; i++) {
         idist__link *l = &ring->links[i];
         l->out_end = &l->out;
         l->early_end = &l->early;
-        l->window = l->their_window = IDIST__WINDOW_BYTES;
+        l->window = IDIST__WINDOW_BYTES;
+        l->their_window = IDIST__WINDOW_BYTES;
         l->fd = -1;
-        if ((l->stage = (char *)idist__mem_raw(&w->cfg.mem, IDIST__STAGE_BYTES)) == NULL)
-            return IDIST_ERR_NO_MEMORY;
     }
 
-    return ring->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
+    for (i = 0; i < n; i++) {
+        ring->links[i].stage = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES);
+        if (!ring->links[i].stage) return IDIST_ERR_NO_MEMORY;
+    }
+
+    return IDIST_OK;
+}
+
+// Meets the other ranks; the store is open.
+static idist_status idist__open_meet(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    size_t n = (size_t)j->w->group.size, i;
+    idist__record *records = (idist__record *)idist__mem_alloc(mem, sizeof *records * n);
+    idist_status status;
+
+    j->outgoing = (idist__handshake *)idist__mem_alloc(mem, sizeof *j->outgoing * n);
+    j->retry_ns = (int64_t *)idist__mem_alloc(mem, sizeof *j->retry_ns * n);
+    j->incoming = (idist__porch *)idist__mem_raw(mem, sizeof *j->incoming);
+    for (i = 0; j->outgoing && i < n; i++) j->outgoing[i].fd = -1;
+    if (j->incoming) idist__porch_init(j->incoming);
+
+    if (!records || !j->outgoing || !j->retry_ns || !j->incoming) {
+        idist__mem_free(mem, records);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    status = idist__table_agree_on_job(j);
+    if (status == IDIST_OK) status = idist__table_make(j, records);
+    if (status == IDIST_OK) status = idist__links_connect_all(j);
+    if (status == IDIST_OK) status = idist__join_share_share(j);
+    if (status == IDIST_OK) status = idist__join_store_leave(j);
+
+    j->records = NULL;
+    idist__mem_free(mem, records);
+
+    return status;
+}
+
+// Frees what only meeting needed, whether it succeeded or not.
+static void idist__open_end(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    int i;
+
+    idist__os_close(&j->w->cfg.listener);
+    idist__os_close(&j->listeners[0]);
+    idist__os_close(&j->listeners[1]);
+    for (i = 0; j->outgoing && i < j->w->group.size; i++) idist__os_close(&j->outgoing[i].fd);
+    if (j->incoming) idist__porch_close(j->incoming);
+    idist__mem_free(mem, j->incoming);
+    idist__mem_free(mem, j->retry_ns);
+    idist__mem_free(mem, j->outgoing);
+
+    if (j->owns_store) {
+        char text[sizeof idist__me.text];
+        memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+        idist_store_close(&j->store);
+        memcpy(idist__me.text, text, sizeof text);
+    }
 }
 
 static idist_status idist__ring_open(idist__world *w) {
     idist__join j;
-    idist_status s = IDIST_OK;
-    int i;
+    idist_status status = IDIST_OK;
 
     memset(&j, 0, sizeof j);
     j.w = w;
-    j.listeners[0] = j.listeners[1] = -1;
+    j.listeners[0] = -1;
+    j.listeners[1] = -1;
     j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
-    // Now, and not when it is needed: with a second thread, such as the server of the store, the
-    // kernel takes 15 ms for it.
-    if (w->cfg.transport == 0 && w->group.size > 1) idist__os_fence_others(true);
-    if (w->group.size == 1)
-        idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
-    else
-        s = idist__join_store(
-            &j); // first, so that the others hear of everything that goes wrong here
-    if (s == IDIST_OK) s = idist__ring_new(w, &j.ring);
-    if (s == IDIST_OK && w->group.size > 1) s = idist__join_run(&j);
-    idist__join_store_lost(&j, s);
-    if (s != IDIST_OK) idist__join_tell(&j, s);
-    idist__os_close(&w->cfg.listener);
-    idist__os_close(&j.listeners[0]);
-    idist__os_close(&j.listeners[1]);
-    for (i = 0; j.shakes && i < w->group.size; i++) idist__os_close(&j.shakes[i].fd);
-    if (j.porch) idist__porch_close(j.porch);
-    idist__mem_free(&w->cfg.mem, j.porch);
-    idist__mem_free(&w->cfg.mem, j.again_ns);
-    idist__mem_free(&w->cfg.mem, j.shakes);
 
-    if (j.own_store) {
-        char text[sizeof idist__me.text];
-        memcpy(text, idist__me.text, sizeof text);
-        idist_store_close(&j.store);
-        memcpy(idist__me.text, text, sizeof text);
-    }
+    // Announced now rather than when it is needed: with a second thread, such as the server of the
+    // store, the kernel takes 15 ms for it.
+    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_fence_others(true);
+
+    // The store comes first, so that the others learn of everything that fails after it.
+    if (w->group.size > 1) status = idist__join_store_open(&j);
+    else idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+
+    if (status == IDIST_OK) status = idist__ring_new(w, &j.ring);
+    if (status == IDIST_OK && w->group.size > 1) status = idist__open_meet(&j);
+    idist__failure_of_store(&j, status);
+    if (status != IDIST_OK) idist__failure_tell(&j, status);
+    idist__open_end(&j);
 
     w->impl = j.ring;
-    if (s != IDIST_OK && j.ring) idist__ring_free(j.ring);
+    if (status != IDIST_OK && j.ring) idist__ring_free(j.ring);
 
-    return s;
+    return status;
 }
 
 #endif // IDIST_JOIN_H

@@ -6,27 +6,41 @@ DO THIS
 
 WHAT IT IS
 
-    Every rank has one stream to every other: a pipe in shared memory inside a host (or a local socket), TCP between
-    hosts. Messages up to 64 KiB (8 KiB through shared memory) go out at once (eager) within a window of 1 MiB that the
-    receiver has to keep; larger ones are announced and sent when the receiver has named a place for them, or read by it
-    in the sender's memory (rendezvous), so nothing is ever buffered without bound. Every message carries the
-    fingerprint of the call it belongs to.
+    The backend that needs nothing but sockets and, inside a host, shared memory.
 
-    A collective of ranks that share memory goes through places where all can read ([ring:share]). Otherwise it is an
-    algorithm over non-blocking sends and receives of the group's ranks ([ring:algo]); it never sees a socket, and it
-    is called again whenever one of them is through.
+    Every rank has one stream to every other: a pipe in shared memory (or a local socket) inside a
+    host, TCP between hosts. Messages up to 64 KiB (8 KiB through shared memory) are sent at once
+    (eager) within a window of 1 MiB that the receiver keeps free. Larger ones are announced, and
+    sent when the receiver has named a place for them, or read by it in the sender's memory
+    (rendezvous). So nothing is ever buffered without bound. Every message carries the fingerprint
+    of the call it belongs to.
+
+    A collective of ranks that share memory goes through memory that all can read (idist_share.h).
+    Otherwise it is an algorithm over non-blocking sends and receives ([algo:ring] and its
+    neighbours), over several hosts in two levels ([algo:host]).
 
 CONTENTS
 
       [ring:api]      the backend's entry in IDIST_BACKENDS
-      [ring:backend]  leaving, and the table of the backend's functions
+      [ring:close]    leaving the other ranks
+      [ring:backend]  the table of the backend's functions
+
+    It is made of these headers, each of which uses only those before it:
+
+      idist_shm.h     memory that ranks of a host share, and pipes in it
+      idist_msg.h     frames, links, and matching of sends and receives
+      idist_share.h   collectives of ranks that share memory
+      idist_algo.h    collectives made of messages; begin there to learn how collectives work
+      idist_engine.h  progress: what arrives, who waits, what is cancelled
+      idist_join.h    how ranks meet and connect to each other
 
 LIMITS
 
-    n ranks need n descriptors each, and rank 0 about 2n + 8 while they meet. A dead machine (as opposed to a dead
-    process) is noticed by the time-out only.
-    Over several hosts gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of 16 and 8 bits or
-    in a fixed order, are made of messages among all.
+    n ranks need n descriptors each, and rank 0 needs about 2n + 8 while they meet. A dead machine,
+    as opposed to a dead process, is noticed by the time-out only.
+
+    Over several hosts, gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of
+    16 and 8 bits or in a fixed order are made of messages among all ranks.
 
     Licence: MIT, as idist.h.
 */
@@ -70,74 +84,115 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #include "idist_join.h"
 
 //------------------------------------------------------------------------------
-// [ring:backend]  leaving, and the table of the backend's functions
-// uses os sock config world msg:types op link share host engine:engine
-// uses join:join
+// [ring:close]  leaving the other ranks
+// uses os poll sock world msg:types link share:share engine:wait open
+//
+// In order: after the last barrier every rank says BYE, and waits until all of its frames are
+// written. Where closing a connection with unread bytes in it could destroy what the peer has not
+// read yet (TCP), it waits for the peer's BYE too.
+//
+// After a failure: a rank only lets its last words (ABORT) go out. Then it says that nothing more
+// comes, and drops what still arrives until the peers end as well, or for a moment; closing at once
+// could take those words with it.
 //------------------------------------------------------------------------------
 
-// A connection that is closed with bytes in it that we have not read takes with it what the other
-// side has not read. So we say that nothing more comes, and throw away what still does until the
-// other side ends too, or for a moment.
-static void idist__ring_linger(idist__ring *ring, int64_t until_ns) {
-    char waste[4096];
-    int i, left;
+enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };
+
+static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
+    idist__os_poll_entry *entries = ring->polls;
+    char dropped[4096];
+    int i, open_count;
 
     do {
-        struct pollfd *p = ring->polls;
+        open_count = 0;
 
-        for (i = left = 0; i < ring->w->group.size; i++) {
-            idist__link *l = &ring->links[i];
+        for (i = 0; i < ring->w->group.size; i++) {
+            const idist__link *l = &ring->links[i];
+
             if (!l->open || !l->transport->lossy_close) continue;
             shutdown(l->fd, SHUT_WR);
-            while (l->transport->read(l->port, waste, sizeof waste) > 0) continue;
-            p[left].fd = l->fd;
-            p[left].events = POLLIN;
+            while (l->transport->read(l->port, dropped, sizeof dropped) > 0) continue;
             if (idist__sock_at_end(l->fd)) continue;
-            left++;
+            idist__os_poll_watch(&entries[open_count++], l->fd, IDIST__OS_READABLE);
         }
 
-        if (left) poll(p, (nfds_t)left, idist__os_ms_until(until_ns));
-    } while (left && idist__os_ms_until(until_ns) != 0);
+        if (open_count) idist__os_poll(entries, open_count, idist__os_ms_until(until_ns));
+    } while (open_count && idist__os_ms_until(until_ns) != 0);
 }
 
-// After the last barrier everybody says BYE. Where closing a connection with unread bytes in it
-// could destroy the other side's, we wait for its BYE. A rank that leaves otherwise only lets its
-// last words (ABORT) go out.
 static void idist__ring_close(idist__world *w, bool clean) {
     idist__ring *ring = idist__ring_of(w);
-    int64_t deadline_ns = idist__os_deadline(clean ? 5000 : 200);
-    idist__frame f;
+    int64_t until_ns = idist__os_deadline(clean ? IDIST__CLOSE_CLEAN_MS : IDIST__CLOSE_FAILED_MS);
+    idist__frame bye;
     int i;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__BYE;
+    memset(&bye, 0, sizeof bye);
+    bye.type = IDIST__BYE;
+
     pthread_mutex_lock(&w->lock);
-    w->group.rank = -1; // frames that still come concern nobody
+    w->group.rank = -1; // frames that still arrive concern nobody
     for (i = 0; i < w->group.size && clean; i++)
-        idist__link_control(ring, &ring->links[i], &f, NULL);
-    idist__ring_drain(ring, clean, deadline_ns);
-    if (!clean) idist__ring_linger(ring, deadline_ns);
+        idist__link_control(ring, &ring->links[i], &bye, NULL);
+
+    idist__wait_drain(ring, clean, until_ns);
+    if (!clean) idist__close_linger(ring, until_ns);
     idist__share_free(&w->group);
     pthread_mutex_unlock(&w->lock);
+
     idist__ring_free(ring);
 }
 
-static idist_status idist__ring_claim(idist__config *config, const char **why) {
+//------------------------------------------------------------------------------
+// [ring:backend]  the table of the backend's functions
+// uses config world msg:types op share:share progress engine:wait task cancel
+// uses missing engine:group open close
+//------------------------------------------------------------------------------
+
+static idist_status idist__ring_backend_claim(idist__config *config, const char **why) {
     *why = "a world of 1 needs no backend";
     return config->world_size == 1 && !config->backends[0] ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
-const idist_backend_api *idist_ring_backend(void) {
-    // clang-format off
-    static const idist_backend_api api = {
-        IDIST__BACKEND_ABI, sizeof(idist_backend_api), "ring", sizeof(idist__op), sizeof(idist__ring_group),
-        idist__ring_claim, idist__ring_open, idist__ring_close,
-        idist__ring_group_open, idist__ring_group_close, idist__share_offer_place, idist__host_open,
-        idist__ring_quick, idist__ring_start, idist__ring_progress, idist__ring_sleep, idist__ring_wake,
-        idist__ring_cancel, idist__ring_tell, idist__ring_flush, idist__ring_announce, idist__ring_missing,
-        idist__ring_alloc, NULL, NULL, NULL};
+// Functions that this backend does not have stay NULL.
+static void idist__ring_backend_fill(idist_backend_api *api) {
+    api->abi = IDIST__BACKEND_ABI;
+    api->size = sizeof *api;
+    api->name = "ring";
+    api->task_nbytes = sizeof(idist__op);
+    api->group_nbytes = sizeof(idist__ring_group);
 
-    // clang-format on
+    api->claim = idist__ring_backend_claim;
+    api->open = idist__ring_open;
+    api->close = idist__ring_close;
+
+    api->group_open = idist__ring_group_open; // [engine:group]
+    api->group_close = idist__ring_group_close;
+    api->group_offer = idist__share_offer_place;
+    api->group_meet = idist__ring_group_meet;
+
+    api->quick = idist__ring_quick; // [engine:task]
+    api->start = idist__ring_start;
+    api->announce = idist__ring_announce;
+
+    api->progress = idist__ring_progress; // [engine:progress], [engine:wait]
+    api->sleep = idist__ring_sleep;
+    api->wake = idist__ring_wake;
+    api->flush = idist__ring_flush;
+
+    api->cancel = idist__ring_cancel; // [engine:cancel]
+    api->tell = idist__ring_tell;
+    api->missing = idist__ring_missing;
+    api->alloc = idist__ring_alloc;
+}
+
+const idist_backend_api *idist_ring_backend(void) {
+    static idist_backend_api api;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+    pthread_mutex_lock(&lock); // C99 and C++11 share no initializer by field name
+    if (!api.abi) idist__ring_backend_fill(&api);
+    pthread_mutex_unlock(&lock);
+
     return &api;
 }
 
