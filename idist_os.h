@@ -418,6 +418,259 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 // uses -
 //------------------------------------------------------------------------------
 
+#include <sys/ioctl.h>
 
+IDIST__UNUSED static bool idist__os_terminal_has_stderr(void) { return isatty(STDERR_FILENO) != 0; }
+
+// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
+IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
+    struct winsize size;
+
+    memset(&size, 0, sizeof size);
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+    return size.ws_col;
+}
+
+//------------------------------------------------------------------------------
+// [os:clock]  the time of day, as a calendar and other hosts have it
+// uses -
+//------------------------------------------------------------------------------
+
+// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
+IDIST__UNUSED static int64_t idist__os_clock_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
+IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t capacity) {
+    time_t seconds = (time_t)(ns / 1000000000);
+    struct tm parts;
+
+    text[0] = 0;
+    if (!localtime_r(&seconds, &parts)) return;
+    if (!strftime(text, capacity, "%Y-%m-%d %H:%M:%S", &parts)) text[0] = 0;
+}
+
+//------------------------------------------------------------------------------
+// [os:handle]  open files: read, write, size, lock
+// uses -
+//
+// Calls return 0 or an errno. They may block for as long as the disk takes, unless a comment says
+// otherwise. The caller owns a handle and closes it exactly once.
+//------------------------------------------------------------------------------
+
+#include <sys/file.h>
+
+typedef int idist__os_handle; // an open file or folder
+
+enum { IDIST__OS_NO_HANDLE = -1 };
+enum { IDIST__OS_FILE_ENDS = -1 }; // returned instead of an errno, none of which is negative
+
+static const size_t IDIST__OS_IO_NBYTES = (size_t)1 << 30; // at most, per system call
+
+// Opens a file for reading and writing, and creates it if it does not exist.
+IDIST__UNUSED static int idist__os_handle_open(const char *path, idist__os_handle *handle) {
+    *handle = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    return *handle < 0 ? errno : 0;
+}
+
+// An error here may be that of an earlier write.
+IDIST__UNUSED static int idist__os_handle_close(idist__os_handle handle) {
+    return close(handle) != 0 ? errno : 0;
+}
+
+// Locks the file against other processes until the handle is closed or the process ends. Does not
+// wait: EWOULDBLOCK if another process has it. File systems without locks give other errors.
+IDIST__UNUSED static int idist__os_handle_lock(idist__os_handle handle) {
+    return flock(handle, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+}
+
+IDIST__UNUSED static int idist__os_handle_resize(idist__os_handle handle, uint64_t nbytes) {
+    return ftruncate(handle, (off_t)nbytes) != 0 ? errno : 0;
+}
+
+// *regular: a file with bytes in it, not a folder, a pipe or a device.
+IDIST__UNUSED static int idist__os_handle_size(idist__os_handle handle, uint64_t *nbytes,
+                                               bool *regular) {
+    struct stat st;
+
+    *nbytes = 0;
+    *regular = false;
+    if (fstat(handle, &st) != 0) return errno;
+    *nbytes = (uint64_t)st.st_size;
+    *regular = S_ISREG(st.st_mode);
+
+    return 0;
+}
+
+// Reads all nbytes from position `at`. IDIST__OS_FILE_ENDS: the file ends before that.
+IDIST__UNUSED static int idist__os_handle_read(idist__os_handle handle, uint64_t at, void *data,
+                                               size_t nbytes) {
+    char *to = (char *)data;
+
+    while (nbytes) {
+        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
+        ssize_t n = pread(handle, to, limit, (off_t)at);
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return IDIST__OS_FILE_ENDS;
+
+        to += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+
+    return 0;
+}
+
+// Writes all nbytes at the current position. After an error some of them may be written.
+IDIST__UNUSED static int idist__os_handle_write(idist__os_handle handle, const void *data,
+                                                size_t nbytes) {
+    const char *from = (const char *)data;
+
+    while (nbytes) {
+        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
+        ssize_t n = write(handle, from, limit);
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return ENOSPC;
+
+        from += n;
+        nbytes -= (size_t)n;
+    }
+
+    return 0;
+}
+
+// Returns when the bytes of a file, or the names in a folder, are on the disk.
+IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
+    if (fsync(handle) == 0) return 0;
+    return errno == EINVAL ? 0 : errno; // EINVAL: there is nothing to sync on this file system
+}
+
+//------------------------------------------------------------------------------
+// [os:folder]  the names in a folder
+// uses os handle
+//
+// Calls return 0 or an errno. A name is resolved within the folder that is open, wherever that has
+// been moved to meanwhile.
+//------------------------------------------------------------------------------
+
+#include <dirent.h>
+
+enum { IDIST__OS_HERE = AT_FDCWD }; // the current folder, where paths begin; needs no closing
+
+// Creates a folder. It is no error if there is one already.
+IDIST__UNUSED static int idist__os_folder_make(const char *path) {
+    return mkdir(path, 0777) != 0 && errno != EEXIST ? errno : 0;
+}
+
+IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_handle *folder) {
+    *folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return *folder < 0 ? errno : 0;
+}
+
+// Opens a file for reading. If it is a pipe, does not wait for its writer.
+IDIST__UNUSED static int idist__os_folder_read_file(idist__os_handle folder, const char *name,
+                                                    idist__os_handle *file) {
+    *file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    return *file < 0 ? errno : 0;
+}
+
+// Creates a file for writing. EEXIST: the name is taken.
+IDIST__UNUSED static int idist__os_folder_new_file(idist__os_handle folder, const char *name,
+                                                   idist__os_handle *file) {
+    *file = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return *file < 0 ? errno : 0;
+}
+
+// Gives a file a new name within the folder, atomically; a file that had that name is gone.
+IDIST__UNUSED static int idist__os_folder_rename(idist__os_handle folder, const char *from,
+                                                 const char *to) {
+    return renameat(folder, from, folder, to) != 0 ? errno : 0;
+}
+
+IDIST__UNUSED static int idist__os_folder_remove(idist__os_handle folder, const char *name) {
+    return unlinkat(folder, name, 0) != 0 ? errno : 0;
+}
+
+// A walk over the names in a folder. To be ended with idist__os_folder_end, unless begin failed.
+typedef struct idist__os_folder_walk {
+    DIR *dir;
+} idist__os_folder_walk;
+
+IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
+                                                idist__os_handle folder) {
+    // A handle of its own: two that are duplicates would share the position in the folder.
+    idist__os_handle own = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error;
+
+    walk->dir = own < 0 ? NULL : fdopendir(own);
+    if (walk->dir) return 0;
+    error = errno;
+    idist__os_close(&own);
+
+    return error;
+}
+
+// The next name, valid until the next call. NULL: the end, or *error is not 0.
+IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
+                                                       int *error) {
+    struct dirent *entry;
+
+    errno = 0; // readdir returns NULL at the end, and when it fails: on a number that 32 bits
+               // cannot hold, for example
+    entry = readdir(walk->dir);
+    *error = entry ? 0 : errno;
+
+    return entry ? entry->d_name : NULL;
+}
+
+IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk) {
+    closedir(walk->dir);
+}
+
+//------------------------------------------------------------------------------
+// [os:window]  a part of a file as memory
+// uses os handle
+//------------------------------------------------------------------------------
+
+// Where a window may begin: at, rounded down.
+IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return at / page * page;
+}
+
+// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
+// long, with space on the disk, so that no access to the window can fail. What is written to the
+// window survives the death of the process. 0 or an errno. To be unmapped by the caller.
+IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, size_t nbytes,
+                                              char **window) {
+    struct rlimit limit;
+    void *memory;
+    int error;
+
+    *window = NULL;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < at + nbytes)
+        return EFBIG; // to exceed the limit would raise a signal
+
+    error = idist__os_reserve(file, at, nbytes);
+    if (error) return error;
+    memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
+    if (memory == MAP_FAILED) return errno;
+    *window = (char *)memory;
+
+    return 0;
+}
+
+IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
+    if (window) munmap(window, nbytes);
+}
 
 #endif // IDIST_OS_H
