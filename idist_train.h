@@ -159,9 +159,8 @@ IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 // For checkpoints: the position of this rank in its epoch. To continue with another number of
 // ranks, set processed = min(length, processed + position * ranks before) and position = 0.
 typedef struct idist_sampler_state {
-    uint64_t epoch, position; // the samples of this rank that are done in this epoch, ...
-    uint64_t
-        processed; // ... in addition to those of all ranks before the last idist_sampler_reshard
+    uint64_t epoch, position; // position: samples of this rank that are done ...
+    uint64_t processed;       // ... besides those of all ranks before the last reshard
 } idist_sampler_state;
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
 // IDIST_ERR_ARG: the state lies beyond the end of the epoch.
