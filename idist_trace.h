@@ -1,62 +1,81 @@
-/* idist_trace.h - v0.1.0 - a timeline of a run, one track per rank, for Perfetto - MIT licence
+/* idist_trace.h - v0.1.0 - a timeline of a run, with a track per rank, for Perfetto - MIT licence
 
 DO THIS
 
-    Lay it beside idist.h and include it in the file that has IDIST_IMPLEMENTATION and in the one that joins the world.
+    Put it beside idist.h, and include it in the file with IDIST_IMPLEMENTATION and in the one that
+    joins the world.
 
         idist_initialize(NULL);
         idist_trace_begin("forward");
         forward(batch);
         idist_trace_end();
-        idist_all_reduce(...); // is in the timeline by itself
+        idist_all_reduce(...); // appears in the timeline without further ado
 
-    IDIST_TRACE=out.json ./app         or, for all ranks in one file,         idistrun -n 4 --trace out.json ./app
+    IDIST_TRACE=out.json ./app                       one file per rank
+    idistrun -n 4 --trace out.json ./app             or one file for all ranks
 
-    Open the file in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which needs no network.
+    Open the file in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which
+    needs no network.
 
 WHAT IS IN IT
 
-    A process per rank, "rank 3 on node7", with one track for each thread that marks or calls something: the thread that
-    joined the world, thread 1, ... What is in flight while a thread goes on has tracks of its own below them, as many as
-    it takes for no two to overlap: a request from the call to its end, a bucket of gradients.
+    A process per rank, "rank 3 on node7", with one track for each thread that marks or calls
+    something: first the thread that joined the world, then "thread 1" and so on. Whatever is in
+    flight while a thread goes on (a request from the call to its completion, a bucket of gradients)
+    is on tracks of its own below these, as many as it takes for no two to overlap.
 
-        category   what                                                    args
-        compute    between idist_trace_begin and idist_trace_end           -
-        call       a blocking call; a request or a call between            dtype, count, bytes (of the larger buffer), op,
-                   idist_group_begin and _end until it is complete         root or peer and tag, ranks, seq; status
-        wait       idist_wait, _wait_any, _wait_stream, _group_end         the call that it waits for; status
-        bucket     what idist_train.h reduces during the backward pass     its own
+        category   what                                         args
+        compute    from idist_trace_begin to idist_trace_end    -
+        call       a blocking call; or, until it is complete,   dtype, count, bytes (of the larger
+                   a request or a call between group_begin      buffer), op, root or peer and tag,
+                   and group_end                                ranks, seq; status
+        wait       idist_wait, idist_wait_any,                  the call that it waits for; status
+                   idist_wait_stream, idist_group_end
+        bucket     what idist_train.h reduces during the        gradients, bytes
+                   backward pass
 
-    A call on a stream is in it as long as the host is busy with it. idist_test and calls that fail before there is a world
-    are not in it. seq is the number of the call in its group, as in the texts of errors.
+    A call on a stream lasts for as long as the host is busy with it. idist_test is not recorded,
+    nor are calls that fail before there is a world. seq is the number of the call within its group,
+    as in the texts of errors.
 
 THE FILE
 
-    A world of 1 writes IDIST_TRACE itself; of several ranks each writes one of its own: out.json becomes out.3.json for
-    rank 3. If another process that lives has that file, the process id is put behind. A process writes one file, from its
-    first world on, for all worlds it joins; those of idist_spawn are processes. A process made by fork alone writes none.
+    A world of 1 writes to the file named by IDIST_TRACE. In a larger world each rank writes a file
+    of its own: out.json becomes out.3.json for rank 3. If another live process is writing that
+    file, the process id is appended. A process writes one file, from its first world on, for all
+    worlds that it joins; the workers of idist_spawn are processes. A child that is merely forked
+    writes none.
 
-    It is an array in the JSON format of Chrome, an event per line. Events are written through a mapping, so that those of
-    a rank that was killed, or hangs, are in it; a call that never came back has a begin and no end. At any moment it is
-    valid JSON, but for the blink in which an event is being added. Times are microseconds since 1970, from the monotonic
-    clock and its distance to the clock of the host at the start: ranks of a host agree, hosts as well as NTP has them.
+    The file is an array in Chrome's JSON format with an event per line. Events are written through
+    a mapping, so the file contains the last events of a rank that was killed or hangs; a call that
+    never returned has a begin and no end. The file is valid JSON at any moment except the instant
+    in which an event is added. Times are microseconds since 1970, taken from the monotonic clock
+    and its distance to the clock of the host at the start: ranks of a host agree, and hosts agree
+    as well as NTP makes them.
 
-    A file that cannot be written is a warning, and the program goes on without.
+    If the file cannot be written, a warning is logged and the program goes on without.
 
 WHAT IT COSTS
 
-    Without IDIST_TRACE a load and a branch per call. With it about a microsecond and 60 to 200 bytes per event; a call is
-    two of them, and so is a mark. No allocation but for a new thread or track.
+    Without IDIST_TRACE a load and a branch per call. With it about a microsecond and 60 to 200
+    bytes per event; a call or a mark is two events. Memory is allocated only for a new thread or
+    track.
+
+HOW IT FITS
+
+    An optional header on top of idist.h, included by idist_train.h. It installs a table of
+    functions, idist__tracer, that [core:call] calls before and after each communication call.
 
 CONTENTS
 
     declarations
       [trace_api:mark]  what the program adds to the timeline
     implementation
-      [trace:file]      a JSON array that is whole at any moment
-      [trace:track]     which rank and thread an event belongs to
+      [trace:file]      a JSON array that is valid at any moment
+      [trace:event]     an event as JSON
+      [trace:track]     the rank and the thread that an event belongs to
       [trace:call]      what the library adds to the timeline
-      [trace:mark]      what the program adds to it
+      [trace:mark]      what the program adds to the timeline
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -71,27 +90,28 @@ extern "C" {
 //------------------------------------------------------------------------------
 // [trace_api:mark]  what the program adds to the timeline
 //
-// Any thread, at any time; without a timeline nothing happens. Names are UTF-8, and copied, of a
-// long one the first 150 bytes or so, and of a category the first 60 or so, but no part of a
-// character.
+// May be called by any thread at any time; without a timeline nothing happens. Names are UTF-8 and
+// are copied: up to about 150 bytes of a name and 60 of a category, whole characters only.
 //------------------------------------------------------------------------------
 
 // Whether this process writes a timeline: IDIST_TRACE is set, and it has joined a world.
 IDIST_API bool idist_trace_on(void);
 
-// A stretch of work of this thread, category "compute". They nest; each begin has its end in the
-// same thread.
+// Work of this thread from begin to end, category "compute". Calls nest; each begin needs its end
+// in the same thread.
 IDIST_API void idist_trace_begin(const char *name);
 IDIST_API void idist_trace_end(void);
 
-// What has happened already: from start_ns to end_ns of CLOCK_MONOTONIC. "compute", "call" and
-// "wait" stand on the track of this thread, so they lie inside or beside what else is there; any
-// other category, "bucket" say, gets tracks of its own on which nothing overlaps. args: NULL, or a
-// JSON object, "{\"bytes\": 4096}", which is left out if longer than 1,000 bytes.
+// Something that has already happened, from start_ns to end_ns of CLOCK_MONOTONIC. The categories
+// "compute", "call" and "wait" go to the track of this thread, so such a span must lie inside or
+// beside whatever else is there. Any other category, such as "bucket", has tracks of its own on
+// which nothing overlaps. args: NULL or a JSON object, "{\"bytes\": 4096}"; it is left out if it is
+// longer than 1,000 bytes.
 IDIST_API void idist_trace_span(const char *name, const char *category, int64_t start_ns,
                                 int64_t end_ns, const char *args);
 
-// Returns the list as it is: what joins a world passes through here, and the timeline begins.
+// Returns the list unchanged: everything that joins a world passes through here, which starts the
+// timeline.
 IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 #undef IDIST_BACKENDS
@@ -110,225 +130,219 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_TRACE_IMPLEMENTATION_DONE)
 #define IDIST_TRACE_IMPLEMENTATION_DONE
 
-#include <sys/file.h>
-
 #include "idist_begin.h"
 
 //------------------------------------------------------------------------------
-// [trace:file]  a JSON array that is whole at any moment
-// uses os err base:log world
+// [trace:file]  a JSON array that is valid at any moment
+// uses os clock handle window err base:log world
 //
-//     [                      at: the end of the last event
-//     {...},                    |
-//     {...}\n]\n                v
-//     {...}  ,  \n  {...}  \n ] \n         a new event is written from at + 2 on, with a new end
-//     behind it; then the old
-//            2 bytes                       end, up to at + 1, becomes the comma and the new line
+// The array is closed behind every event. A new event is first written behind that end, from
+// end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
+// by a comma and a newline, and the array is longer by one event:
 //
-// The window is a part of the file that is mapped, filled with spaces, which JSON ignores.
+//     before            [ \n {...}  \n  ]  \n
+//                                 ^ end: of the last event
+//     new event         [ \n {...}  \n  ]  {...}  \n ] \n
+//     two bytes later   [ \n {...}  ,  \n  {...}  \n ] \n
+//                                               ^ end
+//
+// The window is the part of the file that is mapped; it is filled with spaces, which JSON ignores.
 //------------------------------------------------------------------------------
 
+// In bytes.
 #define IDIST__TRACE_WINDOW ((size_t)64 * 1024)
-#define IDIST__TRACE_EVENT 2048 // bytes, at most
+#define IDIST__TRACE_EVENT 2048
 #define IDIST__TRACE_NAME 160
 #define IDIST__TRACE_KIND 64
-#define IDIST__TRACE_FAR (INT64_MAX / 4) // ns, so that sums and differences of times fit
 #define IDIST__TRACE_ARGS 1000
+
+// Nanoseconds. Sums and differences of such times do not overflow.
+#define IDIST__TRACE_FAR (INT64_MAX / 4)
 
 static pthread_mutex_t idist__trace_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct idist__trace_state {
-    bool on, failed; // on: atomic, the others under the lock
-    int fd;
-    char *window;     // NULL: none is mapped
-    size_t base, at;  // in the file: of the window, and of the end of the last event
-    int64_t epoch_ns; // the time of 1970 less that of CLOCK_MONOTONIC
-    struct idist__track *tracks;
+    bool on;     // atomic; what follows is under the lock
+    bool failed; // nothing more is written
+    idist__os_handle file;
+    char *window;                // NULL: none is mapped
+    size_t window_begin;         // position in the file
+    size_t end;                  // of the last event, in the file
+    int64_t wall_ns;             // the time since 1970 less that of CLOCK_MONOTONIC
+    struct idist__track *tracks; // one per rank
 } idist__trace;
 
 static bool idist__trace_is_on(void) { return __atomic_load_n(&idist__trace.on, __ATOMIC_ACQUIRE); }
 
 static void idist__trace_unmap(void) {
-    if (idist__trace.window) munmap(idist__trace.window, IDIST__TRACE_WINDOW);
+    idist__os_window_unmap(idist__trace.window, IDIST__TRACE_WINDOW);
     idist__trace.window = NULL;
 }
 
 // Moves the window to the end of the last event. 0 or an errno.
 static int idist__trace_map(void) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    struct rlimit limit;
-    void *p;
-    int rc;
+    size_t used;
+    int error;
 
     idist__trace_unmap();
-    idist__trace.base = idist__trace.at / page * page;
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        limit.rlim_cur < idist__trace.base + IDIST__TRACE_WINDOW)
-        return EFBIG; // found out by trying, it would be a signal
-    if ((rc = idist__os_reserve(idist__trace.fd, idist__trace.base, IDIST__TRACE_WINDOW)) != 0)
-        return rc;
-    p = mmap(NULL, IDIST__TRACE_WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED, idist__trace.fd,
-             (off_t)idist__trace.base);
-    if (p == MAP_FAILED) return errno;
-    idist__trace.window = (char *)p;
-    memset((char *)p + (idist__trace.at - idist__trace.base), ' ',
-           IDIST__TRACE_WINDOW - (idist__trace.at - idist__trace.base));
+    idist__trace.window_begin = idist__os_window_begin(idist__trace.end);
+    error = idist__os_window_map(idist__trace.file, idist__trace.window_begin, IDIST__TRACE_WINDOW,
+                                 &idist__trace.window);
+    if (error) return error;
+
+    used = idist__trace.end - idist__trace.window_begin;
+    memset(idist__trace.window + used, ' ', IDIST__TRACE_WINDOW - used);
 
     return 0;
 }
 
-static void idist__trace_give_up(const idist__log *log, const char *path, int err) {
+static void idist__trace_give_up(const idist__log *log, const char *path, int error) {
     idist__log_print(log, IDIST_LOG_WARN,
                      "IDIST_TRACE: %s cannot be written (%s); there is no timeline from here on",
-                     path, strerror(err));
+                     path, strerror(error));
     idist__trace.failed = true;
     __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
 }
 
-// Adds an event, an object without a new line. The lock is held.
-static void idist__trace_put(const char *event) {
-    static const char end[3] = {'\n', ']', '\n'}, first[2] = {' ', '\n'}, comma[2] = {',', '\n'};
-    size_t n = strlen(event), nbytes = sizeof comma + n + sizeof end;
-    char *p;
-    int err = 0;
+// Makes room for nbytes behind the last event. False: the timeline was given up.
+static bool idist__trace_reserve(size_t nbytes) {
+    idist__log log;
+    size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW;
+    int error;
 
-    if (idist__trace.failed) return;
-    if (!idist__trace.window || idist__trace.at + nbytes > idist__trace.base + IDIST__TRACE_WINDOW)
-        err = idist__trace_map();
+    if (idist__trace.window && idist__trace.end + nbytes <= window_end) return true;
+    error = idist__trace_map();
+    if (!error) return true;
+    if (idist__log_init(&log, NULL) == IDIST_OK) idist__trace_give_up(&log, "the file", error);
 
-    if (err) {
-        idist__log log;
-        if (idist__log_init(&log, NULL) == IDIST_OK) idist__trace_give_up(&log, "the file", err);
-        return;
-    }
-
-    p = idist__trace.window + (idist__trace.at - idist__trace.base);
-    idist__copy_text(p + 2, n + 1, event);
-    memcpy(p + 2 + n, end, sizeof end);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    memcpy(p, idist__trace.at == 1 ? first : comma, 2);
-    idist__trace.at += 2 + n;
+    return false;
 }
 
-// Without the spaces at the end. Whoever adds an event later maps the file anew.
+// Adds an event: a JSON object without a newline. The lock is held.
+static void idist__trace_put(const char *event) {
+    static const char end[3] = {'\n', ']', '\n'}, comma[2] = {',', '\n'}, first[2] = {' ', '\n'};
+    size_t nbytes = strlen(event);
+    char *at;
+
+    if (idist__trace.failed) return;
+    if (!idist__trace_reserve(sizeof comma + nbytes + sizeof end)) return;
+
+    at = idist__trace.window + (idist__trace.end - idist__trace.window_begin);
+    idist__copy_text(at + 2, nbytes + 1, event);
+    memcpy(at + 2 + nbytes, end, sizeof end);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);              // the event before the comma
+    memcpy(at, idist__trace.end == 1 ? first : comma, 2); // 1: behind the opening bracket
+    idist__trace.end += 2 + nbytes;
+}
+
+// Cuts off the spaces at the end of the file. If an event is added later, the file is mapped again.
 static void idist__trace_trim(void) {
     pthread_mutex_lock(&idist__trace_lock);
     idist__trace_unmap();
-    if (idist__trace_is_on() && ftruncate(idist__trace.fd, (off_t)idist__trace.at + 3) != 0)
+    if (idist__trace_is_on() &&
+        idist__os_handle_resize(idist__trace.file, (uint64_t)idist__trace.end + 3) != 0)
         idist__trace.failed = true;
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-// out.json becomes out.3.json in a world of several, and out.3.4711.json with a process id.
-static void idist__trace_path(char *path, size_t cap, const char *name, int rank, int size,
-                              int pid) {
-    size_t n = strlen(name), stem = n >= 5 && strcmp(name + n - 5, ".json") == 0 ? n - 5 : n;
-    snprintf(path, cap, "%.*s", (int)stem, name);
-    if (size > 1) idist__append(path, cap, ".%d", rank);
-    if (pid) idist__append(path, cap, ".%d", pid);
-    idist__append(path, cap, "%s", name + stem);
+// out.json becomes out.3.json in a world of several ranks, and out.3.4711.json with a process id.
+static void idist__trace_path(char *path, size_t capacity, const char *name, int rank,
+                              int world_size, int process) {
+    size_t length = strlen(name);
+    bool has_suffix = length >= 5 && strcmp(name + length - 5, ".json") == 0;
+    size_t stem = has_suffix ? length - 5 : length;
+
+    snprintf(path, capacity, "%.*s", (int)stem, name);
+    if (world_size > 1) idist__append(path, capacity, ".%d", rank);
+    if (process) idist__append(path, capacity, ".%d", process);
+    idist__append(path, capacity, "%s", name + stem);
 }
 
-// A file that is nobody else's. 0 or an errno.
+// Creates the file, or empties it. 0 or an errno; EWOULDBLOCK: another process is writing it.
 static int idist__trace_create(const char *path) {
     static const char empty[4] = {'[', '\n', ']', '\n'};
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), err;
+    int error = idist__os_handle_open(path, &idist__trace.file);
 
-    if (fd < 0) return errno;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) err = EWOULDBLOCK;
-    else err = ftruncate(fd, 0) != 0 ? errno : 0;
-    idist__trace.fd = fd;
-    idist__trace.at = 0;
-    if (!err) err = idist__trace_map();
+    if (error) return error;
+    error = idist__os_handle_lock(idist__trace.file);
+    if (error != EWOULDBLOCK) // a file system without locks will do
+        error = idist__os_handle_resize(idist__trace.file, 0);
+    idist__trace.end = 0;
+    if (!error) error = idist__trace_map();
 
-    if (!err) {
-        memcpy(idist__trace.window, empty, sizeof empty);
-        idist__trace.at = 1;
-        return 0;
+    if (error) {
+        idist__os_handle_close(idist__trace.file);
+        return error;
     }
 
-    close(fd);
+    memcpy(idist__trace.window, empty, sizeof empty);
+    idist__trace.end = 1;
 
-    return err;
+    return 0;
 }
 
+// Starts the timeline, unless there is one. The lock is held.
 static void idist__trace_open(const idist__world *w) {
     const char *name = idist__os_env("IDIST_TRACE");
+    int rank = w->group.rank, world_size = w->group.size;
     char path[4096];
-    struct timespec now;
-    int err;
+    int error;
 
     if (!name || idist__trace.failed || idist__trace_is_on()) return;
-    idist__trace_path(path, sizeof path, name, w->group.rank, w->group.size, 0);
+    idist__trace_path(path, sizeof path, name, rank, world_size, 0);
+    error = idist__trace_create(path);
 
-    if ((err = idist__trace_create(path)) == EWOULDBLOCK) {
-        idist__trace_path(path, sizeof path, name, w->group.rank, w->group.size, (int)getpid());
-        err = idist__trace_create(path);
+    if (error == EWOULDBLOCK) {
+        idist__trace_path(path, sizeof path, name, rank, world_size, (int)getpid());
+        error = idist__trace_create(path);
     }
 
-    if (err) {
-        idist__trace_give_up(&w->log, path, err);
+    if (error) {
+        idist__trace_give_up(&w->log, path, error);
         return;
     }
 
-    clock_gettime(CLOCK_REALTIME, &now);
-    idist__trace.epoch_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - idist__os_now_ns();
+    idist__trace.wall_ns = idist__os_clock_ns() - idist__os_now_ns();
     __atomic_store_n(&idist__trace.on, true, __ATOMIC_RELEASE);
 }
 
 //------------------------------------------------------------------------------
-// [trace:track]  which rank and thread an event belongs to
-// uses os err mem world file
+// [trace:event]  an event as JSON
+// uses err file
 //
-// In the terms of the format a rank is a process (pid) and a track a thread of it (tid): 0 is the
-// thread that joined the world, then come other threads; from IDIST__LANES on the lanes for what is
-// in flight.
+//     {"ph":"B","pid":3,"tid":0,"ts":1769801172180123.456,"cat":"call","name":"barrier"}
+//
+// ph is the phase: B begins, E ends, X is both (with a duration), M is metadata. In the terms of
+// the format a rank is a process (pid), and a track a thread of it (tid). An event is composed in a
+// buffer of IDIST__TRACE_EVENT bytes and then put into the file.
 //------------------------------------------------------------------------------
 
-#define IDIST__LANES 1000
+// Copies text; if it does not fit, as many whole characters as do.
+static void idist__trace_cut(char *out, size_t capacity, const char *text) {
+    size_t nbytes = strlen(text);
 
-// A track for what goes on beside the threads, one thing at a time.
-typedef struct idist__lane {
-    struct idist__lane *next;
-    int pid, tid;
-    char kind[IDIST__TRACE_KIND]; // "request", or a category
-    int64_t until_ns;             // taken until then
-} idist__lane;
+    if (nbytes >= capacity) {
+        nbytes = capacity - 1;
+        while (nbytes && ((unsigned char)text[nbytes] & 0xc0) == 0x80) nbytes--;
+    }
 
-typedef struct idist__track { // a rank; there are several where ranks are threads
-    struct idist__track *next;
-    int pid, nthreads, nlanes;
-    idist__lane *lanes;
-} idist__track;
-
-static __thread struct idist__trace_thread {
-    idist__track *track;
-    int tid;
-    int depth; // begins without an end
-} idist__trace_me;
-
-// Copies text, of one that does not fit whole characters.
-static void idist__trace_cut(char *out, size_t cap, const char *text) {
-    size_t n = strlen(text);
-    if (n >= cap)
-        for (n = cap - 1; n && ((unsigned char)text[n] & 0xc0) == 0x80;) n--;
-    memcpy(out, text, n);
-    out[n] = 0;
+    memcpy(out, text, nbytes);
+    out[nbytes] = 0;
 }
 
-// Copies text as the inside of a JSON string. What does not fit is left out, whole characters of
-// it.
-static void idist__trace_quote(char *out, size_t cap, const char *text) {
+// Copies text as the inside of a JSON string; if it does not fit, as many whole characters as do.
+static void idist__trace_quote(char *out, size_t capacity, const char *text) {
     size_t n = 0;
 
-    for (; *text && n + 7 < cap; text++) {
+    for (; *text && n + 7 < capacity; text++) {
         unsigned char c = (unsigned char)*text;
+
         if (c == '"' || c == '\\') out[n++] = '\\';
         if (c >= ' ') out[n++] = (char)c;
         else n += (size_t)snprintf(out + n, 7, "\\u%04x", c);
     }
 
-    if ((*text & 0xc0) == 0x80) { // in the middle of a character
+    if ((*text & 0xc0) == 0x80) { // within a character
         while (n && (out[n - 1] & 0xc0) == 0x80) n--;
         if (n) n--;
     }
@@ -336,25 +350,28 @@ static void idist__trace_quote(char *out, size_t cap, const char *text) {
     out[n] = 0;
 }
 
-// "ph", and who and when. ts_ns: of CLOCK_MONOTONIC.
-static void idist__trace_head(char *event, const char *phase, int pid, int tid, int64_t ts_ns) {
-    int64_t ns = ts_ns > -idist__trace.epoch_ns ? ts_ns + idist__trace.epoch_ns : 0;
+// Begins an event. time_ns: of CLOCK_MONOTONIC.
+static void idist__trace_head(char *event, const char *phase, int pid, int tid, int64_t time_ns) {
+    int64_t ns = time_ns > -idist__trace.wall_ns ? time_ns + idist__trace.wall_ns : 0;
+
     snprintf(event, IDIST__TRACE_EVENT, "{\"ph\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d",
              phase, pid, tid, (long long)(ns / 1000), (int)(ns % 1000));
 }
 
-static void idist__trace_what(char *event, const char *category, const char *name,
+// Completes an event. args: NULL, "" or a JSON object.
+static void idist__trace_tail(char *event, const char *category, const char *name,
                               const char *args) {
-    char text[IDIST__TRACE_NAME], kind[IDIST__TRACE_NAME];
+    char quoted_name[IDIST__TRACE_NAME], quoted_category[IDIST__TRACE_NAME];
 
-    idist__trace_quote(text, sizeof text, name ? name : "");
-    idist__trace_quote(kind, sizeof kind, category);
-    idist__append(event, IDIST__TRACE_EVENT, ",\"cat\":\"%s\",\"name\":\"%s\"", kind, text);
+    idist__trace_quote(quoted_name, sizeof quoted_name, name ? name : "");
+    idist__trace_quote(quoted_category, sizeof quoted_category, category);
+    idist__append(event, IDIST__TRACE_EVENT, ",\"cat\":\"%s\",\"name\":\"%s\"", quoted_category,
+                  quoted_name);
     if (args && args[0]) idist__append(event, IDIST__TRACE_EVENT, ",\"args\":%s", args);
     idist__append(event, IDIST__TRACE_EVENT, "}");
 }
 
-// How viewers call a rank ("process_name") or a track of it ("thread_name").
+// Puts the name that viewers show for a rank ("process_name") or a track ("thread_name").
 static void idist__trace_label(int pid, int tid, const char *key, const char *text) {
     char event[IDIST__TRACE_EVENT], name[IDIST__TRACE_NAME];
 
@@ -365,79 +382,127 @@ static void idist__trace_label(int pid, int tid, const char *key, const char *te
     idist__trace_put(event);
 }
 
-// The track of this thread, of the rank as which it joined a world (w), or else of the first one.
-// NULL: no memory.
+//------------------------------------------------------------------------------
+// [trace:track]  the rank and the thread that an event belongs to
+// uses os handle err mem world file event
+//
+// Track 0 of a rank is the thread that joined the world; other threads follow as they come. From
+// IDIST__LANES on there are the lanes, tracks for what is in flight. Everything here is called with
+// the lock held, unless a comment says otherwise.
+//------------------------------------------------------------------------------
+
+#define IDIST__LANES 1000
+
+// A track for what goes on beside the threads, one thing at a time.
+typedef struct idist__lane {
+    struct idist__lane *next;
+    int pid, tid;
+    char kind[IDIST__TRACE_KIND]; // "request", or a category
+    int64_t until_ns;             // occupied until then
+} idist__lane;
+
+// A rank. There are several in a process whose threads are ranks.
+typedef struct idist__track {
+    struct idist__track *next;
+    int pid, thread_count, lane_count;
+    idist__lane *lanes;
+} idist__track;
+
+static __thread struct idist__trace_thread {
+    idist__track *track;
+    int tid;
+    int depth; // begins without an end
+} idist__trace_me;
+
+// The rank as which this thread joined a world; w NULL: the first one. NULL: no memory, or no rank.
+static idist__track *idist__trace_find_rank(const idist__world *w) {
+    idist__track **at = &idist__trace.tracks, *created;
+    char text[128];
+
+    while (w && *at && (*at)->pid != w->group.rank) at = &(*at)->next;
+    if (*at || !w) return *at;
+
+    created = (idist__track *)calloc(1, sizeof *created);
+    if (!created) return NULL;
+    created->pid = w->group.rank;
+    *at = created;
+    snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->hostname);
+    idist__trace_label(created->pid, 0, "process_name", text);
+
+    return created;
+}
+
+// Gives this thread a track, of the rank as which it joined the world w or else of the first rank.
+// Returns the rank. NULL: no memory.
 static idist__track *idist__trace_track(const idist__world *w) {
     struct idist__trace_thread *me = &idist__trace_me;
-    idist__track **at = &idist__trace.tracks;
     char text[128];
 
     if (me->track) return me->track;
-    while (w && *at && (*at)->pid != w->group.rank) at = &(*at)->next;
+    me->track = idist__trace_find_rank(w);
+    if (!me->track) return NULL;
 
-    if (!*at) {
-        if (!w || (*at = (idist__track *)calloc(1, sizeof **at)) == NULL) return NULL;
-        (*at)->pid = w->group.rank;
-        snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->hostname);
-        idist__trace_label((*at)->pid, 0, "process_name", text);
-    }
-
-    me->track = *at;
-    me->tid = me->track->nthreads++;
+    me->tid = me->track->thread_count++;
     snprintf(text, sizeof text, me->tid ? "thread %d" : "program", me->tid);
     idist__trace_label(me->track->pid, me->tid, "thread_name", text);
 
     return me->track;
 }
 
-// A lane that is free from start_ns on. NULL: no memory for one more.
+// A lane of this kind that is free from start_ns on. NULL: no memory for a new one.
 static idist__lane *idist__trace_lane(idist__track *track, const char *kind, int64_t start_ns) {
-    idist__lane **at = &track->lanes;
-    int nth = 1;
+    idist__lane **at = &track->lanes, *created;
+    int number = 1; // among those of this kind
     char text[80];
 
     for (; *at; at = &(*at)->next) {
         if (strcmp((*at)->kind, kind) != 0) continue;
         if ((*at)->until_ns <= start_ns) return *at;
-        nth++;
+        number++;
     }
 
-    if ((*at = (idist__lane *)calloc(1, sizeof **at)) == NULL) return NULL;
-    (*at)->pid = track->pid;
-    (*at)->tid = IDIST__LANES + track->nlanes++;
-    idist__copy_text((*at)->kind, sizeof(*at)->kind, kind);
-    snprintf(text, sizeof text, nth > 1 ? "%s %d" : "%s", (*at)->kind, nth);
-    idist__trace_label((*at)->pid, (*at)->tid, "thread_name", text);
+    created = (idist__lane *)calloc(1, sizeof *created);
+    if (!created) return NULL;
+    created->pid = track->pid;
+    created->tid = IDIST__LANES + track->lane_count++;
+    idist__copy_text(created->kind, sizeof created->kind, kind);
+    *at = created;
+    snprintf(text, sizeof text, number > 1 ? "%s %d" : "%s", created->kind, number);
+    idist__trace_label(created->pid, created->tid, "thread_name", text);
 
-    return *at;
+    return created;
 }
 
-// A child made by fork has neither file nor tracks; it gets some if it joins a world.
+// In a child made by fork: it has neither file nor tracks until it joins a world itself. Takes no
+// lock, since another thread may have held it during the fork.
 static void idist__trace_forked(void) {
     while (idist__trace.tracks) {
         idist__track *track = idist__trace.tracks;
+
         idist__trace.tracks = track->next;
         idist__mem_free_list(NULL, track->lanes);
         free(track);
     }
 
     idist__trace_unmap();
-    if (idist__trace.on) close(idist__trace.fd);
+    if (idist__trace.on) idist__os_handle_close(idist__trace.file);
     memset(&idist__trace, 0, sizeof idist__trace);
     memset(&idist__trace_me, 0, sizeof idist__trace_me);
-    pthread_mutex_init(&idist__trace_lock, NULL); // another thread may have held it during the fork
+    pthread_mutex_init(&idist__trace_lock, NULL);
 }
 
+// Puts the begin of something on the track of this thread. Takes the lock.
 static void idist__trace_enter(const char *category, const char *name, const char *args) {
     char event[IDIST__TRACE_EVENT];
-    int64_t now = idist__os_now_ns();
-    idist__track *track;
+    int64_t now_ns = idist__os_now_ns();
+    const idist__track *track;
 
     pthread_mutex_lock(&idist__trace_lock);
     track = idist__trace_track(NULL);
+
     if (track) {
-        idist__trace_head(event, "B", track->pid, idist__trace_me.tid, now);
-        idist__trace_what(event, category, name, args);
+        idist__trace_head(event, "B", track->pid, idist__trace_me.tid, now_ns);
+        idist__trace_tail(event, category, name, args);
         idist__trace_put(event);
         idist__trace_me.depth++;
     }
@@ -445,14 +510,14 @@ static void idist__trace_enter(const char *category, const char *name, const cha
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-// The end of what this thread entered last; of a lane, of what is in it. status: "" of marks, which
-// have none.
+// Puts the end of what this thread entered last or, if lane is not NULL, of what occupies it.
+// status: "" for marks, which have none.
 static void idist__trace_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
+    int pid = lane ? lane->pid : me->track->pid, tid = lane ? lane->tid : me->tid;
     char event[IDIST__TRACE_EVENT];
 
-    idist__trace_head(event, "E", lane ? lane->pid : me->track->pid, lane ? lane->tid : me->tid,
-                      idist__os_now_ns());
+    idist__trace_head(event, "E", pid, tid, idist__os_now_ns());
     if (status[0]) idist__append(event, sizeof event, ",\"args\":{\"status\":\"%s\"}", status);
     idist__append(event, sizeof event, "}");
     if (!lane) me->depth--;
@@ -461,30 +526,37 @@ static void idist__trace_leave(const idist__lane *lane, const char *status) {
 
 //------------------------------------------------------------------------------
 // [trace:call]  what the library adds to the timeline
-// uses os err base:type world core:call file track
+// uses os err base:type world core:call file event track
+//
+// The functions of idist__tracer, which [core:call] calls. A blocking call is a begin and an end on
+// the track of its thread. A request goes to a lane: idist__trace_call starts it, and
+// idist__trace_done ends it, in whichever thread completes it.
 //------------------------------------------------------------------------------
 
-// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. sound: its arguments
+// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
 // have been checked.
 static void idist__trace_args(char *out, const idist_group *g, const idist__call *c, uint32_t seq,
-                              bool sound) {
-    const size_t cap = IDIST__TRACE_ARGS;
-    bool p2p = idist__kind_is_p2p(c->kind);
-    idist__extent e;
+                              bool valid) {
+    const size_t capacity = IDIST__TRACE_ARGS;
+    bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
+    idist__extent extent;
 
-    idist__append(out, cap, "{");
-    if (c->kind != IDIST__BARRIER)
-        idist__append(out, cap, "\"dtype\":\"%s\",\"count\":%zu,", idist_dtype_name(c->dtype),
+    idist__append(out, capacity, "{");
+    if (has_data)
+        idist__append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,", idist_dtype_name(c->dtype),
                       c->count);
-    if (c->kind != IDIST__BARRIER && sound && idist__extent_of(g, c, &e) == IDIST_OK)
-        idist__append(out, cap, "\"bytes\":%zu,",
-                      (e.send > e.recv ? e.send : e.recv) * idist_dtype_size(c->dtype));
+
+    if (has_data && valid && idist__extent_of(g, c, &extent) == IDIST_OK) {
+        size_t larger = extent.send > extent.recv ? extent.send : extent.recv;
+        idist__append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
+    }
+
     if (idist__kind_reduces(c->kind))
-        idist__append(out, cap, "\"op\":\"%s\",", idist_op_name(c->op));
-    if (p2p) idist__append(out, cap, "\"peer\":%d,\"tag\":%d,", c->root, c->tag);
-    else if (c->root >= 0) idist__append(out, cap, "\"root\":%d,", c->root);
-    if (seq && !p2p) idist__append(out, cap, "\"seq\":%u,", (unsigned)seq);
-    idist__append(out, cap, "\"ranks\":%d}", g->size);
+        idist__append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
+    if (p2p) idist__append(out, capacity, "\"peer\":%d,\"tag\":%d,", c->root, c->tag);
+    else if (c->root >= 0) idist__append(out, capacity, "\"root\":%d,", c->root);
+    if (seq && !p2p) idist__append(out, capacity, "\"seq\":%u,", (unsigned)seq);
+    idist__append(out, capacity, "\"ranks\":%d}", g->size);
 }
 
 static void idist__trace_joined(const idist__world *w) {
@@ -494,15 +566,19 @@ static void idist__trace_joined(const idist__world *w) {
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
+// The begin of a wait for one call, or for several: then g and c are NULL.
 static void idist__trace_wait(const char *category, const char *name, const idist_group *g,
                               const idist__call *c) {
-    char args[IDIST__TRACE_ARGS] = "", rest[IDIST__TRACE_ARGS] = "";
+    char args[IDIST__TRACE_ARGS] = "", of_call[IDIST__TRACE_ARGS] = "";
 
     if (!idist__trace_is_on()) return;
-    if (c) idist__trace_args(rest, g, c, 0, true);
-    if (c)
+
+    if (c) {
+        idist__trace_args(of_call, g, c, 0, true);
         idist__append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
-                      rest + 1);
+                      of_call + 1);
+    }
+
     idist__trace_enter(category, name, args);
 }
 
@@ -513,27 +589,30 @@ static void idist__trace_waited(idist_status status) {
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
+// A task that is in a lane is complete.
 static void idist__trace_done(const idist__task *t) {
     idist__lane *lane = (idist__lane *)t->lane;
+
     pthread_mutex_lock(&idist__trace_lock);
     idist__trace_leave(lane, idist_status_name(t->status));
     lane->until_ns = idist__os_now_ns();
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-// Puts a task that goes on by itself, or is done already, into a lane.
+// Puts a task that is in flight, or already complete, into a lane.
 static void idist__trace_start(idist__task *t) {
     char event[IDIST__TRACE_EVENT], args[IDIST__TRACE_ARGS] = "";
     idist__track *track;
-    idist__lane *lane;
+    idist__lane *lane = NULL;
 
     idist__trace_args(args, t->group, &t->call, t->seq, true);
     pthread_mutex_lock(&idist__trace_lock);
     track = idist__trace_track(NULL);
-    lane = track ? idist__trace_lane(track, "request", t->started_ns) : NULL;
+    if (track) lane = idist__trace_lane(track, "request", t->started_ns);
+
     if (lane) {
         idist__trace_head(event, "B", lane->pid, lane->tid, t->started_ns);
-        idist__trace_what(event, "call", idist__kind_names[t->call.label], args);
+        idist__trace_tail(event, "call", idist__kind_names[t->call.label], args);
         idist__trace_put(event);
         lane->until_ns = IDIST__FOREVER;
     }
@@ -543,31 +622,38 @@ static void idist__trace_start(idist__task *t) {
     if (lane && t->done) idist__trace_done(t);
 }
 
-// Around every communication call but sendrecv. What is on a stream without a request is nobody's
-// to wait for, and has no lane.
-static idist_status idist__trace_call(idist_group *g, const idist__call *c, const idist_opts *o) {
+static idist_status idist__trace_blocking_call(idist_group *g, const idist__call *c,
+                                               const idist_opts *o) {
     char args[IDIST__TRACE_ARGS] = "";
+    bool valid = idist__call_check(g, c) == IDIST_OK;
+    idist_status status;
+
+    idist__trace_args(args, g, c, g->seq + 1, valid);
+    idist__trace_enter("call", idist__kind_names[c->label], args);
+    status = idist__call_locked(g, c, o);
+    idist__trace_waited(status);
+
+    return status;
+}
+
+// Around every communication call except sendrecv. A call on a stream without a request is never
+// waited for, and has no lane.
+static idist_status idist__trace_call(idist_group *g, const idist__call *c, const idist_opts *o) {
     idist__task *t;
-    idist_status s;
+    idist_status status;
 
     if (!idist__trace_is_on()) return idist__call_locked(g, c, o);
-
-    if (!o->request && !idist__me.group_depth) {
-        idist__trace_args(args, g, c, g->seq + 1, idist__call_check(g, c) == IDIST_OK);
-        idist__trace_enter("call", idist__kind_names[c->label], args);
-        s = idist__call_locked(g, c, o);
-        idist__trace_waited(s);
-        return s;
-    }
+    if (!o->request && !idist__me.group_depth) return idist__trace_blocking_call(g, c, o);
 
     if (o->request) o->request->impl = NULL;
-    s = idist__call_locked(g, c, o);
-    if (s != IDIST_OK) return s;
-    t = idist__me.group_tasks ? idist__me.group_last : NULL; // began just now
+    status = idist__call_locked(g, c, o);
+    if (status != IDIST_OK) return status;
+
+    t = idist__me.group_tasks ? idist__me.group_last : NULL; // the task that was just begun
     if (o->request) t = (idist__task *)o->request->impl;
     if (t && !t->lane) idist__trace_start(t);
 
-    return s;
+    return status;
 }
 
 idist_backend_list idist_trace_backends(idist_backend_list backends) {
@@ -585,8 +671,8 @@ idist_backend_list idist_trace_backends(idist_backend_list backends) {
 }
 
 //------------------------------------------------------------------------------
-// [trace:mark]  what the program adds to it
-// uses err file track
+// [trace:mark]  what the program adds to the timeline
+// uses err file event track
 //------------------------------------------------------------------------------
 
 bool idist_trace_on(void) { return idist__trace_is_on(); }
@@ -602,42 +688,57 @@ void idist_trace_end(void) {
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-static int64_t idist__trace_near(int64_t ns) {
-    return ns > IDIST__TRACE_FAR    ? IDIST__TRACE_FAR
-           : ns < -IDIST__TRACE_FAR ? -IDIST__TRACE_FAR
-                                    : ns;
+static int64_t idist__trace_clamp(int64_t ns) {
+    if (ns > IDIST__TRACE_FAR) return IDIST__TRACE_FAR;
+    if (ns < -IDIST__TRACE_FAR) return -IDIST__TRACE_FAR;
+    return ns;
+}
+
+// Copies the args of a span, without line breaks, because an event is a line. In JSON they can only
+// stand between tokens. If args do not fit: "".
+static void idist__trace_one_line(char *out, size_t capacity, const char *args) {
+    size_t i;
+
+    out[0] = 0;
+    if (!args || strlen(args) >= capacity) return;
+    idist__copy_text(out, capacity, args);
+    for (i = 0; out[i]; i++)
+        if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
+}
+
+// Whether a category goes to the track of the thread, not to a lane.
+static bool idist__trace_is_of_thread(const char *category) {
+    return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
+           strcmp(category, "wait") == 0;
 }
 
 void idist_trace_span(const char *name, const char *category, int64_t start_ns, int64_t end_ns,
                       const char *args) {
-    char event[IDIST__TRACE_EVENT], line[IDIST__TRACE_ARGS] = "", kind[IDIST__TRACE_KIND];
+    char event[IDIST__TRACE_EVENT], line[IDIST__TRACE_ARGS], kind[IDIST__TRACE_KIND];
     idist__track *track;
     idist__lane *lane = NULL;
-    int64_t ns;
-    size_t i;
-    bool own;
+    int64_t duration_ns;
+    bool of_thread;
 
     if (!idist__trace_is_on()) return;
     idist__trace_cut(kind, sizeof kind, category ? category : "compute");
-    own = strcmp(kind, "compute") == 0 || strcmp(kind, "call") == 0 || strcmp(kind, "wait") == 0;
-    start_ns = idist__trace_near(start_ns);
-    end_ns = idist__trace_near(end_ns);
-    ns = end_ns > start_ns ? end_ns - start_ns : 0;
-    if (args && strlen(args) < sizeof line) idist__copy_text(line, sizeof line, args);
-    for (i = 0; line[i];
-         i++) // an event is a line; in JSON such a character stands between tokens only
-        if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
+    idist__trace_one_line(line, sizeof line, args);
+    of_thread = idist__trace_is_of_thread(kind);
+    start_ns = idist__trace_clamp(start_ns);
+    end_ns = idist__trace_clamp(end_ns);
+    duration_ns = end_ns > start_ns ? end_ns - start_ns : 0;
+
     pthread_mutex_lock(&idist__trace_lock);
     track = idist__trace_track(NULL);
-    if (track && !own) lane = idist__trace_lane(track, kind, start_ns);
+    if (track && !of_thread) lane = idist__trace_lane(track, kind, start_ns);
 
-    if (track && (own || lane)) {
+    if (track && (of_thread || lane)) {
         idist__trace_head(event, "X", track->pid, lane ? lane->tid : idist__trace_me.tid, start_ns);
-        idist__append(event, sizeof event, ",\"dur\":%lld.%03d", (long long)(ns / 1000),
-                      (int)(ns % 1000));
-        idist__trace_what(event, kind, name, line);
+        idist__append(event, sizeof event, ",\"dur\":%lld.%03d", (long long)(duration_ns / 1000),
+                      (int)(duration_ns % 1000));
+        idist__trace_tail(event, kind, name, line);
         idist__trace_put(event);
-        if (lane) lane->until_ns = start_ns + ns;
+        if (lane) lane->until_ns = start_ns + duration_ns;
     }
 
     pthread_mutex_unlock(&idist__trace_lock);

@@ -1,9 +1,10 @@
-/* idist_train.h - v0.1.0 - data-parallel training for idist: samplers, loaders, gradients, checkpoints - MIT licence
+/* idist_train.h - v0.1.0 - samplers, loaders, DDP and checkpoints for idist - MIT licence
 
 DO THIS
 
-    Lay it beside idist.h and include it where that is included; IDIST_IMPLEMENTATION compiles both. Your network stays as
-    it is: arrays of parameters, and a function that computes their gradients.
+    Put it beside idist.h and include it wherever you include that; IDIST_IMPLEMENTATION compiles
+    both. Your network stays as it is: arrays of parameters, and a function that computes their
+    gradients.
 
         idist_tensor params[2] = {{weights, 64 * 10, IDIST_F32}, {bias, 10, IDIST_F32}};
         idist_sampler_desc samples = {0};
@@ -12,63 +13,95 @@ DO THIS
         idist_ddp *ddp;
         size_t index;
 
-        samples.length = 1797; // in the data set
-        model.params = params; // rank 0's become everybody's
+        samples.length = 1797; // of the data set
+        model.params = params; // every rank starts with those of rank 0
         model.n = 2;
-        if (idist_sampler_create(&samples, &sampler) != IDIST_OK || idist_ddp_create(&model, &ddp) != IDIST_OK) return 1;
+        if (idist_sampler_create(&samples, &sampler) != IDIST_OK) return 1;
+        if (idist_ddp_create(&model, &ddp) != IDIST_OK) return 1;
         for (epoch = 0; epoch < 10; epoch++) {
             if (idist_sampler_set_epoch(sampler, epoch) != IDIST_OK) return 1;
-            while (idist_sampler_next(sampler, &index)) {     // the samples of this rank
+            while (idist_sampler_next(sampler, &index)) { // the samples of this rank
                 backward(index, idist_ddp_grad(ddp, 0), idist_ddp_grad(ddp, 1));
-                if (idist_ddp_wait(ddp) != IDIST_OK) return 1; // gradients are the average of all ranks now
-                step();
+                if (idist_ddp_wait(ddp) != IDIST_OK) return 1;
+                step(); // the gradients are now the average over all ranks
             }
         }
         idist_ddp_free(&ddp);
         idist_sampler_free(&sampler);
 
-    With idist_ddp_ready(ddp, i) in the backward pass, gradients travel while those before them are computed.
+    Call idist_ddp_ready(ddp, i) from the backward pass, and gradients are reduced while those of
+    the layers before them are still being computed.
 
 WHAT IT IS
 
-    sampler     The indices of torch.utils.data.DistributedSampler, one for one: every rank makes the same permutation
-                (torch.randperm with a generator seeded by seed + epoch), and takes each n-th of it from its rank on. All
-                ranks get the same number of samples; without drop_last some come twice for that, which a validation has to
-                know. (Newer PyTorch shuffles 2^32 / 20 samples and more in another way.) It sends nothing: ranks agree
-                because they were given the same length, seed and epoch. idist_partition is the DataPartitioner of PyTorch's
-                tutorial "Writing distributed applications".
-    loader      Threads that call your function for one batch after the other, some batches ahead of you.
-    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do: see the picture in [train:ddp].
-    metrics     Sums that are added up over the ranks when you ask, and stay what they were.
-    checkpoint  Rank 0 writes and reads; a file is whole or not there.
-    log         Rank 0 speaks.
+    sampler     Deals out the same indices as torch.utils.data.DistributedSampler: every rank makes
+                the same permutation (torch.randperm with a generator seeded by seed + epoch) and
+                takes every n-th index, starting with its rank. All ranks get the same number of
+                samples; without drop_last some samples are dealt out twice to achieve that, which
+                matters for validation. (Recent PyTorch shuffles 2^32 / 20 or more samples by
+                another method.) Nothing is sent: ranks agree because they were given the same
+                length, seed and epoch. idist_partition is the DataPartitioner of PyTorch's tutorial
+                "Writing distributed applications".
+    loader      Worker threads that call your function batch by batch, some batches ahead of you.
+    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do; [train:ddp] has
+                a picture.
+    metrics     Local sums that are added up over the ranks when you ask for the value.
+    checkpoint  Rank 0 writes and reads; a file is either complete or absent.
+    log         Only rank 0 logs.
 
-    Names and rules are those of PyTorch, Ignite and Horovod where they have one. A world of 1 does everything as well.
-    Nothing here is a tensor library: it moves arrays, and never looks at your network.
+    Names and rules are those of PyTorch, Ignite and Horovod where these have one. Everything also
+    works in a world of 1. This is no tensor library: it moves arrays and never looks at your
+    network.
+
+HOW IT FITS
+
+    An optional header on top of idist.h. It uses the public functions, the base of the
+    implementation and idist_trace.h, which it includes; no other header uses it. For device memory
+    include idist_nccl.h first.
 
 CONTENTS
 
     declarations
-      [train_api:sampler]     which samples a rank takes
+      [train_api:sampler]     which samples a rank gets
       [train_api:loader]      batches, fetched ahead by worker threads
-      [train_api:ddp]         gradients averaged while the backward pass still runs
+      [train_api:ddp]         gradients averaged while the backward pass is still running
       [train_api:norm]        batch statistics and gradient norms over all ranks
       [train_api:metric]      numbers over all ranks
-      [train_api:checkpoint]  files that are whole or not there
-      [train_api:log]         what a training says, on rank 0 only
+      [train_api:checkpoint]  files that are either complete or absent
+      [train_api:log]         what a training run prints, on rank 0 only
     implementation
-      [train:random]          the random numbers of PyTorch and Python
+      [train:twister]         the Mersenne Twister
+      [train:random]          permutations that equal those of PyTorch and Python
       [train:agree]           the same status on all ranks
       [train:sampler]         which sample goes to which rank
       [train:loader]          batches, fetched ahead by worker threads
-      [train:norm]            batch statistics and gradient norms over all ranks
+      [train:auto]            sizes, seeds and loaders derived from the world
+      [train:batch_norm]      batch statistics over all ranks
+      [train:norm]            the norm of gradients, and clipping by it
       [train:metric]          numbers over all ranks
-      [train:checkpoint]      files that are whole or not there
-      [train:tensor]          arrays that all ranks have: compared, then copied from one of them
-      [train:memory]          the same on the host and on the device
-      [train:compress]        buckets that travel with fewer bits
-      [train:ddp]             gradients averaged while the backward pass still runs
-      [train:log]             what a training says, on rank 0 only
+      [train:epoch_metric]    metrics that rank 0 computes from the rows of all ranks
+      [train:checksum]        the checksum of a checkpoint
+      [train:checkpoint]      the format of a checkpoint file
+      [train:load]            reads a checkpoint on rank 0 and copies it to all ranks
+      [train:folder]          the checkpoints in a folder, and the best of them
+      [train:save]            writes a checkpoint atomically and removes the worst
+      [train:shape]           shapes and options that must be equal on all ranks
+      [train:tensor]          arrays copied from one rank to all
+      [train:memory]          the same operations on host and device memory
+      [train:compress]        the state of a bucket that is sent with fewer bits
+      [train:half]            buckets sent as 16-bit floats
+      [train:int8]            buckets sent as bytes with error feedback
+      [train:on_device]       compressed buckets, by kernels on the device
+      [train:ddp]             gradients averaged while the backward pass is still running
+      [train:ddp_bucket]      which gradients share a bucket, and where it lies
+      [train:ddp_hold]        rounding errors of gradients that are absent in an iteration
+      [train:ddp_launch]      from a ready gradient to a launched bucket
+      [train:ddp_finish]      the end of an iteration
+      [train:ddp_step]        the public functions of an iteration
+      [train:ddp_join]        ranks that have run out of data
+      [train:ddp_create]      from a desc to a ddp, and its end
+      [train:log]             what a training run prints, on rank 0 only
+      [train:progress]        a progress bar on a terminal
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -82,84 +115,85 @@ extern "C" {
 #endif
 
 //------------------------------------------------------------------------------
-// [train_api:sampler]  which samples a rank takes
+// [train_api:sampler]  which samples a rank gets
 //------------------------------------------------------------------------------
 
 typedef struct idist_sampler idist_sampler;
 
-// All zero but length is valid: the ranks of the world, shuffled with seed 0.
+// All zero except length is valid: shuffled with seed 0, shared by the ranks of the world.
 typedef struct idist_sampler_desc {
     size_t length;      // of the data set, in samples
-    idist_group *group; // whose ranks share it; NULL: the world
-    int num_replicas;   // > 0: so many instead, and this is the one of ...
-    int rank;           // ... this number
-    bool in_order;      // not shuffled
-    bool
-        drop_last; // leaves out what does not divide evenly; otherwise the first samples come twice
+    idist_group *group; // whose ranks share the data set; NULL: the world
+    int num_replicas;   // > 0: overrides the number of ranks ...
+    int rank;           // ... and this rank's index among them
+    bool in_order;      // do not shuffle
+    // Leave out the remainder that does not divide evenly. Otherwise the first samples of the
+    // epoch's order are repeated to fill up.
+    bool drop_last;
     uint64_t seed; // the same on all ranks
-    // An order of your own instead of the permutation, as ignite's DistributedProxySampler takes
-    // it: writes `length` indices for this epoch, the same on all ranks; it is called again (run 1,
-    // 2, ...) until there are enough. Neither drop_last nor in_order then.
+    // Your own order instead of the permutation, like ignite's DistributedProxySampler: writes
+    // `length` indices for this epoch, the same on all ranks. It is called again (run 1, 2, ...)
+    // until there are enough indices. Excludes drop_last and in_order.
     void (*order_fn)(size_t *indices, size_t length, uint64_t epoch, int run, void *arg);
-    void *arg;
+    void *arg; // passed to order_fn
 } idist_sampler_desc;
 
-// Local. The sampler starts in epoch 0, and keeps 8 bytes per sample of a rank. While it deals out
-// an epoch (here, in set_epoch, set_state, reshard) it takes 8 per sample of the whole data set
-// besides, and those of the last epoch are still there; with an order_fn 8 for each index that is
-// asked of it. IDIST_ERR_ARG: no samples, or more than 2^32 - 1 of them to shuffle; a rank outside
-// 0 .. num_replicas - 1.
+// Local. The sampler starts in epoch 0 and keeps 8 bytes per sample of this rank. Dealing out an
+// epoch (here and in set_epoch, set_state and reshard) temporarily takes 8 bytes per sample of the
+// whole data set, or with an order_fn per index requested from it, while the indices of the last
+// epoch are still there. IDIST_ERR_ARG: no samples, more than 2^32 - 1 of them to shuffle, or a
+// rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
-// Begins an epoch, with all samples: without it every pass has the same order. IDIST_ERR_NO_MEMORY:
-// nothing has changed.
+// Starts an epoch with all of its samples. Without this call every pass has the same order.
+// IDIST_ERR_NO_MEMORY: nothing has changed.
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
-// Samples of this rank in an epoch; the same on all ranks.
+// The number of samples this rank gets in an epoch; the same on all ranks.
 IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
-// The next index of this rank, or false at the end of the epoch; the call after that begins it anew
-// (position 0).
+// Gets the next index of this rank, or returns false at the end of the epoch. The call after that
+// starts the epoch over (position 0).
 IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 
-// For checkpoints: where in which epoch this rank is, and back there. IDIST_ERR_ARG: that is beyond
-// the end. To go on with another number of ranks: processed + position * (ranks before), or length
-// if that is less, and position 0.
+// For checkpoints: the position of this rank in its epoch. To continue with another number of
+// ranks, set processed = min(length, processed + position * ranks before) and position = 0.
 typedef struct idist_sampler_state {
-    uint64_t epoch, position; // samples of this rank that are through, ...
-    uint64_t processed; // ... not counting those of all ranks before the last idist_sampler_reshard
+    uint64_t epoch, position; // position: samples of this rank that are done ...
+    uint64_t processed;       // ... besides those of all ranks before the last reshard
 } idist_sampler_state;
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
+// IDIST_ERR_ARG: the state lies beyond the end of the epoch.
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
-// The elastic form, by the rule of Horovod's ElasticSampler: ranks work in step, each records what
-// it has processed, and when ranks were lost or have come, the rest of the epoch is dealt out anew.
+// Elastic training, by the rule of Horovod's ElasticSampler: ranks work in step and each records
+// what it has processed. When ranks are lost or join, the rest of the epoch is dealt out again.
 //
-// Another `count` samples of this rank are processed, of those that idist_sampler_next gives; after
-// a batch, say. IDIST_ERR_ARG: there are not so many in an epoch. A second pass over it needs an
-// idist_sampler_set_epoch, which begins the record anew.
+// Records that this rank has processed another `count` of the samples it got from
+// idist_sampler_next; call it after each batch, for example. IDIST_ERR_ARG: more than an epoch has.
+// Call idist_sampler_set_epoch before a second pass over the epoch; it resets the record.
 IDIST_API idist_status idist_sampler_record(idist_sampler *sampler, size_t count);
-// Collective over opts->group (after idist_shrink, the survivors): takes epoch and record of rank 0
-// of the group, and deals out what is left of the epoch's order among the ranks of the group, which
-// is the sampler's from then on, also in later epochs. What was handed out and not recorded comes
-// again. IDIST_ERR_ARG: the sampler was made with num_replicas.
+// Collective over opts->group (after idist_shrink: the survivors). Takes the epoch and the record
+// of rank 0 of the group, and deals out the rest of the epoch among the ranks of that group, which
+// is the sampler's group from then on. Samples that were handed out but not recorded are dealt out
+// again. IDIST_ERR_ARG: the sampler was created with num_replicas.
 IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opts);
 
-// Shuffles 0 .. length - 1 (random.Random(seed).shuffle of Python) and cuts it into parts of
-// fractions[i] * length samples, rounded down; the fractions add up to 1 at most. Writes part
-// `which`, and to *count how long it is; indices has room for `length`. IDIST_ERR_ARG: fractions
-// below 0 or above 1 together, or no such part.
+// Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
+// n parts of fractions[i] * length samples, rounded down; the fractions must not add up to more
+// than 1. Writes part number `which` to indices, which has room for `length`, and its size to
+// *count. Local. IDIST_ERR_ARG: a negative fraction, fractions above 1 in total, or no such part.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
-// What one rank gives its loader, for a batch of all ranks together: batch_size / ranks, rounded
-// down, unless that is 0; and for all workers of a host: num_workers / ranks on this host, rounded
-// up, unless there are fewer workers than ranks.
+// What one rank gives to its loader. The batch size of one rank, from that of all ranks together:
+// batch_size / ranks, rounded down, unless that is 0. The workers of one rank, from those of the
+// host: num_workers / ranks on this host, rounded up, unless there are fewer workers than ranks.
 IDIST_API int idist_auto_batch_size(int batch_size);
 IDIST_API int idist_auto_num_workers(int num_workers);
 
-// seed + rank: the seed of what has to differ from rank to rank, augmentation say. (First weights
-// come from one rank.)
+// Returns seed + rank, for whatever must differ between ranks, such as augmentation. (Initial
+// weights come from one rank.)
 IDIST_API uint64_t idist_auto_seed(uint64_t seed);
 
 //------------------------------------------------------------------------------
@@ -168,110 +202,111 @@ IDIST_API uint64_t idist_auto_seed(uint64_t seed);
 
 typedef struct idist_loader idist_loader;
 
-// All zero but sampler, batch_size, batch_nbytes and fetch is valid.
+// All zero except sampler, batch_size, batch_nbytes and fetch is valid.
 typedef struct idist_loader_desc {
-    // Yours, to outlive the loader, which moves it: its state is always that after the last batch
-    // you got. When you move it, or reshard it, the loader drops what it fetched ahead and goes on
-    // from there.
+    // Stays yours and must outlive the loader. The loader moves it: its state is always the one
+    // after the last batch you got. If you move or reshard it yourself, the loader drops what it
+    // has fetched ahead and continues from there.
     idist_sampler *sampler;
     size_t batch_size;   // samples per batch of this rank
-    size_t batch_nbytes; // room for one batch
-    // Writes the samples `indices[0 .. n-1]` to `batch`. 0 is success. Runs in worker threads,
-    // several at a time, for different batches; must not call idist.
+    size_t batch_nbytes; // size of the buffer of one batch
+    // Writes the samples `indices[0 .. n-1]` to `batch`. 0 is success. Called by worker threads,
+    // several at a time for different batches; must not call idist.
     int (*fetch)(void *batch, const size_t *indices, size_t n, void *arg);
     void *arg;
-    int num_workers; // threads, up to 1,024; 0: fetch runs inside idist_loader_next
-    int prefetch;    // batches ahead of the consumer, per worker; 0: 2
-    bool drop_last;  // leaves out a last batch that is not full
-    int timeout_ms;  // how long a call waits for the workers' fetches; 0: 5 minutes, < 0: for ever
-    idist_allocator allocator; // of the batches: pinned memory, say. All zero: malloc.
+    int num_workers;           // threads, up to 1,024; 0: idist_loader_next calls fetch itself
+    int prefetch;              // batches fetched ahead, per worker; 0: 2
+    bool drop_last;            // leave out a last batch that is not full
+    int timeout_ms;            // how long a call waits for a fetch; 0: 5 minutes, < 0: for ever
+    idist_allocator allocator; // of the batches, for example in pinned memory. All zero: malloc.
 } idist_loader_desc;
 
 IDIST_API idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **loader);
-// Stops the workers, after the fetches that run. Local. When some do not end within desc.timeout_ms
-// it returns, and the last of them frees the batches.
+// Waits for the running fetches and stops the workers. Local. If some fetches do not return within
+// desc.timeout_ms this call returns anyway, and the last worker to end frees the batches.
 IDIST_API void idist_loader_free(idist_loader **loader);
-// Begins an epoch, here and in the sampler; what was fetched ahead is dropped. A new loader begins
-// where its sampler is. IDIST_ERR_TIMEOUT: fetches from before still run. The sampler is in the new
-// epoch, and the next call tries again.
+// Starts an epoch here and in the sampler, and drops what was fetched ahead. A new loader starts
+// where its sampler is. IDIST_ERR_TIMEOUT: earlier fetches are still running; the sampler is in the
+// new epoch, and the next call tries again.
 IDIST_API idist_status idist_loader_set_epoch(idist_loader *loader, uint64_t epoch);
-// Batches of this rank in an epoch.
+// The number of batches this rank gets in an epoch.
 IDIST_API size_t idist_loader_count(const idist_loader *loader);
-// The sampler, for its state; that of idist_auto_loader belongs to the loader.
+// The sampler, for its state. That of idist_auto_loader belongs to the loader.
 IDIST_API idist_sampler *idist_loader_sampler(const idist_loader *loader);
 
 typedef struct idist_batch {
-    void *data;            // what fetch wrote; yours to write to until the next call on the loader
-    const size_t *indices; // the samples, until then
-    size_t n; // so many; 0: the epoch has ended (data is NULL). The call after that begins it anew.
+    void *data; // what fetch wrote; you may write to it until the next call on the loader
+    const size_t *indices; // of the samples; valid until then as well
+    size_t n; // samples; 0: the epoch is over (data is NULL), and the next call starts it over
 } idist_batch;
 
-// The next batch in the sampler's order, whatever the number of workers. Waits for the workers.
-// IDIST_ERR_CALLBACK: fetch failed for these samples (data is NULL); the batch after it is the
-// next. IDIST_ERR_TIMEOUT: a worker's fetch does not return; nothing is lost, and the next call
-// waits for the same batch. IDIST_ERR_STATE: the workers belong to the process that this one was
-// forked from. One thread at a time calls the functions of a loader.
+// Gets the next batch, in the sampler's order whatever the number of workers is; blocks until it is
+// fetched. IDIST_ERR_CALLBACK: fetch failed for these samples (data is NULL); the next call returns
+// the batch after it. IDIST_ERR_TIMEOUT: a fetch did not return in time; nothing is lost, and the
+// next call waits for the same batch. IDIST_ERR_STATE: this process was forked, and the workers are
+// those of its parent. Only one thread at a time may call the functions of a loader.
 IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batch);
 
-// Ignite's auto_dataloader: desc says batch_size, batch_nbytes and num_workers of all ranks
-// together (of the sampler's group; see idist_auto_batch_size), and the loader makes its own
-// sampler, of `samples` (desc.sampler is NULL). Where the rank has a device (idist_nccl.h is
-// included before this header) and desc.allocator is not set, batches lie in pinned memory. Logs
-// what came of it at info level, and warns, as Ignite does, when samples.num_replicas and
+// Ignite's auto_dataloader: batch_size, batch_nbytes and num_workers of desc are those of all ranks
+// of the sampler's group together (see idist_auto_batch_size), and the loader creates its own
+// sampler from `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is included
+// before this header) and desc.allocator is not set, batches are in pinned memory. Logs the
+// resulting numbers at info level, and warns, as Ignite does, if samples.num_replicas and
 // samples.rank are not those of the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc,
                                          const idist_sampler_desc *samples, idist_loader **loader);
 
 //------------------------------------------------------------------------------
-// [train_api:ddp]  gradients averaged while the backward pass still runs
+// [train_api:ddp]  gradients averaged while the backward pass is still running
 //------------------------------------------------------------------------------
 
-// An array of the program, on the host or on the device.
+// An array of the program, in host or device memory.
 typedef struct idist_tensor {
     void *data;
     size_t count; // elements
     idist_dtype dtype;
 } idist_tensor;
 
-// Copies n tensors of root to all ranks of opts->group. Collective; blocking. Before that the ranks
-// compare shapes: when one has another number of tensors, or another count or dtype, all get
-// IDIST_ERR_MISMATCH, which names the rank and the tensor.
+// Copies n tensors from root to all ranks of opts->group, in place. Collective; blocking. The ranks
+// compare shapes first: if one rank has another number of tensors, or another count or dtype, all
+// get IDIST_ERR_MISMATCH with a text that names the rank and the tensor.
 IDIST_API idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,
                                                   const idist_opts *opts);
-// The same for what an optimizer keeps: its tensors (momentum and the like), and a struct of its
-// numbers (rate, step), options_nbytes of host memory, which may be NULL.
+// The same for the state of an optimizer: its tensors (momentum, for example) and a struct of its
+// numbers (rate, step): options_nbytes of host memory, which may be NULL if that is 0.
 IDIST_API idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n,
                                                        void *options, size_t options_nbytes,
                                                        int root, const idist_opts *opts);
 
 typedef struct idist_ddp idist_ddp;
 
-// What the gradients are on the way from rank to rank.
+// How gradients are encoded on their way between ranks.
 typedef enum idist_compression {
     IDIST_COMPRESS_NONE = 0,
-    IDIST_COMPRESS_F16 = 1,  // halves: F32 and F64 gradients, sums carried in float
-    IDIST_COMPRESS_BF16 = 2, // bfloats: the same
-    IDIST_COMPRESS_I8 =
-        3 // a byte each and a scale per 1,024; what rounding took is added to the next gradient
+    IDIST_COMPRESS_F16 = 1,  // F32 and F64 gradients are sent as F16 and summed in float
+    IDIST_COMPRESS_BF16 = 2, // the same as BF16
+    // A byte per gradient and a scale per 1,024; the rounding error is added to the next gradient.
+    IDIST_COMPRESS_I8 = 3
 } idist_compression;
 
-// A bucket on its way, as a hook of yours gets it.
+// A bucket of gradients, as a communication hook sees it.
 typedef struct idist_bucket {
-    int index;  // 0: the first one launched
-    void *data; // this rank's gradients, one after the other; `finish` leaves the result here.
-                // NULL: there are none
-    size_t count;
+    int index; // 0: the bucket launched first
+    // The gradients of this rank, one after the other; `finish` leaves the result here. NULL: the
+    // bucket is empty.
+    void *data;
+    size_t count; // elements
     idist_dtype dtype;
-    idist_opts opts; // for the hook's communication: group, stream, time-out, and a request to use
-                     // in `start`
-    double scale;    // the result is to be scale * sum over the ranks
-    void *state;     // the hook's own, one per bucket; NULL at first
+    // For the hook's communication: group, stream and timeout, and in `start` a request to use.
+    idist_opts opts;
+    double scale; // the result must be scale * (sum over the ranks)
+    void *state;  // the hook's own, one per bucket; initially NULL
 } idist_bucket;
 
-// A communication hook: start begins one call (with opts.request, so that the program can go on),
-// and finish, after the request is complete, leaves the result in data. Both are called for the
-// same buckets in the same order on all ranks; finish may communicate too. free_fn (may be NULL)
-// gets each state that is not NULL. A failure is one of the iteration.
+// A communication hook. start begins one call, with opts.request so that the program can go on;
+// finish is called when the request is complete and leaves the result in data. It may communicate
+// too. All ranks call both for the same buckets in the same order. free_fn (may be NULL) is called
+// with each state that is not NULL. If start or finish fails, the iteration fails.
 typedef struct idist_ddp_hook {
     idist_status (*start)(idist_bucket *bucket, void *arg);
     idist_status (*finish)(idist_bucket *bucket, void *arg);
@@ -279,133 +314,134 @@ typedef struct idist_ddp_hook {
     void *arg;
 } idist_ddp_hook;
 
-// All zero but params and n is valid.
+// All zero except params and n is valid.
 typedef struct idist_ddp_desc {
-    // n parameters in the order of the forward pass, and their gradients, of the same counts. The
-    // two may differ in dtype. Gradients that lie one after the other in memory are reduced where
-    // they are; others are copied together and back. grads NULL, or with data NULL: memory that is
-    // laid out for it (idist_alloc, cudaMalloc), zeroed; see idist_ddp_grad.
+    // n parameters in the order of the forward pass, and their gradients, with the same counts; the
+    // dtypes may differ. Gradients that are contiguous in memory are reduced in place; others are
+    // copied into a bucket and back. If grads or its data is NULL, ddp allocates and zeroes the
+    // memory (idist_alloc, cudaMalloc); see idist_ddp_grad.
     const idist_tensor *params, *grads;
     int n;
-    const idist_tensor
-        *buffers; // not trained, running means say: idist_ddp_forward copies them from one rank
+    // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
+    const idist_tensor *buffers;
     int n_buffers;
     idist_group *group;   // NULL: the world
-    size_t bucket_nbytes; // 0: 25 MiB, and 1 MiB for the first
+    size_t bucket_nbytes; // size limit of a bucket; 0: 25 MiB, and 1 MiB for the first one
     idist_compression compression;
-    const idist_ddp_hook *hook; // instead; copied
+    const idist_ddp_hook *hook; // used instead of the built-in reduction; copied
     double prescale, postscale; // factors before and after the sum; 0: 1
-    bool sum;                   // the sum over the ranks instead of the average
-    bool keep_params;           // they are equal already: compare the shapes only
-    bool find_unused; // parameters that are not ready when idist_ddp_wait comes have no gradient:
-                      // see there
-    bool uneven;      // ranks may run out of data before others: see idist_ddp_join
-    bool divide_by_active; // uneven: average over the ranks that still have data, instead of over
-                           // all
-    bool on_device;        // params, grads and buffers are device memory (idist_nccl.h)
-    void *
-        stream; // on_device: the cudaStream_t that computes the gradients; NULL: the default stream
-    int timeout_ms; // of each call; as in idist_opts
+    bool sum;                   // sum over the ranks instead of averaging
+    bool keep_params;           // they are equal already: only compare the shapes
+    // Some parameters get no gradient in some iterations: those that are not ready when
+    // idist_ddp_wait is called. See there.
+    bool find_unused;
+    bool uneven; // ranks may run out of data at different times; see idist_ddp_join
+    // With uneven: divide by the number of ranks that still have data instead of by all.
+    bool divide_by_active;
+    bool on_device; // params, grads and buffers are in device memory (idist_nccl.h)
+    void *stream;   // on_device: the cudaStream_t that computes the gradients; NULL: the default
+    int timeout_ms; // of each call, as in idist_opts
 } idist_ddp_desc;
 
-// Collective over the group; blocking. Compares shapes, copies parameters and buffers of rank 0 of
-// the group to all, and forms the buckets: gradients of one dtype in reverse order, closed when
-// they reach the limit. IDIST_ERR_MISMATCH as for idist_broadcast_parameters.
-// IDIST_ERR_UNSUPPORTED: compression of other gradients than F32 and, on the host, F64. On the
-// device compression, factors and divide_by_active take CUDA 12.8 (else IDIST_ERR_DEVICE), and
-// idist_nccl.h is included before this file. The arrays of tensors are copied; what they point to
-// stays yours, and has to stay. A ddp is for the world it was made in.
+// Collective over the group; blocking. Compares shapes, copies the parameters and buffers of rank 0
+// of the group to all ranks, and forms the buckets: gradients of one dtype in reverse order, closed
+// when they reach the limit. The lists of tensors are copied; the arrays stay yours and must stay
+// valid. A ddp belongs to the world in which it was created.
+// IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
+// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; or
+// on_device, and idist_nccl.h was not included before this header.
+// IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
-// Local. In the middle of an iteration it waits for what was begun.
+// Local. Within an iteration it waits for the calls that are in flight.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
-IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // where gradient i lies
-IDIST_API int idist_ddp_bucket(const idist_ddp *ddp,
-                               int i);                 // the bucket it is in; 0 is launched first
-IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // how many there are
+IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
+IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i); // its bucket; 0 is launched first
+IDIST_API int idist_ddp_buckets(const idist_ddp *ddp);       // the number of buckets
 
-// Before the forward pass, where there are buffers or uneven is set; otherwise not needed. Copies
-// the buffers of the first rank that has data. Collective over the group. A forward pass without a
-// backward one, to validate, may follow or be followed by another; with uneven each has its
-// idist_ddp_wait.
+// Call it before the forward pass if there are buffers or uneven is set; otherwise it is not
+// needed. Copies the buffers of the first rank that has data. Collective over the group. A forward
+// pass without a backward pass, for validation, may be followed by another one; with uneven each
+// needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
-// Gradient i is complete: until idist_ddp_wait nobody touches it. Starts what can start, and does
-// not wait for it (but makes up for an idist_ddp_forward that was needed). Any thread, one at a
-// time. Between the first one and idist_ddp_wait nothing else goes on this group: when buckets
-// start differs from rank to rank. IDIST_ERR_STATE: it was ready already.
+// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches every bucket that
+// is full and does not wait for it (but makes up for a missing idist_ddp_forward). Any thread, one
+// at a time. Until idist_ddp_wait make no other call on this group: the moment at which buckets are
+// launched differs from rank to rank. IDIST_ERR_STATE: the gradient was ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
-// The end of the backward pass: all gradients count as ready, and on return all are averaged (on
-// the device: what comes to desc.stream from now on sees it). The same on all ranks, bit for bit.
-// find_unused: a parameter that was not ready, here or in a pass with no_sync before, adds nothing,
-// and one that no rank had ready keeps its gradient as it is.
+// Ends the backward pass: all gradients count as ready, and on return all are averaged (on the
+// device: for whatever is enqueued on desc.stream afterwards). The same bits on all ranks.
+// find_unused: a parameter that was not ready, neither now nor in a preceding pass with no_sync,
+// contributes zero. If it was ready on no rank, its gradient is left as it is.
 IDIST_API idist_status idist_ddp_wait(idist_ddp *ddp);
-// find_unused: whether any rank had a gradient for parameter i in the last iteration; otherwise
+// find_unused: whether any rank had a gradient for parameter i in the last iteration. Otherwise
 // true.
 IDIST_API bool idist_ddp_used(const idist_ddp *ddp, int i);
-// While on, forward, ready and wait send nothing: gradients add up here, and go out with the first
-// iteration after it. The same on all ranks, between iterations only (else IDIST_ERR_STATE).
+// While it is on, forward, ready and wait send nothing: gradients accumulate locally and are
+// reduced by the first iteration after it. Must be the same on all ranks, and between iterations
+// (else IDIST_ERR_STATE).
 IDIST_API idist_status idist_ddp_no_sync(idist_ddp *ddp, bool on);
 
-// Uneven inputs (desc.uneven): a rank without further data calls this instead of its next
-// iteration. It adds zeros to the iterations of the others (its gradients and buffers are
-// overwritten) until all have come here. Then the parameters and buffers of the rank that came
-// last, the one whose optimizer made all the steps, are copied to all; *last is that rank (may be
-// NULL). After it the iterations begin anew. Collective over the group; blocks. What else the
-// program communicates on this group in an iteration, ranks in here do not answer.
+// Uneven inputs (desc.uneven): a rank that has run out of data calls this instead of its next
+// iteration. It takes part in the iterations of the others with zeros (its gradients and buffers
+// are overwritten) until all ranks have called it. Then the parameters and buffers of the rank that
+// joined last, whose optimizer made every step, are copied to all, *last (may be NULL) is that
+// rank, and iterations start afresh. Collective over the group; blocking. Ranks in this call do not
+// answer other calls that the program makes on the group within an iteration.
 IDIST_API idist_status idist_ddp_join(idist_ddp *ddp, int *last);
-// Ranks that had data in the last iteration.
+// The number of ranks that had data in the last iteration.
 IDIST_API int idist_ddp_active(const idist_ddp *ddp);
 
-// Ignite's auto_optim: idist_ddp_wait, and when that went well, step(arg), whose failure (not 0) is
-// IDIST_ERR_CALLBACK. While no_sync is on it does neither.
+// Ignite's auto_optim: idist_ddp_wait and, if it succeeds, step(arg). IDIST_ERR_CALLBACK: step
+// returned something other than 0. Does nothing while no_sync is on.
 IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void *arg);
 
 //------------------------------------------------------------------------------
 // [train_api:norm]  batch statistics and gradient norms over all ranks
 //------------------------------------------------------------------------------
 
-// SyncBatchNorm, forward: mean and var (biased) of `channels` channels over the *count values per
-// channel that this rank has become those over all ranks, *count their number. Combined in rank
-// order by the update of Chan, Golub and LeVeque (1983): the same bits everywhere, and no
-// cancellation. A rank may have *count == 0. Collective over opts->group. When one rank has no
-// memory for it, all get IDIST_ERR_NO_MEMORY, here and backward, and the group is unusable from
-// then on.
+// SyncBatchNorm, forward pass. On entry mean[channels] and var[channels] (biased) are those of the
+// *count values per channel on this rank; on return they are those over all ranks, and *count is
+// the total. A rank may have *count == 0. Ranks are combined in rank order by the update of Chan,
+// Golub and LeVeque (1983), so all get the same bits, without cancellation. Collective over
+// opts->group; host memory. IDIST_ERR_NO_MEMORY: some rank has no memory for it; all ranks get this
+// status, here and in the backward call, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64_t *count,
                                              const idist_opts *opts);
-// Backward: sums over all ranks of sum(dy) and sum(dy * (x - mean)), per channel.
+// Backward pass: replaces sum(dy) and sum(dy * (x - mean)), per channel, by the sums over all
+// ranks.
 IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu,
                                                       int channels, const idist_opts *opts);
 
-// Scales gradients (any floating dtype; host memory) so that their 2-norm, all together, is
-// max_norm at most; *norm (may be NULL) is what it was: torch's clip_grad_norm_. shared: every rank
-// has all of the gradients, the same, as after idist_ddp_wait; nothing is sent. Otherwise each rank
-// has a part of its own, and the norm is that of all parts: collective. A norm that is not finite,
-// as a double adds up squares, is IDIST_ERR_ARG on all ranks, and nothing is scaled.
+// torch's clip_grad_norm_: scales gradients (any floating dtype, host memory) in place so that
+// their joint 2-norm is at most max_norm. *norm (may be NULL) is the norm before. shared: every
+// rank has all gradients, the same ones, as after idist_ddp_wait; nothing is sent. Otherwise each
+// rank has its own part, and the norm is that of all parts; collective over opts->group.
+// IDIST_ERR_ARG: the sum of squares, in double, is not finite; on all ranks, and nothing is scaled.
 IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm,
                                             bool shared, double *norm, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
 //
-// Plain structs, all zero at the start of an epoch: update adds what this rank saw, compute tells
-// the value over all ranks of opts->group. compute reduces a copy: it may be called at any time,
-// and again. Collective, the same result everywhere; a rank that does not want it passes NULL for
-// value.
+// Plain structs, all zero at the start of an epoch: update adds what this rank saw, and compute
+// gives the value over all ranks of opts->group. compute reduces a copy, so it may be called at any
+// time and repeatedly. It is collective and gives the same result on all ranks; a rank that does
+// not want it passes NULL for value.
 //------------------------------------------------------------------------------
 
-// The share of samples whose highest score is that of their label.
+// The fraction of samples whose highest score is that of their label.
 typedef struct idist_accuracy {
-    uint64_t correct, total;
+    uint64_t correct, total; // samples
 } idist_accuracy;
-// scores: n * classes, a row per sample; labels: n. IDIST_ERR_ARG: a label is not in 0 .. classes
-// - 1.
+// scores: n rows of `classes` scores; labels: n. Of equal scores the first one counts; a row with a
+// NaN is wrong. IDIST_ERR_ARG: a label outside 0 .. classes - 1.
 IDIST_API idist_status idist_accuracy_update(idist_accuracy *m, const float *scores,
                                              const int *labels, size_t n, int classes);
-// NaN when no rank has seen a sample; the same for the mean. Of equal scores the first counts; a
-// row with a NaN is wrong.
+// NaN if no rank has seen a sample; likewise for the means below.
 IDIST_API idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
                                               const idist_opts *opts);
 
-// A weighted mean: of the loss, by samples.
+// A weighted mean, for example of the loss, weighted by samples.
 typedef struct idist_mean {
     double sum, weight;
 } idist_mean;
@@ -413,85 +449,91 @@ IDIST_API void idist_mean_update(idist_mean *m, double value, double weight);
 IDIST_API idist_status idist_mean_compute(const idist_mean *m, double *value,
                                           const idist_opts *opts);
 
-// An exponential one, value = alpha * value + (1 - alpha) * new, begun with the first; computed as
-// the mean over the ranks that have begun.
+// An exponential moving average: value = alpha * value + (1 - alpha) * new, starting with the first
+// value. compute gives the mean over those ranks that have a value.
 typedef struct idist_running_average {
     double alpha; // 0: 0.98
     double value;
-    bool begun;
+    bool begun; // there is a value
 } idist_running_average;
 IDIST_API void idist_running_average_update(idist_running_average *m, double value);
 IDIST_API idist_status idist_running_average_compute(const idist_running_average *m, double *value,
                                                      const idist_opts *opts);
 
-// cells[label * classes + predicted]: classes * classes counts, yours, zero at the start.
+// A confusion matrix: cells[label * classes + predicted] are classes * classes counts. The memory
+// is yours, zero at the start.
 typedef struct idist_confusion {
     uint64_t *cells;
     int classes;
 } idist_confusion;
 IDIST_API idist_status idist_confusion_update(idist_confusion *m, const int *predicted,
                                               const int *labels, size_t n);
-// cells: classes * classes; those of all ranks. Not the cells of m. NULL: not wanted on this rank.
+// Writes the classes * classes counts of all ranks to cells, which must not be those of m. NULL:
+// not wanted on this rank.
 IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
                                                const idist_opts *opts);
 
-// What cannot be added up, the area under a curve say: rank 0 of the group gets the rows of all
-// ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all. rows: n of
-// row_nbytes bytes, n may differ from rank to rank. fn returns 0 on success; its failure is
-// IDIST_ERR_CALLBACK on all ranks.
+// For metrics that cannot be summed, such as the area under a curve: rank 0 of the group gets the
+// rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
+// ranks. rows: n of row_nbytes bytes; n may differ between ranks. fn returns 0 on success; if it
+// fails, all ranks get IDIST_ERR_CALLBACK.
 typedef int (*idist_epoch_metric_fn)(const void *rows, size_t n, void *arg, double *value);
 IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                           idist_epoch_metric_fn fn, void *arg, double *value,
                                           const idist_opts *opts);
 
 //------------------------------------------------------------------------------
-// [train_api:checkpoint]  files that are whole or not there
+// [train_api:checkpoint]  files that are either complete or absent
 //
-// Host memory only. Collective over opts->group, rank 0 of which reads and writes: what it meets
-// with is the status of all.
+// Host memory only. Collective over opts->group; blocking. Rank 0 of the group reads and writes,
+// and all ranks get the status of what happened there.
 //------------------------------------------------------------------------------
 
 typedef struct idist_checkpoint_desc {
-    const char *folder; // made when it is not there; on rank 0
+    const char *folder; // on rank 0; created if it does not exist
     const char *prefix; // of the file names; NULL: "checkpoint"
-    int keep;           // the files with the best scores; 0: 1. < 0: all
-    bool low_is_best;   // scores that are better when lower: a loss
+    int keep;           // how many files to keep, those with the best scores; 0: 1. < 0: all
+    bool low_is_best;   // lower scores are better, as for a loss
 } idist_checkpoint_desc;
 
-// Writes tensors and a struct of yours (info: what epoch, what rate; may be NULL, and may differ on
-// other ranks, where it is not looked at) as folder/PREFIX_STEP_score=SCORE.idist: to a temporary
-// file in the folder, fsync, rename, fsync of the folder. Then removes those beyond the `keep`
-// best; of equal scores the later one is better. A file that is not among the best is not written
-// at all, and none whose name (SCORE is %.6g) a file with a better score has. All files of that
-// prefix count, also those of earlier runs and what is damaged behind its head: give each training
-// a folder of its own. What is not written the log tells, at info level; as a warning when the
-// better file is of a later step, so that another run wrote it. A crash at any moment leaves whole
-// files, and at most a temporary one, which the next removes. IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM:
-// nothing was lost that was there before. IDIST_ERR_ARG: a score that is not a number.
+// Writes tensors and a struct of yours (info, for example epoch and rate; may be NULL, and is
+// ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the
+// folder, fsync, rename, fsync of the folder. Then removes all but the `keep` best files; of equal
+// scores the later step is better. A crash at any moment leaves complete files and at most one
+// temporary file, which the next save removes.
+//
+// The file is not written if `keep` others are better, or if a better one has the same name (SCORE
+// is printed with %.6g). The log says so at info level, or as a warning if the better file has a
+// later step, so that it must stem from another run. Every file with the prefix counts, also those
+// of earlier runs and those damaged after their header: use a folder per training run.
+//
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: existing files are untouched. IDIST_ERR_ARG: the score is
+// NaN.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step,
                                              double score, const idist_tensor *tensors, int n,
                                              const void *info, size_t info_nbytes,
                                              const idist_opts *opts);
 
-// Reads a file into tensors and info on all ranks; path is looked at on rank 0. Checked whole
-// before anything is written to: magic, version, counts, dtypes, sizes, and a checksum over every
-// byte. A file of other tensors, a torn or a foreign one is IDIST_ERR_ARG with what is wrong, on
-// all ranks. IDIST_ERR_NOT_FOUND: there is no such file. The checksum is verified again on each
-// rank, over what has arrived there: IDIST_ERR_SYSTEM, and what tensors and info hold is undefined.
+// Reads a file into tensors and info on all ranks; path is used on rank 0 only. Before anything is
+// written, the whole file is checked: magic, version, counts, dtypes, sizes, and a checksum over
+// every byte. IDIST_ERR_ARG: a file with other tensors, a truncated or a foreign one; all ranks get
+// the reason. IDIST_ERR_NOT_FOUND: no such file. IDIST_ERR_SYSTEM: the checksum over what arrived
+// on some rank is wrong; the contents of tensors and info are undefined.
 IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n,
                                              void *info, size_t info_nbytes,
                                              const idist_opts *opts);
 
-// The file with the best score, or with latest the one with the highest step; rank 0 looks, all get
-// the name. IDIST_ERR_NOT_FOUND: none is there. IDIST_ERR_TRUNCATED: capacity is too small.
+// Finds the file with the best score, or if latest is set the one with the highest step. Rank 0
+// looks for it, and all ranks get its path. IDIST_ERR_NOT_FOUND: there is none.
+// IDIST_ERR_TRUNCATED: capacity is too small.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
-// [train_api:log]  what a training says, on rank 0 only
+// [train_api:log]  what a training run prints, on rank 0 only
 //
 // Lines go to desc.logger at info level, whatever IDIST_LOG says, or to stderr: "2026-01-30
-// 19:26:12,180 NAME INFO: text". Calls on other ranks do nothing, nor do those inside a logger.
+// 19:26:12,180 NAME INFO: text". Calls on other ranks and calls from inside a logger do nothing.
 //------------------------------------------------------------------------------
 
 #if defined(__GNUC__)
@@ -500,19 +542,19 @@ IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, 
 #define IDIST__FORMAT(at, args)
 #endif
 
-// name: of the training, "CIFAR10-Training". Of a long text the first 2,000 bytes; new lines in it
-// become spaces.
+// name: of the training run, "CIFAR10-Training". Prints up to 2,000 bytes of the text; line feeds
+// in it become spaces.
 IDIST_API void idist_train_log(const char *name, const char *format, ...) IDIST__FORMAT(2, 3);
-// Versions, backend, world size, and idist_show_config, a line each.
+// Version, backend, device, world size and idist_show_config, each on its own line.
 IDIST_API void idist_train_log_config(const char *name);
 // "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:", then a line "    Accuracy: 0.7" for
 // each of n metrics.
 IDIST_API void idist_train_log_metrics(const char *name, int epoch, double seconds, const char *tag,
                                        const char *const *names, const double *values, int n);
 
-// A bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       | loss=1.2
-// [00:12<00:27]". done == total ends the line. On a narrow terminal it goes without the picture,
-// and then without its end, to stay one line.
+// A progress bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       |
+// loss=1.2 [00:12<00:27]". The line ends when done == total. On a narrow terminal the picture is
+// left out and then the line is cut, so that it stays one line.
 typedef struct idist_progress {
     const char *title; // "Epoch [3/24]"
     uint64_t total;
@@ -533,185 +575,222 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_TRAIN_IMPLEMENTATION_DONE)
 #define IDIST_TRAIN_IMPLEMENTATION_DONE
 
-#include <dirent.h>
-#include <sys/ioctl.h>
-
 #include "idist_begin.h"
 
 //------------------------------------------------------------------------------
-// [train:random]  the random numbers of PyTorch and Python
+// [train:twister]  the Mersenne Twister
 // uses -
 //
-// The Mersenne Twister of Matsumoto and Nishimura (1998) with 624 words; PyTorch seeds it by
-// Knuth's recurrence from 32 bits, Python by their init_by_array (2002) from as many as the seed
-// has.
+// By Matsumoto and Nishimura (1998), with 624 words of state. PyTorch seeds it with Knuth's
+// recurrence from 32 bits, Python with the authors' init_by_array (2002) from as many words as the
+// seed has.
 //------------------------------------------------------------------------------
 
 #define IDIST__TWISTER_WORDS 624
 
 typedef struct idist__twister {
     uint32_t word[IDIST__TWISTER_WORDS];
-    int at;
+    int next; // word to be drawn; all are used up: IDIST__TWISTER_WORDS
 } idist__twister;
 
-static void idist__twister_seed(idist__twister *r, uint32_t seed) {
-    uint32_t i;
-    r->word[0] = seed;
+static void idist__twister_seed(idist__twister *twister, uint32_t seed) {
+    uint32_t *word = twister->word, i;
+
+    word[0] = seed;
     for (i = 1; i < IDIST__TWISTER_WORDS; i++)
-        r->word[i] = 1812433253u * (r->word[i - 1] ^ (r->word[i - 1] >> 30)) + i;
-    r->at = IDIST__TWISTER_WORDS;
+        word[i] = 1812433253u * (word[i - 1] ^ (word[i - 1] >> 30)) + i;
+    twister->next = IDIST__TWISTER_WORDS;
 }
 
-static void idist__twister_seed_array(idist__twister *r, uint64_t seed) {
-    uint32_t key[2], n = seed >> 32 ? 2 : 1, i, j = 0, k;
+// The index after i. Behind the last word comes word 1: word 0 takes the value of the last one.
+static uint32_t idist__twister_step(uint32_t *word, uint32_t i) {
+    if (i + 1 < IDIST__TWISTER_WORDS) return i + 1;
+    word[0] = word[IDIST__TWISTER_WORDS - 1];
+    return 1;
+}
+
+// init_by_array with a key of one word, or of two when the seed needs them.
+static void idist__twister_seed_array(idist__twister *twister, uint64_t seed) {
+    uint32_t key[2], key_words = seed >> 32 ? 2 : 1;
+    uint32_t *word = twister->word, i = 1, j = 0, round;
 
     key[0] = (uint32_t)seed;
     key[1] = (uint32_t)(seed >> 32);
-    idist__twister_seed(r, 19650218u);
+    idist__twister_seed(twister, 19650218u);
 
-    for (i = 1, k = 0; k < IDIST__TWISTER_WORDS; k++, j = (j + 1) % n) {
-        r->word[i] =
-            (r->word[i] ^ ((r->word[i - 1] ^ (r->word[i - 1] >> 30)) * 1664525u)) + key[j] + j;
-        if (++i < IDIST__TWISTER_WORDS) continue;
-        r->word[0] = r->word[IDIST__TWISTER_WORDS - 1];
-        i = 1;
+    for (round = 0; round < IDIST__TWISTER_WORDS; round++) {
+        uint32_t mixed = (word[i - 1] ^ (word[i - 1] >> 30)) * 1664525u;
+
+        word[i] = (word[i] ^ mixed) + key[j] + j;
+        i = idist__twister_step(word, i);
+        j = (j + 1) % key_words;
     }
 
-    for (k = 1; k < IDIST__TWISTER_WORDS; k++) {
-        r->word[i] = (r->word[i] ^ ((r->word[i - 1] ^ (r->word[i - 1] >> 30)) * 1566083941u)) - i;
-        if (++i < IDIST__TWISTER_WORDS) continue;
-        r->word[0] = r->word[IDIST__TWISTER_WORDS - 1];
-        i = 1;
+    for (round = 1; round < IDIST__TWISTER_WORDS; round++) {
+        uint32_t mixed = (word[i - 1] ^ (word[i - 1] >> 30)) * 1566083941u;
+
+        word[i] = (word[i] ^ mixed) - i;
+        i = idist__twister_step(word, i);
     }
 
-    r->word[0] = 0x80000000u;
+    word[0] = 0x80000000u;
 }
 
-static void idist__twister_turn(idist__twister *r) {
+// Replaces all words by new ones.
+static void idist__twister_refill(idist__twister *twister) {
+    uint32_t *word = twister->word;
     int i;
 
     for (i = 0; i < IDIST__TWISTER_WORDS; i++) {
-        uint32_t next = r->word[(i + 1) % IDIST__TWISTER_WORDS],
-                 y = (r->word[i] & 0x80000000u) | (next & 0x7fffffffu);
-        r->word[i] =
-            r->word[(i + 397) % IDIST__TWISTER_WORDS] ^ (y >> 1) ^ (y & 1 ? 0x9908b0dfu : 0u);
+        uint32_t low = word[(i + 1) % IDIST__TWISTER_WORDS];
+        uint32_t y = (word[i] & 0x80000000u) | (low & 0x7fffffffu);
+        uint32_t twist = y & 1 ? 0x9908b0dfu : 0u;
+
+        word[i] = word[(i + 397) % IDIST__TWISTER_WORDS] ^ (y >> 1) ^ twist;
     }
 
-    r->at = 0;
+    twister->next = 0;
 }
 
-static uint32_t idist__twister_next(idist__twister *r) {
+static uint32_t idist__twister_next(idist__twister *twister) {
     uint32_t y;
 
-    if (r->at == IDIST__TWISTER_WORDS) idist__twister_turn(r);
-    y = r->word[r->at++];
+    if (twister->next == IDIST__TWISTER_WORDS) idist__twister_refill(twister);
+    y = twister->word[twister->next++];
     y ^= y >> 11;
     y ^= (y << 7) & 0x9d2c5680u;
     y ^= (y << 15) & 0xefc60000u;
+
     return y ^ (y >> 18);
 }
 
-// torch.randperm on the CPU: each place in turn is exchanged with one that is not settled yet.
-static void idist__random_permutation(size_t *p, size_t n, uint64_t seed) {
-    idist__twister r;
-    size_t i;
+//------------------------------------------------------------------------------
+// [train:random]  permutations that equal those of PyTorch and Python
+// uses twister
+//------------------------------------------------------------------------------
 
-    idist__twister_seed(&r, (uint32_t)seed);
-    for (i = 0; i < n; i++) p[i] = i;
-
-    for (i = 0; i + 1 < n; i++) {
-        size_t k = i + idist__twister_next(&r) % (n - i), settled = p[k];
-        p[k] = p[i];
-        p[i] = settled;
-    }
+static void idist__random_swap(size_t *indices, size_t i, size_t k) {
+    size_t kept = indices[k];
+    indices[k] = indices[i];
+    indices[i] = kept;
 }
 
-// random.shuffle of Python: numbers below a limit by rejection.
-static void idist__random_shuffle(size_t *p, size_t n, uint64_t seed) {
-    idist__twister r;
+// torch.randperm on the CPU: swaps each element, from the first on, with one that is not settled
+// yet.
+static void idist__random_permutation(size_t *indices, size_t count, uint64_t seed) {
+    idist__twister twister;
     size_t i;
 
-    idist__twister_seed_array(&r, seed);
-    for (i = 0; i < n; i++) p[i] = i;
+    idist__twister_seed(&twister, (uint32_t)seed);
+    for (i = 0; i < count; i++) indices[i] = i;
 
-    for (i = n; i-- > 1;) {
-        size_t k, other;
-        int bits = 0;
-        while ((i + 1) >> bits) bits++;
-        do k = idist__twister_next(&r) >> (32 - bits);
-        while (k > i);
-        other = p[k];
-        p[k] = p[i];
-        p[i] = other;
-    }
+    for (i = 0; i + 1 < count; i++)
+        idist__random_swap(indices, i, i + idist__twister_next(&twister) % (count - i));
+}
+
+// Python's random.randrange(limit): by rejection, from as few bits as the limit has.
+static size_t idist__random_below(idist__twister *twister, size_t limit) {
+    size_t number;
+    int bits = 0;
+
+    while (limit >> bits) bits++;
+    do number = idist__twister_next(twister) >> (32 - bits);
+    while (number >= limit);
+
+    return number;
+}
+
+// Python's random.shuffle: swaps each element, from the last on, with one that is not settled yet.
+static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) {
+    idist__twister twister;
+    size_t i;
+
+    idist__twister_seed_array(&twister, seed);
+    for (i = 0; i < count; i++) indices[i] = i;
+
+    for (i = count; i-- > 1;) idist__random_swap(indices, i, idist__random_below(&twister, i + 1));
 }
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
 // uses err world core:call life calls:coll
 //
-// What is made of several calls fails on all ranks or on none: each says how its part went, and all
-// return what the first rank that failed has to say. A success costs one all_reduce of 4 bytes.
+// A function that makes several collective calls must fail on all ranks or on none. Its path:
+//
+//     idist__agree_enter      local: can calls on this group succeed at all?
+//     (local work)            gives a status that may differ between ranks
+//     idist__agree            collective: all ranks return the failure of the first rank that
+//     failed (collective calls)      idist__agree_break on a rank that cannot make the next one
+//
+// An agreement on success costs one all_reduce of 4 bytes; a failure costs a broadcast in addition.
 //------------------------------------------------------------------------------
 
-typedef struct idist__verdict {
+// What a rank that failed tells the others.
+typedef struct idist__agree_failure {
     int32_t status;
     char text[900];
-} idist__verdict;
+} idist__agree_failure;
 
-// Before anything is done: whether calls on this group can succeed. *out: the options for host
-// memory.
+// Local. Whether calls on this group can succeed. *out: the options for calls on host memory.
 static idist_status idist__agree_enter(const char *name, const idist_opts *opts, idist_opts *out) {
-    idist_group *g = NULL;
-    idist_status s = idist__check_blocking(name, opts);
+    idist_group *group = NULL;
+    idist_status status = idist__check_blocking(name, opts);
 
     memset(out, 0, sizeof *out);
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (opts) *out = *opts;
     out->stream = NULL;
-    if ((s = idist__call_enter(name, out->group, &g)) != IDIST_OK) return s;
-    if (g->rank < 0)
-        s = idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
-    else if (g->status != IDIST_OK)
-        s = idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    pthread_mutex_unlock(&g->w->lock);
 
-    return s;
+    status = idist__call_enter(name, out->group, &group); // locks the world
+    if (status != IDIST_OK) return status;
+    if (group->rank < 0)
+        status = idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
+    else if (group->status != IDIST_OK)
+        status = idist__fail(group->status, "%s: the group failed earlier: %s", name, group->cause);
+    pthread_mutex_unlock(&group->w->lock);
+
+    return status;
 }
 
-static idist_status idist__agree(idist_status mine, const idist_opts *o) {
-    idist__verdict v;
-    int rank = idist_group_rank(o->group);
-    int32_t first = mine == IDIST_OK ? INT32_MAX : rank;
-    idist_status s;
+// Collective. Returns the status and text of the first rank whose `mine` is not IDIST_OK.
+static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
+    idist__agree_failure failure;
+    int rank = idist_group_rank(opts->group);
+    int32_t first_failed = mine == IDIST_OK ? INT32_MAX : rank;
+    idist_status status;
 
-    memset(&v, 0, sizeof v);
-    v.status = mine;
-    if (mine != IDIST_OK) idist__copy_text(v.text, sizeof v.text, idist__me.text);
-    s = idist_all_reduce(&first, &first, 1, IDIST_I32, IDIST_MIN, o);
-    if (s != IDIST_OK || first == INT32_MAX) return s;
-    if ((s = idist_broadcast(&v, sizeof v, IDIST_U8, first, o)) != IDIST_OK) return s;
-    if (first == rank) return idist__fail((idist_status)v.status, "%s", v.text);
+    memset(&failure, 0, sizeof failure);
+    failure.status = mine;
+    if (mine != IDIST_OK) idist__copy_text(failure.text, sizeof failure.text, idist__me.text);
 
-    return idist__fail((idist_status)v.status, "%s (on rank %d)", v.text,
-                       o->group ? o->group->ranks[first] : first);
+    status = idist_all_reduce(&first_failed, &first_failed, 1, IDIST_I32, IDIST_MIN, opts);
+    if (status != IDIST_OK || first_failed == INT32_MAX) return status;
+    status = idist_broadcast(&failure, sizeof failure, IDIST_U8, first_failed, opts);
+    if (status != IDIST_OK) return status;
+
+    status = (idist_status)failure.status;
+    if (first_failed == rank) return idist__fail(status, "%s", failure.text);
+
+    return idist__fail(status, "%s (on rank %d)", failure.text,
+                       opts->group ? opts->group->ranks[first_failed] : first_failed);
 }
 
-// This rank cannot go on in the middle of what all do: without this the others would wait for it.
+// This rank cannot make a call that the others wait for: fails the group, so that they do not hang.
 static idist_status idist__agree_break(const char *name, idist_group *group, idist_status status) {
     char text[400];
     idist_group *g = NULL;
-    bool failed;
+    bool failed_before;
 
     snprintf(text, sizeof text, "%s: rank %d cannot go on: %.300s", name, idist_group_rank(group),
              idist_last_error());
     if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
-    failed = g->status != IDIST_OK; // then all know already
+
+    failed_before = g->status != IDIST_OK; // then all ranks know already
     idist__group_fail(g, status, text);
     idist__group_flush(g);
     pthread_mutex_unlock(&g->w->lock);
 
-    return failed ? status : idist__fail(status, "%s", text);
+    return failed_before ? status : idist__fail(status, "%s", text);
 }
 
 static idist_status idist__agree_no_memory(const char *name, idist_group *group) {
@@ -721,115 +800,151 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
 // uses err life calls:coll random agree
+//
+// Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
+// left, starting with its rank. Three ranks, 10 samples, without drop_last:
+//
+//     order      7 2 9 4 0 5 8 1 3 6 | 7 2     filled up with the beginning
+//     rank 0     7     4     8     6
+//     rank 1       2     0     1       7
+//     rank 2         9     5     3       2
+//
+// After idist_sampler_reshard the first `processed` indices of the order are skipped, and the
+// remainder is dealt out among the ranks that there are then, filled up with its own beginning.
 //------------------------------------------------------------------------------
 
-// PyTorch and Python draw with 32 bits. Indices, some for padding among them, have to fit into
-// memory as well.
-static const size_t IDIST__SHUFFLED_MOST =
+// PyTorch and Python draw 32 bits. The indices, with some to fill up, must also fit into memory.
+static const size_t IDIST__SHUFFLED_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
 struct idist_sampler {
-    idist_sampler_desc desc;
-    bool fixed;      // by num_replicas
-    size_t count;    // samples per rank
-    size_t *indices; // of this rank, of what is left of this epoch
+    idist_sampler_desc desc; // with num_replicas and rank resolved
+    bool fixed_replicas;     // the caller gave num_replicas
     uint64_t epoch;
-    size_t processed; // samples of all ranks, before these
-    size_t recorded;  // of this rank, of these
-    size_t at;
-    uint64_t n_deals; // how often the indices have changed
+    size_t *indices;     // of this rank, in what was left of the epoch when it was dealt out
+    size_t count;        // of them
+    size_t position;     // of the next one
+    size_t recorded;     // of them, by idist_sampler_record
+    size_t processed;    // by all ranks, before these were dealt out
+    uint64_t deal_count; // how often indices were dealt out: the loader notices a change by it
 };
 
-// The epoch's order, `total` long; when it is through, it goes on with what comes after
-// `processed`.
-static size_t *idist__sampler_order(const idist_sampler_desc *d, uint64_t epoch, size_t processed,
-                                    size_t total) {
-    size_t runs = (total + d->length - 1) / d->length, run, i;
-    size_t room = d->order_fn ? runs * d->length : total > d->length ? total : d->length;
-    size_t *order = (size_t *)malloc((room + 1) * sizeof *order);
+// The order of an epoch, `total` indices; where it is longer than the data set, it continues with
+// what comes after `processed`. NULL: no memory. To be freed by the caller.
+static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epoch,
+                                    size_t processed, size_t total) {
+    size_t length = desc->length, runs = (total + length - 1) / length, run, i;
+    size_t capacity = total > length ? total : length;
+    size_t *order;
 
+    if (desc->order_fn) capacity = runs * length;
+    order = (size_t *)malloc((capacity + 1) * sizeof *order);
     if (!order) return NULL;
-    for (run = 0; run < runs && d->order_fn; run++)
-        d->order_fn(order + run * d->length, d->length, epoch, (int)run, d->arg);
-    if (d->order_fn) return order;
-    if (d->in_order)
-        for (i = 0; i < d->length; i++) order[i] = i;
-    else idist__random_permutation(order, d->length, d->seed + epoch);
-    for (i = d->length; i < total; i++) order[i] = order[i - (d->length - processed)];
+
+    if (desc->order_fn) {
+        for (run = 0; run < runs; run++)
+            desc->order_fn(order + run * length, length, epoch, (int)run, desc->arg);
+        return order;
+    }
+
+    if (desc->in_order)
+        for (i = 0; i < length; i++) order[i] = i;
+    else idist__random_permutation(order, length, desc->seed + epoch);
+    for (i = length; i < total; i++) order[i] = order[i - (length - processed)];
 
     return order;
 }
 
-// Deals out what is left of an epoch. On failure nothing has changed.
-static idist_status idist__sampler_deal(idist_sampler *s, const idist_sampler_desc *d,
+// How many of the remaining samples each rank gets.
+static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t remaining) {
+    size_t replicas = (size_t)desc->num_replicas;
+    return desc->drop_last ? remaining / replicas : (remaining + replicas - 1) / replicas;
+}
+
+// Deals out what is left of an epoch after `processed` samples. On failure nothing has changed.
+static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_sampler_desc *desc,
                                         uint64_t epoch, size_t processed) {
-    size_t n = (size_t)d->num_replicas, left = d->length - processed, i;
-    size_t count = d->drop_last ? left / n : (left + n - 1) / n;
-    size_t *order = idist__sampler_order(d, epoch, processed, processed + count * n);
+    size_t replicas = (size_t)desc->num_replicas, i;
+    size_t count = idist__sampler_share(desc, desc->length - processed);
+    size_t *order = idist__sampler_order(desc, epoch, processed, processed + count * replicas);
     size_t *indices = (size_t *)malloc((count + 1) * sizeof *indices);
 
     if (!order || !indices) {
         free(order);
         free(indices);
-        return idist__fail(IDIST_ERR_NO_MEMORY, "sampler: no memory for %zu indices", d->length);
+        return idist__fail(IDIST_ERR_NO_MEMORY, "sampler: no memory for %zu indices", desc->length);
     }
 
-    for (i = 0; i < count; i++) indices[i] = order[processed + (size_t)d->rank + i * n];
+    for (i = 0; i < count; i++) indices[i] = order[processed + (size_t)desc->rank + i * replicas];
     free(order);
-    free(s->indices);
-    s->indices = indices;
-    s->count = count;
-    s->desc = *d;
-    s->epoch = epoch;
-    s->processed = processed;
-    s->at = s->recorded = 0;
-    s->n_deals++;
+    free(sampler->indices);
+
+    sampler->indices = indices;
+    sampler->count = count;
+    sampler->desc = *desc;
+    sampler->epoch = epoch;
+    sampler->processed = processed;
+    sampler->position = 0;
+    sampler->recorded = 0;
+    sampler->deal_count++;
 
     return IDIST_OK;
 }
 
-idist_status idist_sampler_set_epoch(idist_sampler *s, uint64_t epoch) {
-    if (!s) return idist__fail(IDIST_ERR_ARG, "sampler_set_epoch: sampler is NULL");
-    return idist__sampler_deal(s, &s->desc, epoch, 0);
+// Fills in num_replicas and rank from the group, and checks the rest.
+static idist_status idist__sampler_resolve(idist_sampler_desc *desc) {
+    bool shuffled = !desc->in_order && !desc->order_fn;
+
+    if (!desc->num_replicas && desc->rank)
+        return idist__fail(IDIST_ERR_ARG, "sampler_create: rank is %d, but num_replicas is not set",
+                           desc->rank);
+
+    if (!desc->num_replicas) {
+        desc->num_replicas = idist_group_size(desc->group);
+        desc->rank = idist_group_rank(desc->group);
+        if (desc->rank < 0)
+            return idist__fail(IDIST_ERR_STATE,
+                               "sampler_create: this rank is not a member of the group");
+    }
+
+    if (!desc->length || desc->length > (shuffled ? IDIST__SHUFFLED_MAX : SIZE_MAX / 64))
+        return idist__fail(IDIST_ERR_ARG,
+                           "sampler_create: length must be between 1 and %zu samples, got %zu",
+                           shuffled ? IDIST__SHUFFLED_MAX : SIZE_MAX / 64, desc->length);
+    if (desc->num_replicas < 1)
+        return idist__fail(IDIST_ERR_ARG, "sampler_create: num_replicas must be positive, got %d",
+                           desc->num_replicas);
+    if (desc->rank < 0 || desc->rank >= desc->num_replicas)
+        return idist__fail(IDIST_ERR_ARG, "sampler_create: rank %d is not in 0 .. %d", desc->rank,
+                           desc->num_replicas - 1);
+    if (desc->order_fn && (desc->drop_last || desc->in_order))
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "sampler_create: order_fn cannot be combined with drop_last or in_order");
+
+    return IDIST_OK;
 }
 
 idist_status idist_sampler_create(const idist_sampler_desc *desc, idist_sampler **sampler) {
-    idist_sampler *s;
-    idist_sampler_desc d;
+    idist_sampler *created;
+    idist_sampler_desc resolved;
     idist_status status;
 
     if (!sampler || !desc)
         return idist__fail(IDIST_ERR_ARG, "sampler_create: desc or sampler is NULL");
     *sampler = NULL;
-    d = *desc;
-    if (!d.num_replicas && d.rank)
-        return idist__fail(IDIST_ERR_ARG, "sampler_create: rank %d, of no num_replicas", d.rank);
+    resolved = *desc;
+    status = idist__sampler_resolve(&resolved);
+    if (status != IDIST_OK) return status;
 
-    if (!d.num_replicas) {
-        d.num_replicas = idist_group_size(d.group);
-        d.rank = idist_group_rank(d.group);
-        if (d.rank < 0)
-            return idist__fail(IDIST_ERR_STATE,
-                               "sampler_create: this rank is not a member of the group");
-    }
-
-    if (!d.length || d.length > (d.in_order || d.order_fn ? SIZE_MAX / 64 : IDIST__SHUFFLED_MOST))
-        return idist__fail(IDIST_ERR_ARG, "sampler_create: a data set of %zu samples", d.length);
-    if (d.num_replicas < 1)
-        return idist__fail(IDIST_ERR_ARG, "sampler_create: num_replicas is %d", d.num_replicas);
-    if (d.rank < 0 || d.rank >= d.num_replicas)
-        return idist__fail(IDIST_ERR_ARG, "sampler_create: rank %d is not in 0 .. %d", d.rank,
-                           d.num_replicas - 1);
-    if (d.order_fn && (d.drop_last || d.in_order))
-        return idist__fail(IDIST_ERR_ARG,
-                           "sampler_create: an order_fn, and drop_last or in_order as well");
-    if ((s = (idist_sampler *)calloc(1, sizeof *s)) == NULL)
+    created = (idist_sampler *)calloc(1, sizeof *created);
+    if (!created)
         return idist__fail(IDIST_ERR_NO_MEMORY, "sampler_create: no memory for %zu samples",
-                           d.length);
-    s->fixed = desc->num_replicas != 0;
-    status = idist__sampler_deal(s, &d, 0, 0);
-    *sampler = s;
-    if (status != IDIST_OK) idist_sampler_free(sampler);
+                           resolved.length);
+    created->fixed_replicas = desc->num_replicas != 0;
+    status = idist__sampler_deal(created, &resolved, 0, 0);
+    if (status == IDIST_OK) *sampler = created;
+    else idist_sampler_free(&created);
 
     return status;
 }
@@ -841,666 +956,843 @@ void idist_sampler_free(idist_sampler **sampler) {
     *sampler = NULL;
 }
 
-size_t idist_sampler_count(const idist_sampler *s) { return s ? s->count : 0; }
+idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch) {
+    if (!sampler) return idist__fail(IDIST_ERR_ARG, "sampler_set_epoch: sampler is NULL");
+    return idist__sampler_deal(sampler, &sampler->desc, epoch, 0);
+}
 
-bool idist_sampler_next(idist_sampler *s, size_t *index) {
-    if (!s || !index) return false;
+size_t idist_sampler_count(const idist_sampler *sampler) { return sampler ? sampler->count : 0; }
 
-    if (s->at == s->count) {
-        s->at = 0;
+bool idist_sampler_next(idist_sampler *sampler, size_t *index) {
+    if (!sampler || !index) return false;
+
+    if (sampler->position == sampler->count) {
+        sampler->position = 0;
         return false;
     }
 
-    *index = s->indices[s->at++];
+    *index = sampler->indices[sampler->position++];
+
     return true;
 }
 
-idist_sampler_state idist_sampler_get_state(const idist_sampler *s) {
+idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler) {
     idist_sampler_state state;
 
     memset(&state, 0, sizeof state);
-    if (!s) return state;
-    state.epoch = s->epoch;
-    state.position = s->at;
-    state.processed = s->processed;
+    if (!sampler) return state;
+    state.epoch = sampler->epoch;
+    state.position = sampler->position;
+    state.processed = sampler->processed;
+
     return state;
 }
 
-idist_status idist_sampler_set_state(idist_sampler *s, idist_sampler_state state) {
-    size_t n, left;
+idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state) {
+    const idist_sampler_desc *desc;
+    size_t remaining;
     idist_status status;
 
-    if (!s) return idist__fail(IDIST_ERR_ARG, "sampler_set_state: sampler is NULL");
-    if (state.processed > s->desc.length)
-        return idist__fail(IDIST_ERR_ARG, "sampler_set_state: %llu processed, of %zu samples",
-                           (unsigned long long)state.processed, s->desc.length);
-    n = (size_t)s->desc.num_replicas;
-    left = s->desc.length - (size_t)state.processed;
-    if (state.position > (s->desc.drop_last ? left / n : (left + n - 1) / n))
+    if (!sampler) return idist__fail(IDIST_ERR_ARG, "sampler_set_state: sampler is NULL");
+    desc = &sampler->desc;
+    if (state.processed > desc->length)
         return idist__fail(IDIST_ERR_ARG,
-                           "sampler_set_state: position %llu, of %zu samples for %zu ranks",
-                           (unsigned long long)state.position, left, n);
-    status = idist__sampler_deal(s, &s->desc, state.epoch, (size_t)state.processed);
-    if (status == IDIST_OK) s->at = s->recorded = (size_t)state.position;
+                           "sampler_set_state: %llu samples processed, but there are only %zu",
+                           (unsigned long long)state.processed, desc->length);
 
-    return status;
-}
+    remaining = desc->length - (size_t)state.processed;
+    if (state.position > idist__sampler_share(desc, remaining))
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "sampler_set_state: position %llu is beyond the end: %zu samples for %d ranks",
+            (unsigned long long)state.position, remaining, desc->num_replicas);
 
-idist_status idist_sampler_record(idist_sampler *s, size_t count) {
-    if (!s) return idist__fail(IDIST_ERR_ARG, "sampler_record: sampler is NULL");
-    if (count > s->count - s->recorded)
-        return idist__fail(IDIST_ERR_ARG,
-                           "sampler_record: %zu samples more than the %zu before, of %zu", count,
-                           s->recorded, s->count);
-    s->recorded += count;
+    status = idist__sampler_deal(sampler, desc, state.epoch, (size_t)state.processed);
+    if (status != IDIST_OK) return status;
+    sampler->position = (size_t)state.position;
+    sampler->recorded = (size_t)state.position;
+
     return IDIST_OK;
 }
 
-idist_status idist_sampler_reshard(idist_sampler *s, const idist_opts *opts) {
-    idist_sampler_desc d;
+idist_status idist_sampler_record(idist_sampler *sampler, size_t count) {
+    if (!sampler) return idist__fail(IDIST_ERR_ARG, "sampler_record: sampler is NULL");
+    if (count > sampler->count - sampler->recorded)
+        return idist__fail(IDIST_ERR_ARG,
+                           "sampler_record: %zu more samples after %zu exceed the %zu of this rank",
+                           count, sampler->recorded, sampler->count);
+    sampler->recorded += count;
+
+    return IDIST_OK;
+}
+
+idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opts) {
+    enum { IDIST__ROOT_EPOCH, IDIST__ROOT_PROCESSED, IDIST__ROOT_LENGTH, IDIST__ROOT_WORDS };
+    uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // what rank 0 has
+    idist_sampler_desc desc;
     idist_opts o;
-    uint64_t state[3] = {0, 0, 0}; // of rank 0: epoch, processed by all ranks, length
     size_t processed;
     idist_status status = idist__agree_enter("sampler_reshard", opts, &o);
 
     if (status != IDIST_OK) return status;
-    if (!s) status = idist__fail(IDIST_ERR_ARG, "sampler_reshard: sampler is NULL");
-    else if (s->fixed)
+    if (!sampler) status = idist__fail(IDIST_ERR_ARG, "sampler_reshard: sampler is NULL");
+    else if (sampler->fixed_replicas)
+        status = idist__fail(IDIST_ERR_ARG,
+                             "sampler_reshard: the sampler was created with num_replicas");
+    status = idist__agree(status, &o);
+    if (status != IDIST_OK) return status;
+
+    desc = sampler->desc;
+    processed = sampler->processed + sampler->recorded * (size_t)desc.num_replicas;
+    root[IDIST__ROOT_EPOCH] = sampler->epoch;
+    // More than length when some samples were dealt out twice.
+    root[IDIST__ROOT_PROCESSED] = processed < desc.length ? processed : desc.length;
+    root[IDIST__ROOT_LENGTH] = desc.length;
+    status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, &o);
+    if (status != IDIST_OK) return status;
+
+    desc.group = o.group;
+    desc.num_replicas = idist_group_size(o.group);
+    desc.rank = idist_group_rank(o.group);
+    if (root[IDIST__ROOT_LENGTH] != desc.length)
         status =
-            idist__fail(IDIST_ERR_ARG, "sampler_reshard: the sampler was made with num_replicas");
-    if ((status = idist__agree(status, &o)) != IDIST_OK) return status;
-    d = s->desc;
-    processed = s->processed + s->recorded * (size_t)d.num_replicas;
-    state[0] = s->epoch;
-    state[1] = processed < d.length ? processed : d.length; // some came twice
-    state[2] = d.length;
-    if ((status = idist_broadcast(state, 3, IDIST_U64, 0, &o)) != IDIST_OK) return status;
-    d.group = o.group;
-    d.num_replicas = idist_group_size(o.group);
-    d.rank = idist_group_rank(o.group);
-    if (state[2] != d.length)
-        status =
-            idist__fail(IDIST_ERR_MISMATCH, "sampler_reshard: %zu samples here, and %llu on rank 0",
-                        d.length, (unsigned long long)state[2]);
-    if (status == IDIST_OK) status = idist__sampler_deal(s, &d, state[0], (size_t)state[1]);
+            idist__fail(IDIST_ERR_MISMATCH, "sampler_reshard: %zu samples here, %llu on rank 0",
+                        desc.length, (unsigned long long)root[IDIST__ROOT_LENGTH]);
+    else
+        status = idist__sampler_deal(sampler, &desc, root[IDIST__ROOT_EPOCH],
+                                     (size_t)root[IDIST__ROOT_PROCESSED]);
 
     return idist__agree(status, &o);
 }
 
-// As Python has it: rounded to a double, then cut off. The x87 of i386 would cut off a product of
-// 64 digits.
+// Truncated like in Python, after rounding the product to a double: the x87 unit of i386 would
+// truncate a product with 64 digits.
 static size_t idist__sampler_part(double fraction, size_t length) {
     volatile double part = fraction * (double)length;
     return (size_t)part;
 }
 
-idist_status idist_partition(size_t length, const double *fractions, int n, int which,
-                             uint64_t seed, size_t *indices, size_t *count) {
+static idist_status idist__sampler_check_fractions(const double *fractions, int n) {
     double sum = 0;
-    size_t at = 0, *all;
     int i;
-
-    if (!fractions || !indices || !count)
-        return idist__fail(IDIST_ERR_ARG, "partition: a pointer is NULL");
-    if (which < 0 || which >= n)
-        return idist__fail(IDIST_ERR_ARG, "partition: part %d of %d", which, n);
-    if (length > IDIST__SHUFFLED_MOST)
-        return idist__fail(
-            IDIST_ERR_ARG,
-            "partition: %zu samples are more than 2^32 - 1, or than memory has room for", length);
 
     for (i = 0; i < n; i++) {
         if (!(fractions[i] >= 0))
-            return idist__fail(IDIST_ERR_ARG, "partition: fraction %d is %g", i, fractions[i]);
+            return idist__fail(IDIST_ERR_ARG,
+                               "partition: fractions must not be negative; number %d is %g", i,
+                               fractions[i]);
         sum += fractions[i];
     }
 
     if (sum > 1 + 1e-9)
         return idist__fail(IDIST_ERR_ARG, "partition: the fractions add up to %g, more than 1",
                            sum);
-    if ((all = (size_t *)malloc((length + 1) * sizeof *all)) == NULL)
+
+    return IDIST_OK;
+}
+
+idist_status idist_partition(size_t length, const double *fractions, int n, int which,
+                             uint64_t seed, size_t *indices, size_t *count) {
+    size_t begin = 0, *all;
+    int i;
+    idist_status status;
+
+    if (!fractions || !indices || !count)
+        return idist__fail(IDIST_ERR_ARG, "partition: fractions, indices or count is NULL");
+    if (which < 0 || which >= n)
+        return idist__fail(IDIST_ERR_ARG, "partition: there is no part %d of %d", which, n);
+    if (length > IDIST__SHUFFLED_MAX)
+        return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than %zu", length,
+                           IDIST__SHUFFLED_MAX);
+    status = idist__sampler_check_fractions(fractions, n);
+    if (status != IDIST_OK) return status;
+
+    all = (size_t *)malloc((length + 1) * sizeof *all);
+    if (!all)
         return idist__fail(IDIST_ERR_NO_MEMORY, "partition: no memory for %zu indices", length);
     idist__random_shuffle(all, length, seed);
-    for (i = 0; i < which; i++) at += idist__sampler_part(fractions[i], length);
+
+    for (i = 0; i < which; i++) begin += idist__sampler_part(fractions[i], length);
     *count = idist__sampler_part(fractions[which], length);
-    if (at > length) at = length; // sums of fractions that are a little above 1
-    if (*count > length - at) *count = length - at;
-    memcpy(indices, all + at, *count * sizeof *indices);
+    if (begin > length) begin = length; // fractions whose sum is slightly above 1
+    if (*count > length - begin) *count = length - begin;
+    memcpy(indices, all + begin, *count * sizeof *indices);
     free(all);
 
     return IDIST_OK;
 }
 
-int idist_auto_batch_size(int batch_size) {
-    int n = idist_get_world_size();
-    return batch_size >= n ? batch_size / n : batch_size;
-}
-
-int idist_auto_num_workers(int num_workers) {
-    int n = idist_get_nproc_per_node();
-    return num_workers >= n ? (num_workers - 1) / n + 1 : num_workers;
-}
-
-uint64_t idist_auto_seed(uint64_t seed) { return seed + (uint64_t)idist_get_rank(); }
-
 //------------------------------------------------------------------------------
 // [train:loader]  batches, fetched ahead by worker threads
-// uses os err mem base:log world life pinned sampler
+// uses os err mem sampler
 //
-// Batches lie in a ring of slots, one more than are fetched ahead: the one that the program has. A
-// worker takes the next batch that nobody has taken, so they begin in order, and the program waits
-// for each in turn:
+// Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
+// using. A worker takes the next batch that no worker has taken, so batches are started in order,
+// and the program waits for each in turn:
 //
 //     slot    0        1        2        3        4         2 workers, 2 batches ahead for each
 //     batch   5        6        7        3        4
-//             fetched  fetched  (free)   program  ready
+//             fetching fetching free     program  ready
 //
-// The indices are a copy, so that the program may move the sampler at any time. That it did is
-// noticed by the next call.
+// The path of a batch: idist__loader_work (a worker takes it and calls fetch), idist__loader_take
+// (the program waits for its slot), idist_loader_next (hands it out and moves the sampler).
+//
+// The indices are a copy, so that the program may move the sampler at any time. The next call
+// notices that it did, and restarts the loader from there.
 //------------------------------------------------------------------------------
 
-typedef struct idist__slot {
+typedef struct idist__loader_slot {
     void *data;
-    bool ready;
+    bool ready; // fetched, and not yet given to the program
     int result; // of fetch
-} idist__slot;
+} idist__loader_slot;
 
 struct idist_loader {
     idist_loader_desc desc;
-    idist_sampler *own; // of idist_auto_loader
-    pid_t pid;          // a child made by fork has none of the workers
+    idist_sampler *own_sampler; // of idist_auto_loader, or NULL
+    pid_t process;              // that has the workers; its forked children have not
     pthread_t *threads;
-    int n_threads, n_slots;
-    idist__slot *slots;
-    size_t *indices; // the rest of the epoch, from where the loader began; written while no worker
-                     // is busy
-    size_t n_indices, begun_at;
-    uint64_t n_deals; // of the sampler when they were copied
-    size_t at;        // where the sampler stood after the last call
-    bool ended;
+    int thread_count, slot_count;
+    idist__loader_slot *slots;
+
+    // The rest of the epoch from where the loader started; written only while no worker is busy.
+    size_t *indices;
+    size_t index_count;
+
+    // The sampler, to notice that the program has moved it.
+    size_t start_position;   // where the indices begin
+    size_t sampler_position; // after the last call
+    uint64_t deal_count;     // when the indices were copied
+    bool ended;              // the last call returned the end of the epoch
+
     pthread_mutex_t lock; // of what follows, and of the slots
-    pthread_cond_t work, done;
-    size_t n_batches, taken,
-        given; // all of them; the workers have taken so many; the program has been given so many
-    int n_busy, n_left;           // workers: that fetch; that have not ended since it stops
-    bool paused, stops, orphaned; // the last: the last worker frees it
+    pthread_cond_t work;  // there may be a batch to take, or the loader stops
+    pthread_cond_t done;  // a batch is fetched
+    size_t batch_count, taken_count, given_count; // in all; by workers; to the program
+    int busy_count;                               // workers that are in fetch
+    int stopping_count;                           // workers that have not ended since `stops`
+    bool paused;                                  // workers take no batch
+    bool stops;
+    bool orphaned; // nobody waits for the workers: the last one frees the loader
 };
 
-static size_t idist__loader_batches(const idist_loader *l, size_t n) {
-    return l->desc.drop_last ? n / l->desc.batch_size
-                             : n / l->desc.batch_size + (n % l->desc.batch_size != 0);
+static size_t idist__loader_batches(const idist_loader *loader, size_t samples) {
+    size_t full = samples / loader->desc.batch_size, rest = samples % loader->desc.batch_size;
+    return !loader->desc.drop_last && rest ? full + 1 : full;
 }
 
-// The samples of a batch.
-static const size_t *idist__loader_indices(const idist_loader *l, size_t batch, size_t *n) {
-    size_t from = batch * l->desc.batch_size, left = l->n_indices - from;
-    *n = left < l->desc.batch_size ? left : l->desc.batch_size;
-    return l->indices + from;
+// The indices of a batch.
+static const size_t *idist__loader_indices(const idist_loader *loader, size_t batch,
+                                           size_t *count) {
+    size_t first = batch * loader->desc.batch_size, rest = loader->index_count - first;
+    *count = rest < loader->desc.batch_size ? rest : loader->desc.batch_size;
+    return loader->indices + first;
 }
 
-static int idist__loader_fetch(idist_loader *l, size_t batch) {
-    size_t n;
-    const size_t *indices = idist__loader_indices(l, batch, &n);
+static idist__loader_slot *idist__loader_slot_of(const idist_loader *loader, size_t batch) {
+    return &loader->slots[batch % (size_t)loader->slot_count];
+}
+
+static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
+    size_t count;
+    const size_t *indices = idist__loader_indices(loader, batch, &count);
+    void *data = idist__loader_slot_of(loader, batch)->data;
     int result;
 
     idist__me.callbacks++;
-    result = l->desc.fetch(l->slots[batch % (size_t)l->n_slots].data, indices, n, l->desc.arg);
+    result = loader->desc.fetch(data, indices, count, loader->desc.arg);
     idist__me.callbacks--;
+
     return result;
 }
 
-// When nobody else uses it.
-static void idist__loader_destroy(idist_loader *l) {
+// Called when no other thread uses the loader.
+static void idist__loader_destroy(idist_loader *loader) {
     int i;
 
-    if (l->pid == getpid()) {
-        pthread_cond_destroy(&l->work);
-        pthread_cond_destroy(&l->done);
-        pthread_mutex_destroy(&l->lock);
+    if (loader->process == getpid()) {
+        pthread_cond_destroy(&loader->work);
+        pthread_cond_destroy(&loader->done);
+        pthread_mutex_destroy(&loader->lock);
     }
 
-    for (i = 0; l->slots && i < l->n_slots; i++)
-        idist__mem_free(&l->desc.allocator, l->slots[i].data);
-    idist_sampler_free(&l->own);
-    free(l->slots);
-    free(l->threads);
-    free(l->indices);
-    free(l);
+    for (i = 0; loader->slots && i < loader->slot_count; i++)
+        idist__mem_free(&loader->desc.allocator, loader->slots[i].data);
+    idist_sampler_free(&loader->own_sampler);
+    free(loader->slots);
+    free(loader->threads);
+    free(loader->indices);
+    free(loader);
 }
 
+// Whether a worker may take the next batch. The lock is held.
+static bool idist__loader_has_work(const idist_loader *loader) {
+    size_t ahead = loader->taken_count - loader->given_count;
+
+    if (loader->paused || loader->taken_count == loader->batch_count) return false;
+    return ahead < (size_t)loader->slot_count - 1;
+}
+
+// A worker thread.
 static void *idist__loader_work(void *arg) {
-    idist_loader *l = (idist_loader *)arg;
-    bool last;
+    idist_loader *loader = (idist_loader *)arg;
+    bool must_free;
 
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&loader->lock);
 
-    while (!l->stops) {
-        size_t batch = l->taken;
+    while (!loader->stops) {
+        size_t batch = loader->taken_count;
+        idist__loader_slot *slot;
         int result;
 
-        if (l->paused || batch == l->n_batches || batch - l->given >= (size_t)l->n_slots - 1) {
-            pthread_cond_wait(&l->work, &l->lock);
+        if (!idist__loader_has_work(loader)) {
+            pthread_cond_wait(&loader->work, &loader->lock);
             continue;
         }
 
-        l->taken++;
-        l->n_busy++;
-        pthread_mutex_unlock(&l->lock);
-        result = idist__loader_fetch(l, batch);
-        pthread_mutex_lock(&l->lock);
-        l->slots[batch % (size_t)l->n_slots].ready = true;
-        l->slots[batch % (size_t)l->n_slots].result = result;
-        l->n_busy--;
-        pthread_cond_signal(&l->done);
+        loader->taken_count++;
+        loader->busy_count++;
+        pthread_mutex_unlock(&loader->lock);
+        result = idist__loader_fetch(loader, batch);
+        pthread_mutex_lock(&loader->lock);
+
+        slot = idist__loader_slot_of(loader, batch);
+        slot->ready = true;
+        slot->result = result;
+        loader->busy_count--;
+        pthread_cond_signal(&loader->done);
     }
 
-    last = --l->n_left == 0 && l->orphaned;
-    pthread_mutex_unlock(&l->lock);
-    if (last) idist__loader_destroy(l);
+    loader->stopping_count--;
+    must_free = loader->stopping_count == 0 && loader->orphaned;
+    pthread_mutex_unlock(&loader->lock);
+    if (must_free) idist__loader_destroy(loader);
 
     return NULL;
 }
 
-static int idist__loader_timeout(const idist_loader *l) {
-    return l->desc.timeout_ms ? l->desc.timeout_ms : 300000;
+static int idist__loader_timeout(const idist_loader *loader) {
+    return loader->desc.timeout_ms ? loader->desc.timeout_ms : 300000;
 }
 
-// Waits, holding the lock, until no fetch runs. False: the time is up.
-static bool idist__loader_settles(idist_loader *l) {
-    int64_t until_ns = idist__os_deadline(idist__loader_timeout(l));
-    while (l->n_busy && idist__os_ms_until(until_ns) != 0)
-        idist__os_cond_wait(&l->done, &l->lock, until_ns);
-    return l->n_busy == 0;
+// Waits until no fetch is running; false when the timeout passes before. The lock is held.
+static bool idist__loader_settle(idist_loader *loader) {
+    int64_t deadline_ns = idist__os_deadline(idist__loader_timeout(loader));
+
+    while (loader->busy_count && idist__os_ms_until(deadline_ns) != 0)
+        idist__os_cond_wait(&loader->done, &loader->lock, deadline_ns);
+
+    return loader->busy_count == 0;
 }
 
-// Drops what was fetched ahead, after the fetches that run, and begins where the sampler is.
-static idist_status idist__loader_restart(idist_loader *l) {
-    const idist_sampler *s = l->desc.sampler;
-    size_t n = s->count - s->at, *indices = (size_t *)malloc((n + 1) * sizeof *indices);
-    int i;
+// Waits for the running fetches, drops what was fetched ahead, and starts where the sampler is.
+static idist_status idist__loader_restart(idist_loader *loader) {
+    const idist_sampler *sampler = loader->desc.sampler;
+    size_t count = sampler->count - sampler->position;
+    size_t *indices = (size_t *)malloc((count + 1) * sizeof *indices);
+    int i, busy_count;
 
-    if (!indices) return idist__fail(IDIST_ERR_NO_MEMORY, "loader: no memory for %zu indices", n);
-    memcpy(indices, s->indices + s->at, n * sizeof *indices);
-    pthread_mutex_lock(&l->lock);
-    l->paused = true;
+    if (!indices)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "loader: no memory for %zu indices", count);
+    memcpy(indices, sampler->indices + sampler->position, count * sizeof *indices);
+    pthread_mutex_lock(&loader->lock);
+    loader->paused = true;
 
-    if (!idist__loader_settles(l)) { // the next call tries again; no fetch begins until then
-        i = l->n_busy;
-        pthread_mutex_unlock(&l->lock);
+    if (!idist__loader_settle(loader)) { // stays paused, and the next call tries again
+        busy_count = loader->busy_count;
+        pthread_mutex_unlock(&loader->lock);
         free(indices);
         return idist__fail(IDIST_ERR_TIMEOUT,
-                           "loader: %d of the fetches from before still run after %d ms", i,
-                           idist__loader_timeout(l));
+                           "loader: %d earlier fetches are still running after %d ms", busy_count,
+                           idist__loader_timeout(loader));
     }
 
-    free(l->indices);
-    l->indices = indices;
-    l->n_indices = n;
-    l->begun_at = l->at = s->at;
-    l->n_deals = s->n_deals;
-    l->ended = false;
-    l->n_batches = idist__loader_batches(l, n);
-    l->taken = l->given = 0;
-    for (i = 0; i < l->n_slots; i++) l->slots[i].ready = false;
-    l->paused = false;
-    pthread_cond_broadcast(&l->work);
-    pthread_mutex_unlock(&l->lock);
+    free(loader->indices);
+    loader->indices = indices;
+    loader->index_count = count;
+    loader->start_position = sampler->position;
+    loader->sampler_position = sampler->position;
+    loader->deal_count = sampler->deal_count;
+    loader->ended = false;
+
+    loader->batch_count = idist__loader_batches(loader, count);
+    loader->taken_count = 0;
+    loader->given_count = 0;
+    for (i = 0; i < loader->slot_count; i++) loader->slots[i].ready = false;
+    loader->paused = false;
+    pthread_cond_broadcast(&loader->work);
+    pthread_mutex_unlock(&loader->lock);
 
     return IDIST_OK;
 }
 
+// Ends the workers. False: some are still in fetch, and the last of them frees the loader.
+static bool idist__loader_stop(idist_loader *loader) {
+    pthread_t *threads = loader->threads;
+    int i, thread_count = loader->thread_count;
+    bool orphaned;
+
+    pthread_mutex_lock(&loader->lock);
+    loader->stops = true;
+    loader->stopping_count = thread_count;
+    pthread_cond_broadcast(&loader->work);
+    orphaned = !idist__loader_settle(loader);
+    loader->orphaned = orphaned;
+    if (orphaned) loader->threads = NULL; // the workers may free the loader from here on
+    pthread_mutex_unlock(&loader->lock);
+
+    for (i = 0; i < thread_count; i++) {
+        if (orphaned) pthread_detach(threads[i]);
+        else pthread_join(threads[i], NULL);
+    }
+
+    if (orphaned) free(threads);
+
+    return !orphaned;
+}
+
 void idist_loader_free(idist_loader **loader) {
     idist_loader *l = loader ? *loader : NULL;
-    bool orphaned = false;
-    int i;
+    bool stopped = true;
 
     if (!l) return;
     *loader = NULL;
 
-    if (l->pid == getpid()) { // after fork the lock may be one that nobody will give back
-        pthread_t *threads = l->threads;
-        int n = l->n_threads;
-        pthread_mutex_lock(&l->lock);
-        l->stops = true;
-        l->n_left = n;
-        pthread_cond_broadcast(&l->work);
-        orphaned = l->orphaned = !idist__loader_settles(l);
-        if (orphaned) l->threads = NULL; // they may free the loader from here on
-        pthread_mutex_unlock(&l->lock);
-        for (i = 0; i < n; i++)
-            if (orphaned) pthread_detach(threads[i]);
-            else pthread_join(threads[i], NULL);
-        if (orphaned) free(threads);
-    }
-
-    if (!orphaned) idist__loader_destroy(l);
+    // In a forked child there is nothing to stop, and another thread may have held the lock.
+    if (l->process == getpid()) stopped = idist__loader_stop(l);
+    if (stopped) idist__loader_destroy(l);
 }
 
-static idist_status idist__loader_check(const idist_loader_desc *d) {
-    if (!d || !d->sampler || !d->fetch)
+static idist_status idist__loader_check(const idist_loader_desc *desc) {
+    if (!desc || !desc->sampler || !desc->fetch)
         return idist__fail(IDIST_ERR_ARG, "loader_create: desc, sampler or fetch is NULL");
-    if (!d->batch_size || !d->batch_nbytes)
-        return idist__fail(IDIST_ERR_ARG, "loader_create: batches of %zu samples in %zu bytes",
-                           d->batch_size, d->batch_nbytes);
-    if (d->num_workers < 0 || d->num_workers > 1024 || d->prefetch < 0 || d->prefetch > 65536)
+    if (!desc->batch_size || !desc->batch_nbytes)
         return idist__fail(
             IDIST_ERR_ARG,
-            "loader_create: %d workers (1,024 at most), %d batches ahead (65,536 at most)",
-            d->num_workers, d->prefetch);
+            "loader_create: batch_size and batch_nbytes must be positive, got %zu and %zu",
+            desc->batch_size, desc->batch_nbytes);
+    if (desc->num_workers < 0 || desc->num_workers > 1024)
+        return idist__fail(IDIST_ERR_ARG, "loader_create: num_workers must be 0 to 1,024, got %d",
+                           desc->num_workers);
+    if (desc->prefetch < 0 || desc->prefetch > 65536)
+        return idist__fail(IDIST_ERR_ARG, "loader_create: prefetch must be 0 to 65,536, got %d",
+                           desc->prefetch);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__loader_alloc(idist_loader *loader) {
+    const idist_loader_desc *desc = &loader->desc;
+    int i;
+
+    loader->slot_count = 1 + desc->num_workers * (desc->prefetch ? desc->prefetch : 2);
+    loader->slots = (idist__loader_slot *)calloc((size_t)loader->slot_count, sizeof *loader->slots);
+    loader->threads = (pthread_t *)calloc((size_t)desc->num_workers + 1, sizeof *loader->threads);
+    if (!loader->slots || !loader->threads)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "loader_create: no memory for %d slots",
+                           loader->slot_count);
+
+    for (i = 0; i < loader->slot_count; i++) {
+        void *data = idist__mem_alloc(&desc->allocator, desc->batch_nbytes);
+
+        if (!data)
+            return idist__fail(IDIST_ERR_NO_MEMORY,
+                               "loader_create: no memory for %d batches of %zu bytes",
+                               loader->slot_count, desc->batch_nbytes);
+        loader->slots[i].data = data;
+    }
+
+    return IDIST_OK;
+}
+
+static idist_status idist__loader_start_workers(idist_loader *loader) {
+    while (loader->thread_count < loader->desc.num_workers) {
+        pthread_t *thread = &loader->threads[loader->thread_count];
+        int error = idist__os_thread(thread, idist__loader_work, loader);
+
+        if (error) return idist__fail_errno("loader_create: cannot start a worker thread", error);
+        loader->thread_count++;
+    }
 
     return IDIST_OK;
 }
 
 idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **loader) {
     idist_loader *l;
-    idist_status s;
-    int i, err = 0;
+    idist_status status;
 
     if (!loader) return idist__fail(IDIST_ERR_ARG, "loader_create: loader is NULL");
     *loader = NULL;
-    if ((s = idist__loader_check(desc)) != IDIST_OK) return s;
+    status = idist__loader_check(desc);
+    if (status != IDIST_OK) return status;
     l = (idist_loader *)calloc(1, sizeof *l);
     if (!l) return idist__fail(IDIST_ERR_NO_MEMORY, "loader_create: no memory");
+
     l->desc = *desc;
-    l->pid = getpid();
-    l->n_slots = 1 + desc->num_workers * (desc->prefetch ? desc->prefetch : 2);
+    l->process = getpid();
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->work, NULL);
     idist__os_cond_init(&l->done);
-    l->slots = (idist__slot *)calloc((size_t)l->n_slots, sizeof *l->slots);
-    l->threads = (pthread_t *)calloc((size_t)desc->num_workers + 1, sizeof *l->threads);
-    if (!l->slots || !l->threads)
-        s = idist__fail(IDIST_ERR_NO_MEMORY, "loader_create: no memory for %d slots", l->n_slots);
-    for (i = 0; i < l->n_slots && s == IDIST_OK; i++)
-        if ((l->slots[i].data = idist__mem_alloc(&desc->allocator, desc->batch_nbytes)) == NULL)
-            s = idist__fail(IDIST_ERR_NO_MEMORY,
-                            "loader_create: no memory for %d batches of %zu bytes", l->n_slots,
-                            desc->batch_nbytes);
-    if (s == IDIST_OK) s = idist__loader_restart(l);
-    while (s == IDIST_OK && !err && l->n_threads < desc->num_workers)
-        if ((err = idist__os_thread(&l->threads[l->n_threads], idist__loader_work, l)) == 0)
-            l->n_threads++;
-    if (err) s = idist__fail_errno("loader_create: to start a worker thread", err);
-    if (s == IDIST_OK) *loader = l;
+
+    status = idist__loader_alloc(l);
+    if (status == IDIST_OK) status = idist__loader_restart(l);
+    if (status == IDIST_OK) status = idist__loader_start_workers(l);
+    if (status == IDIST_OK) *loader = l;
     else idist_loader_free(&l);
 
-    return s;
+    return status;
 }
 
-static idist_status idist__loader_enter(const char *name, const idist_loader *l) {
-    if (!l) return idist__fail(IDIST_ERR_ARG, "%s: loader is NULL", name);
-    if (l->n_threads && l->pid != getpid())
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: this process was forked, and has no workers; create a loader in it",
-                           name);
+static idist_status idist__loader_enter(const char *name, const idist_loader *loader) {
+    if (!loader) return idist__fail(IDIST_ERR_ARG, "%s: loader is NULL", name);
+    if (loader->thread_count && loader->process != getpid())
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: this process was forked and has no workers; create a loader of its own", name);
+
     return IDIST_OK;
 }
 
-idist_status idist_loader_set_epoch(idist_loader *l, uint64_t epoch) {
-    idist_status s = idist__loader_enter("loader_set_epoch", l);
-    if (s == IDIST_OK) s = idist_sampler_set_epoch(l->desc.sampler, epoch);
-    return s == IDIST_OK ? idist__loader_restart(l) : s;
+idist_status idist_loader_set_epoch(idist_loader *loader, uint64_t epoch) {
+    idist_status status = idist__loader_enter("loader_set_epoch", loader);
+
+    if (status == IDIST_OK) status = idist_sampler_set_epoch(loader->desc.sampler, epoch);
+    if (status == IDIST_OK) status = idist__loader_restart(loader);
+
+    return status;
 }
 
-size_t idist_loader_count(const idist_loader *l) {
-    return l ? idist__loader_batches(l, l->desc.sampler->count) : 0;
+size_t idist_loader_count(const idist_loader *loader) {
+    return loader ? idist__loader_batches(loader, loader->desc.sampler->count) : 0;
 }
 
-idist_sampler *idist_loader_sampler(const idist_loader *l) { return l ? l->desc.sampler : NULL; }
+idist_sampler *idist_loader_sampler(const idist_loader *loader) {
+    return loader ? loader->desc.sampler : NULL;
+}
 
-// The next batch is in its slot, with what fetch returned. False: it did not come.
-static bool idist__loader_take(idist_loader *l, idist__slot *slot) {
-    int64_t until_ns;
-    bool ready = true;
+// Waits for the next batch, or fetches it if there are no workers. False: the timeout has passed.
+static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
+    int64_t deadline_ns;
+    bool ready;
 
-    if (!l->n_threads) {
-        slot->result = idist__loader_fetch(l, l->given);
-        l->given++;
+    if (!loader->thread_count) {
+        slot->result = idist__loader_fetch(loader, loader->given_count);
+        loader->given_count++;
         return true;
     }
 
-    pthread_mutex_lock(&l->lock);
-    for (until_ns = idist__os_deadline(idist__loader_timeout(l));
-         !slot->ready && idist__os_ms_until(until_ns) != 0;)
-        idist__os_cond_wait(&l->done, &l->lock, until_ns);
+    pthread_mutex_lock(&loader->lock);
+    deadline_ns = idist__os_deadline(idist__loader_timeout(loader));
+    while (!slot->ready && idist__os_ms_until(deadline_ns) != 0)
+        idist__os_cond_wait(&loader->done, &loader->lock, deadline_ns);
+    ready = slot->ready;
 
-    if ((ready = slot->ready) == true) {
+    if (ready) {
         slot->ready = false;
-        l->given++;
-        pthread_cond_signal(&l->work); // the batch before this one has left its slot
+        loader->given_count++;
+        pthread_cond_signal(&loader->work); // the slot of the batch before this one is free
     }
 
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&loader->lock);
 
     return ready;
 }
 
-idist_status idist_loader_next(idist_loader *l, idist_batch *batch) {
-    idist_sampler *sampler;
-    idist__slot *slot;
-    size_t number;
-    idist_status s = idist__loader_enter("loader_next", l);
+static bool idist__loader_must_restart(const idist_loader *loader) {
+    const idist_sampler *sampler = loader->desc.sampler;
 
-    if (s != IDIST_OK) return s;
+    if (loader->ended || loader->paused) return true;
+    return loader->deal_count != sampler->deal_count ||
+           loader->sampler_position != sampler->position;
+}
+
+idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
+    idist_sampler *sampler;
+    idist__loader_slot *slot;
+    size_t number;
+    idist_status status = idist__loader_enter("loader_next", loader);
+
+    if (status != IDIST_OK) return status;
     if (!batch) return idist__fail(IDIST_ERR_ARG, "loader_next: batch is NULL");
     memset(batch, 0, sizeof *batch);
-    sampler = l->desc.sampler;
-    if (l->ended || l->paused || l->n_deals != sampler->n_deals || l->at != sampler->at)
-        s = idist__loader_restart(l);
-    if (s != IDIST_OK) return s;
-    number = l->given; // only this thread writes it
-    if (number == l->n_batches) {
-        l->ended = true; // nothing is fetched ahead now: most programs begin another epoch
-        l->at = sampler->at = 0;
+    sampler = loader->desc.sampler;
+    if (idist__loader_must_restart(loader)) status = idist__loader_restart(loader);
+    if (status != IDIST_OK) return status;
+    number = loader->given_count; // only this thread writes it
+
+    if (number == loader->batch_count) {
+        loader->ended = true; // fetch nothing ahead: most programs now begin another epoch
+        loader->sampler_position = 0;
+        sampler->position = 0;
         return IDIST_OK;
     }
 
-    slot = &l->slots[number % (size_t)l->n_slots];
-    if (!idist__loader_take(l, slot))
+    slot = idist__loader_slot_of(loader, number);
+    if (!idist__loader_take(loader, slot))
         return idist__fail(IDIST_ERR_TIMEOUT,
-                           "loader_next: the fetch of batch %zu has not ended after %d ms", number,
-                           idist__loader_timeout(l));
-    batch->indices = idist__loader_indices(l, number, &batch->n);
-    l->at = sampler->at = l->begun_at + number * l->desc.batch_size + batch->n;
+                           "loader_next: the fetch of batch %zu has not returned after %d ms",
+                           number, idist__loader_timeout(loader));
+
+    batch->indices = idist__loader_indices(loader, number, &batch->n);
+    sampler->position = loader->start_position + number * loader->desc.batch_size + batch->n;
+    loader->sampler_position = sampler->position;
     if (slot->result)
         return idist__fail(IDIST_ERR_CALLBACK,
-                           "loader_next: fetch failed with %d for %zu samples from %zu on",
+                           "loader_next: fetch failed with %d for %zu samples from index %zu on",
                            slot->result, batch->n, batch->indices[0]);
     batch->data = slot->data;
 
     return IDIST_OK;
 }
 
-static void idist__loader_log(const idist_loader_desc *asked, const idist_loader_desc *d) {
-    const idist_sampler_desc *samples = &d->sampler->desc;
-    int rank = idist_group_rank(samples->group), size = idist_group_size(samples->group);
-    idist__world *w = idist__world_default();
-    idist__log log;
+//------------------------------------------------------------------------------
+// [train:auto]  sizes, seeds and loaders derived from the world
+// uses err base:log world life pinned sampler loader
+//
+// Ignite's auto_* functions: the program states what all ranks do together, and each rank derives
+// its own part.
+//------------------------------------------------------------------------------
 
-    if (!w && idist__log_init(&log, NULL) != IDIST_OK) return;
+int idist_auto_batch_size(int batch_size) {
+    int ranks = idist_get_world_size();
+    return batch_size >= ranks ? batch_size / ranks : batch_size;
+}
+
+int idist_auto_num_workers(int num_workers) {
+    int ranks = idist_get_nproc_per_node();
+    return num_workers >= ranks ? (num_workers - 1) / ranks + 1 : num_workers;
+}
+
+uint64_t idist_auto_seed(uint64_t seed) { return seed + (uint64_t)idist_get_rank(); }
+
+static void idist__auto_log(const idist_loader_desc *requested, const idist_loader_desc *desc) {
+    const idist_sampler_desc *samples = &desc->sampler->desc;
+    int rank = idist_group_rank(samples->group), size = idist_group_size(samples->group);
+    const idist__world *world = idist__world_default();
+    idist__log without_world;
+    const idist__log *log = world ? &world->log : &without_world;
+
+    if (!world && idist__log_init(&without_world, NULL) != IDIST_OK) return;
     if (samples->num_replicas != size || samples->rank != rank)
-        idist__log_print(w ? &w->log : &log, IDIST_LOG_WARN,
-                         "auto_loader: the sampler is number %d of num_replicas=%d, but this is "
-                         "rank %d of %d: some "
-                         "samples may come twice, or never",
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is "
+                         "rank %d of %d: some samples may come twice or never",
                          samples->rank, samples->num_replicas, rank, size);
+
     idist__log_print(
-        w ? &w->log : &log, IDIST_LOG_INFO,
+        log, IDIST_LOG_INFO,
         "auto_loader: batch_size %zu of %zu, num_workers %d of %d, %zu samples of this rank",
-        d->batch_size, asked->batch_size, d->num_workers, asked->num_workers,
-        idist_sampler_count(d->sampler));
+        desc->batch_size, requested->batch_size, desc->num_workers, requested->num_workers,
+        idist_sampler_count(desc->sampler));
+}
+
+static idist_status idist__auto_check(const idist_loader_desc *desc) {
+    if (desc->sampler)
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "auto_loader: desc.sampler must be NULL, because the loader creates its own");
+    if (!desc->batch_size || desc->batch_size > INT32_MAX)
+        return idist__fail(IDIST_ERR_ARG, "auto_loader: batch_size must be 1 to %d, got %zu",
+                           INT32_MAX, desc->batch_size);
+
+    return IDIST_OK;
 }
 
 idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sampler_desc *samples,
                                idist_loader **loader) {
-    idist_loader_desc d;
+    idist_loader_desc own;
     idist_sampler *sampler = NULL;
-    size_t n;
-    idist_status s;
+    size_t replicas;
+    idist_status status;
 
     if (!desc || !samples || !loader)
-        return idist__fail(IDIST_ERR_ARG, "auto_loader: a pointer is NULL");
+        return idist__fail(IDIST_ERR_ARG, "auto_loader: desc, samples or loader is NULL");
     *loader = NULL;
-    if (desc->sampler)
-        return idist__fail(IDIST_ERR_ARG,
-                           "auto_loader: makes its own sampler; desc.sampler must be NULL");
-    if (!desc->batch_size || desc->batch_size > INT32_MAX)
-        return idist__fail(IDIST_ERR_ARG, "auto_loader: batches of %zu samples", desc->batch_size);
-    if ((s = idist_sampler_create(samples, &sampler)) != IDIST_OK) return s;
-    d = *desc;
-    d.sampler = sampler;
-    n = (size_t)sampler->desc.num_replicas;
-    d.batch_size = desc->batch_size >= n ? desc->batch_size / n : desc->batch_size;
-    d.batch_nbytes = (desc->batch_nbytes + desc->batch_size - 1) / desc->batch_size * d.batch_size;
-    d.num_workers = idist_auto_num_workers(desc->num_workers);
+    status = idist__auto_check(desc);
+    if (status == IDIST_OK) status = idist_sampler_create(samples, &sampler);
+    if (status != IDIST_OK) return status;
+
+    own = *desc;
+    own.sampler = sampler;
+    replicas = (size_t)sampler->desc.num_replicas;
+    if (own.batch_size >= replicas) own.batch_size /= replicas;
+    own.batch_nbytes =
+        (desc->batch_nbytes + desc->batch_size - 1) / desc->batch_size * own.batch_size;
+    own.num_workers = idist_auto_num_workers(desc->num_workers);
 #ifdef IDIST_NCCL_H
-    if (!d.allocator.alloc_fn && strncmp(idist_device(), "cuda", 4) == 0)
-        d.allocator = idist_pinned_allocator();
+    if (!own.allocator.alloc_fn && strncmp(idist_device(), "cuda", 4) == 0)
+        own.allocator = idist_pinned_allocator();
 #endif
-    if ((s = idist_loader_create(&d, loader)) != IDIST_OK) {
+
+    status = idist_loader_create(&own, loader);
+    if (status != IDIST_OK) {
         idist_sampler_free(&sampler);
-        return s;
+        return status;
     }
 
-    (*loader)->own = sampler;
-    idist__loader_log(desc, &d);
+    (*loader)->own_sampler = sampler;
+    idist__auto_log(desc, &own);
 
     return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
-// [train:norm]  batch statistics and gradient norms over all ranks
-// uses err base:type reduce life calls:coll agree
+// [train:batch_norm]  batch statistics over all ranks
+// uses err life calls:coll agree
+//
+// One all_gather of a row per rank, count | means | variances, after which every rank merges the
+// rows in rank order.
 //------------------------------------------------------------------------------
 
-// Two sets of values with their counts, means and variances become one:
+// Merges the count, mean and variance of set b into those of set a:
 //
-//     n = na + nb    d = mean_b - mean_a    mean = mean_a + d nb / n    var n = var_a na + var_b nb
-//     + d d na nb / n
-static void idist__norm_merge(double *mean, double *var, double na, double mean_b, double var_b,
-                              double nb) {
+//     n = na + nb    d = mean_b - mean_a    mean = mean_a + d nb / n
+//     var n = var_a na + var_b nb + d d na nb / n
+static void idist__batch_norm_merge(double *mean, double *var, double na, double mean_b,
+                                    double var_b, double nb) {
     double n = na + nb, d = mean_b - *mean;
+
     *mean += d * (nb / n);
     *var = (*var * na + var_b * nb) / n + d * d * (na / n) * (nb / n);
 }
 
+// The mean and variance of one channel over the rows of all ranks. Returns the total count.
+static uint64_t idist__batch_norm_channel(const char *rows, size_t row_nbytes, int ranks,
+                                          int channels, int channel, float *mean, float *var) {
+    double all_mean = 0, all_var = 0;
+    uint64_t total = 0;
+    int rank;
+
+    for (rank = 0; rank < ranks; rank++) {
+        const char *row = rows + row_nbytes * (size_t)rank;
+        const char *means = row + sizeof total, *vars = means + sizeof(float) * (size_t)channels;
+        uint64_t count;
+        float rank_mean, rank_var;
+
+        memcpy(&count, row, sizeof count);
+        memcpy(&rank_mean, means + sizeof(float) * (size_t)channel, sizeof rank_mean);
+        memcpy(&rank_var, vars + sizeof(float) * (size_t)channel, sizeof rank_var);
+        if (count)
+            idist__batch_norm_merge(&all_mean, &all_var, (double)total, (double)rank_mean,
+                                    (double)rank_var, (double)count);
+        total += count;
+    }
+
+    *mean = (float)all_mean;
+    *var = (float)all_var;
+
+    return total;
+}
+
 idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64_t *count,
                                    const idist_opts *opts) {
-    int n, k, ch;
-    size_t row;
-    char *all, *own;
+    size_t values_nbytes, row_nbytes;
+    char *rows, *own;
+    int ranks, channel;
     idist_opts o;
-    idist_status s = idist__agree_enter("sync_batch_norm", opts, &o);
+    idist_status status = idist__agree_enter("sync_batch_norm", opts, &o);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (channels < 1 || !mean || !var || !count)
         return idist__fail(IDIST_ERR_ARG, "sync_batch_norm: %d channels, or a pointer is NULL",
                            channels);
-    n = idist_group_size(o.group);
-    row = sizeof *count +
-          2 * sizeof *mean * (size_t)channels; // count | means | variances, of one rank
-    if ((all = (char *)malloc(row * (size_t)n)) == NULL)
-        return idist__agree_no_memory("sync_batch_norm", o.group);
-    own = all + row * (size_t)idist_group_rank(o.group);
+
+    ranks = idist_group_size(o.group);
+    values_nbytes = sizeof *mean * (size_t)channels;
+    row_nbytes = sizeof *count + 2 * values_nbytes;
+    rows = (char *)malloc(row_nbytes * (size_t)ranks);
+    if (!rows) return idist__agree_no_memory("sync_batch_norm", o.group);
+
+    own = rows + row_nbytes * (size_t)idist_group_rank(o.group);
     memcpy(own, count, sizeof *count);
-    memcpy(own + sizeof *count, mean, sizeof *mean * (size_t)channels);
-    memcpy(own + sizeof *count + sizeof *mean * (size_t)channels, var,
-           sizeof *var * (size_t)channels);
-    s = idist_all_gather(own, all, row, IDIST_U8, &o);
+    memcpy(own + sizeof *count, mean, values_nbytes);
+    memcpy(own + sizeof *count + values_nbytes, var, values_nbytes);
+    status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &o);
 
-    for (ch = 0; ch < channels && s == IDIST_OK; ch++) {
-        double m = 0, v = 0;
-        uint64_t total = 0, rows;
+    for (channel = 0; channel < channels && status == IDIST_OK; channel++)
+        *count = idist__batch_norm_channel(rows, row_nbytes, ranks, channels, channel,
+                                           &mean[channel], &var[channel]);
+    free(rows);
 
-        for (k = 0; k < n; k++) {
-            const char *at = all + row * (size_t)k;
-            float m_k, v_k;
-            memcpy(&rows, at, sizeof rows);
-            memcpy(&m_k, at + sizeof rows + sizeof m_k * (size_t)ch, sizeof m_k);
-            memcpy(&v_k, at + sizeof rows + sizeof m_k * (size_t)(channels + ch), sizeof v_k);
-            if (rows)
-                idist__norm_merge(&m, &v, (double)total, (double)m_k, (double)v_k, (double)rows);
-            total += rows;
-        }
-
-        mean[ch] = (float)m;
-        var[ch] = (float)v;
-        *count = total;
-    }
-
-    free(all);
-
-    return s;
+    return status;
 }
 
 idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, int channels,
                                             const idist_opts *opts) {
     size_t nbytes = sizeof(float) * (size_t)(channels > 0 ? channels : 0);
-    char *both; // one message instead of two
+    char *both; // reduced by one call instead of two
     idist_opts o;
-    idist_status s = idist__agree_enter("sync_batch_norm_backward", opts, &o);
+    idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &o);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (channels < 1 || !sum_dy || !sum_dy_xmu)
         return idist__fail(IDIST_ERR_ARG,
                            "sync_batch_norm_backward: %d channels, or a pointer is NULL", channels);
-    if ((both = (char *)malloc(2 * nbytes)) == NULL)
-        return idist__agree_no_memory("sync_batch_norm_backward", o.group);
+    both = (char *)malloc(2 * nbytes);
+    if (!both) return idist__agree_no_memory("sync_batch_norm_backward", o.group);
+
     memcpy(both, sum_dy, nbytes);
     memcpy(both + nbytes, sum_dy_xmu, nbytes);
-    s = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &o);
-    if (s == IDIST_OK) memcpy(sum_dy, both, nbytes);
-    if (s == IDIST_OK) memcpy(sum_dy_xmu, both + nbytes, nbytes);
+    status = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &o);
+    if (status == IDIST_OK) memcpy(sum_dy, both, nbytes);
+    if (status == IDIST_OK) memcpy(sum_dy_xmu, both + nbytes, nbytes);
     free(both);
 
-    return s;
+    return status;
 }
 
-// Newton's method from half the exponent: the last bit may differ from the one of sqrt, which would
-// need -lm.
+//------------------------------------------------------------------------------
+// [train:norm]  the norm of gradients, and clipping by it
+// uses err base:type reduce calls:coll agree
+//------------------------------------------------------------------------------
+
+// The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
+// last bit may differ from that of sqrt.
 static double idist__norm_root(double x) {
-    double r;
+    double root;
     uint64_t bits;
     int i;
 
     if (!(x > 0)) return 0;
-    if (x < 1e-290)
-        return idist__norm_root(x * 1e280) * 1e-140; // subnormal numbers have no exponent to halve
+    if (x < 1e-290) return idist__norm_root(x * 1e280) * 1e-140; // no exponent to halve: subnormal
+
     memcpy(&bits, &x, sizeof bits);
     bits = (bits >> 1) + ((uint64_t)1023 << 51);
-    memcpy(&r, &bits, sizeof r);
-    for (i = 0; i < 5; i++) r = 0.5 * (r + x / r);
+    memcpy(&root, &bits, sizeof root);
+    for (i = 0; i < 5; i++) root = 0.5 * (root + x / root);
 
-    return r;
+    return root;
 }
 
-#define IDIST__NORM_PIECE 256 // elements that are doubles at a time
+#define IDIST__NORM_PIECE 256 // elements converted to double at once
 
-static void idist__norm_read(const idist_tensor *t, size_t at, size_t n, double *x) {
-    const char *from = (const char *)t->data + at * idist_dtype_size(t->dtype);
+// Converts elements first .. first + count - 1 to double.
+static void idist__norm_read(const idist_tensor *tensor, size_t first, size_t count, double *x) {
+    const char *from = (const char *)tensor->data + first * idist_dtype_size(tensor->dtype);
     float wide[IDIST__NORM_PIECE];
     size_t i;
 
-    if (t->dtype == IDIST_F64) {
-        memcpy(x, from, n * sizeof *x);
+    if (tensor->dtype == IDIST_F64) {
+        memcpy(x, from, count * sizeof *x);
         return;
     }
 
-    if (t->dtype == IDIST_F32) memcpy(wide, from, n * sizeof *wide);
-    else idist__type_widen(wide, from, n, t->dtype);
-    for (i = 0; i < n; i++) x[i] = (double)wide[i];
+    if (tensor->dtype == IDIST_F32) memcpy(wide, from, count * sizeof *wide);
+    else idist__type_widen(wide, from, count, tensor->dtype);
+    for (i = 0; i < count; i++) x[i] = (double)wide[i];
 }
 
-static double idist__norm_squares(const idist_tensor *t) {
+static double idist__norm_squares(const idist_tensor *tensor) {
     double x[IDIST__NORM_PIECE], sum[4] = {0, 0, 0, 0};
-    size_t at, i, n;
+    size_t first, i, count;
 
-    for (at = 0; at < t->count; at += n) {
-        n = t->count - at < IDIST__NORM_PIECE ? t->count - at : IDIST__NORM_PIECE;
-        idist__norm_read(t, at, n, x);
-        for (i = n; i < IDIST__NORM_PIECE; i++) x[i] = 0;
+    for (first = 0; first < tensor->count; first += count) {
+        count = tensor->count - first;
+        if (count > IDIST__NORM_PIECE) count = IDIST__NORM_PIECE;
+        idist__norm_read(tensor, first, count, x);
+        for (i = count; i < IDIST__NORM_PIECE; i++) x[i] = 0;
 
-        for (i = 0; i < IDIST__NORM_PIECE; i += 4) { // four chains, because one waits for itself
+        for (i = 0; i < IDIST__NORM_PIECE; i += 4) { // four chains, to hide the latency of the adds
             sum[0] += x[i] * x[i];
             sum[1] += x[i + 1] * x[i + 1];
             sum[2] += x[i + 2] * x[i + 2];
@@ -1515,14 +1807,17 @@ static idist_status idist__norm_check(const idist_tensor *grads, int n, double m
     int i;
 
     if (n < 0 || (n && !grads))
-        return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: %d gradients at NULL", n);
+        return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: %d gradients, or grads is NULL", n);
     if (!(max_norm >= 0))
-        return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: max_norm is %g", max_norm);
+        return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: max_norm must not be negative, got %g",
+                           max_norm);
 
     for (i = 0; i < n; i++) {
         if (!idist__type_is_float(grads[i].dtype) || !idist_dtype_size(grads[i].dtype))
-            return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: gradient %d is %s", i,
-                               idist_dtype_name(grads[i].dtype));
+            return idist__fail(
+                IDIST_ERR_ARG,
+                "clip_grad_norm: gradients must be of a floating dtype; gradient %d is %s", i,
+                idist_dtype_name(grads[i].dtype));
         if (grads[i].count && !grads[i].data)
             return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: gradient %d is NULL", i);
     }
@@ -1532,26 +1827,27 @@ static idist_status idist__norm_check(const idist_tensor *grads, int n, double m
 
 idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm, bool shared,
                                   double *norm, const idist_opts *opts) {
-    double squares = 0, own, factor;
+    double squares = 0, before, factor;
     int i;
     idist_opts o;
-    idist_status s = shared ? IDIST_OK : idist__agree_enter("clip_grad_norm", opts, &o);
+    idist_status status = shared ? IDIST_OK : idist__agree_enter("clip_grad_norm", opts, &o);
 
-    if (s != IDIST_OK) return s;
-    s = idist__norm_check(grads, n, max_norm);
-    if (!shared) s = idist__agree(s, &o);
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
+    status = idist__norm_check(grads, n, max_norm);
+    if (!shared) status = idist__agree(status, &o);
+    if (status != IDIST_OK) return status;
+
     for (i = 0; i < n; i++) squares += idist__norm_squares(&grads[i]);
-    if (!shared &&
-        (s = idist_all_reduce(&squares, &squares, 1, IDIST_F64, IDIST_SUM, &o)) != IDIST_OK)
-        return s;
+    if (!shared) status = idist_all_reduce(&squares, &squares, 1, IDIST_F64, IDIST_SUM, &o);
+    if (status != IDIST_OK) return status;
     if (!(squares - squares == 0))
         return idist__fail(
             IDIST_ERR_ARG,
             "clip_grad_norm: the norm of the gradients is not finite; nothing was scaled");
-    own = idist__norm_root(squares);
-    if (norm) *norm = own;
-    factor = max_norm / (own + 1e-6);
+
+    before = idist__norm_root(squares);
+    if (norm) *norm = before;
+    factor = max_norm / (before + 1e-6);
     for (i = 0; i < n && factor < 1; i++)
         idist__reduce_scale(grads[i].data, grads[i].count, grads[i].dtype, factor);
 
@@ -1560,31 +1856,45 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:metric]  numbers over all ranks
-// uses err base:type life calls:coll agree
+// uses err base:type calls:coll agree
 //------------------------------------------------------------------------------
 
-// The sums of two numbers of m over all ranks, and their ratio: 0 / 0 is no number.
-static idist_status idist__metric_ratio(const char *name, const void *m, double a, double b,
-                                        double *value, const idist_opts *opts) {
+// The ratio of two numbers of a metric, each summed over all ranks; 0 / 0 is NaN.
+static idist_status idist__metric_ratio(const char *name, const void *metric, double numerator,
+                                        double denominator, double *value, const idist_opts *opts) {
     double sums[2];
     idist_opts o;
-    idist_status s = idist__agree_enter(name, opts, &o);
+    idist_status status = idist__agree_enter(name, opts, &o);
 
-    if (s != IDIST_OK) return s;
-    if (!m) return idist__fail(IDIST_ERR_ARG, "%s: the metric is NULL", name);
-    sums[0] = a;
-    sums[1] = b;
-    s = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &o);
-    if (s == IDIST_OK && value)
+    if (status != IDIST_OK) return status;
+    if (!metric) return idist__fail(IDIST_ERR_ARG, "%s: the metric is NULL", name);
+
+    sums[0] = numerator;
+    sums[1] = denominator;
+    status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &o);
+    if (status == IDIST_OK && value)
         *value = sums[1] != 0 ? sums[0] / sums[1] : (double)idist__bits_to_float(0x7fc00000u);
 
-    return s;
+    return status;
+}
+
+// Whether the label has the highest score of a row, and is the first one that has it.
+static bool idist__metric_is_correct(const float *row, int label, int classes) {
+    float score = row[label];
+    bool correct = score == score; // not a NaN
+    int k;
+
+    for (k = 0; k < classes && correct; k++) {
+        if (k < label) correct = score > row[k];
+        else if (k > label) correct = score >= row[k];
+    }
+
+    return correct;
 }
 
 idist_status idist_accuracy_update(idist_accuracy *m, const float *scores, const int *labels,
                                    size_t n, int classes) {
     size_t i;
-    int k;
 
     if (!m || (n && (!scores || !labels)) || classes < 1)
         return idist__fail(IDIST_ERR_ARG, "accuracy_update: %d classes, or a pointer is NULL",
@@ -1595,15 +1905,8 @@ idist_status idist_accuracy_update(idist_accuracy *m, const float *scores, const
                                "accuracy_update: label %d of sample %zu is not in 0 .. %d",
                                labels[i], i, classes - 1);
 
-    for (i = 0; i < n; i++) {
-        const float *row = scores + i * (size_t)classes;
-        bool right = row[labels[i]] == row[labels[i]];
-        for (k = 0; k < classes && right; k++)
-            right = k == labels[i] ||
-                    (k < labels[i] ? row[labels[i]] > row[k] : row[labels[i]] >= row[k]);
-        m->correct += right;
-    }
-
+    for (i = 0; i < n; i++)
+        m->correct += idist__metric_is_correct(scores + i * (size_t)classes, labels[i], classes);
     m->total += n;
 
     return IDIST_OK;
@@ -1626,6 +1929,7 @@ idist_status idist_mean_compute(const idist_mean *m, double *value, const idist_
 
 void idist_running_average_update(idist_running_average *m, double value) {
     double alpha = m->alpha != 0 ? m->alpha : 0.98;
+
     m->value = m->begun ? alpha * m->value + (1 - alpha) * value : value;
     m->begun = true;
 }
@@ -1637,6 +1941,10 @@ idist_status idist_running_average_compute(const idist_running_average *m, doubl
                                value, opts);
 }
 
+static bool idist__metric_is_class(const idist_confusion *m, int number) {
+    return number >= 0 && number < m->classes;
+}
+
 idist_status idist_confusion_update(idist_confusion *m, const int *predicted, const int *labels,
                                     size_t n) {
     size_t i;
@@ -1644,12 +1952,12 @@ idist_status idist_confusion_update(idist_confusion *m, const int *predicted, co
     if (!m || !m->cells || m->classes < 1 || (n && (!predicted || !labels)))
         return idist__fail(IDIST_ERR_ARG, "confusion_update: no classes, or a pointer is NULL");
     for (i = 0; i < n; i++)
-        if (labels[i] < 0 || labels[i] >= m->classes || predicted[i] < 0 ||
-            predicted[i] >= m->classes)
+        if (!idist__metric_is_class(m, labels[i]) || !idist__metric_is_class(m, predicted[i]))
             return idist__fail(
                 IDIST_ERR_ARG,
-                "confusion_update: label %d, predicted %d of sample %zu: not in 0 .. %d", labels[i],
-                predicted[i], i, m->classes - 1);
+                "confusion_update: label %d or prediction %d of sample %zu is not in 0 .. %d",
+                labels[i], predicted[i], i, m->classes - 1);
+
     for (i = 0; i < n; i++)
         m->cells[(size_t)labels[i] * (size_t)m->classes + (size_t)predicted[i]]++;
 
@@ -1658,133 +1966,159 @@ idist_status idist_confusion_update(idist_confusion *m, const int *predicted, co
 
 idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
                                      const idist_opts *opts) {
-    void *waste = NULL;
-    size_t n;
+    void *unwanted = NULL;
+    size_t count;
     idist_opts o;
-    idist_status s = idist__agree_enter("confusion_compute", opts, &o);
+    idist_status status = idist__agree_enter("confusion_compute", opts, &o);
 
-    if (s != IDIST_OK) return s;
-    if (!m || !m->cells || m->classes < 1 || cells == m->cells)
-        return idist__fail(
-            IDIST_ERR_ARG,
-            "confusion_compute: no classes, a pointer is NULL, or cells are the metric's own");
-    n = (size_t)m->classes * (size_t)m->classes;
-    if (!cells && (waste = malloc(n * sizeof *cells)) == NULL)
-        return idist__agree_no_memory("confusion_compute", o.group);
-    s = idist_all_reduce(m->cells, cells ? cells : waste, n, IDIST_U64, IDIST_SUM, &o);
-    free(waste);
+    if (status != IDIST_OK) return status;
+    if (!m || !m->cells || m->classes < 1)
+        return idist__fail(IDIST_ERR_ARG, "confusion_compute: no classes, or a pointer is NULL");
+    if (cells == m->cells)
+        return idist__fail(IDIST_ERR_ARG,
+                           "confusion_compute: cells must not be those of the metric");
 
-    return s;
-}
+    count = (size_t)m->classes * (size_t)m->classes;
 
-// Rank 0 knows how many bytes come from whom. NULL: the total is in *total, and s says what is
-// wrong.
-static char *idist__metric_room(const uint64_t *sizes, int n, size_t row_nbytes, size_t *counts,
-                                uint64_t *total, idist_status *s) {
-    char *rows = NULL;
-    int k;
-
-    *total = 0;
-
-    for (k = 0; k < n && *s == IDIST_OK; k++) {
-        if (sizes[2 * k + 1] != row_nbytes)
-            *s = idist__fail(IDIST_ERR_ARG,
-                             "epoch_metric: a row has %zu bytes here and %llu on another rank",
-                             row_nbytes, (unsigned long long)sizes[2 * k + 1]);
-        else if (sizes[2 * k] > (SIZE_MAX / 2 - *total * row_nbytes) / row_nbytes)
-            *s = idist__fail(IDIST_ERR_NO_MEMORY,
-                             "epoch_metric: more rows than memory has addresses");
-        else *total += sizes[2 * k];
-        counts[k] = (size_t)sizes[2 * k] * row_nbytes;
+    if (!cells) {
+        unwanted = malloc(count * sizeof *cells);
+        if (!unwanted) return idist__agree_no_memory("confusion_compute", o.group);
     }
 
-    if (*s == IDIST_OK && (rows = (char *)malloc((size_t)*total * row_nbytes + 1)) == NULL)
-        *s = idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %llu rows",
-                         (unsigned long long)*total);
+    status = idist_all_reduce(m->cells, cells ? cells : unwanted, count, IDIST_U64, IDIST_SUM, &o);
+    free(unwanted);
 
-    return rows;
+    return status;
 }
 
-// The rows of all ranks in *all of rank 0; own: rows and bytes of one.
-static idist_status idist__metric_collect(const void *rows, const uint64_t *own, uint64_t *sizes,
-                                          size_t *counts, char **all, uint64_t *total,
-                                          const idist_opts *o) {
-    size_t row_nbytes = (size_t)own[1];
-    idist_status s = idist_gather(own, sizes, 2, IDIST_U64, 0, o);
+//------------------------------------------------------------------------------
+// [train:epoch_metric]  metrics that rank 0 computes from the rows of all ranks
+// uses err life calls:coll agree
+//
+//     gather       rank 0 learns how many rows of which size each rank has, and allocates
+//     agree        it could, and the sizes are equal
+//     gatherv      the rows
+//     agree        the program's function has succeeded on rank 0
+//     broadcast    the value
+//------------------------------------------------------------------------------
 
-    if (s != IDIST_OK) return s;
-    if (idist_group_rank(o->group) == 0)
-        *all = idist__metric_room(sizes, idist_group_size(o->group), row_nbytes, counts, total, &s);
-    if ((s = idist__agree(s, o)) != IDIST_OK) return s;
-    return idist_gatherv(rows, (size_t)own[0] * row_nbytes, *all, counts, NULL, IDIST_U8, 0, o);
+// What a rank contributes, as it is gathered.
+enum { IDIST__EPOCH_ROWS, IDIST__EPOCH_ROW_NBYTES, IDIST__EPOCH_WORDS };
+
+// Rank 0: checks what the ranks contribute, and allocates for the rows of all. counts: bytes by
+// rank.
+static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, size_t row_nbytes,
+                                              size_t *counts, char **rows, uint64_t *total) {
+    int rank;
+
+    *rows = NULL;
+    *total = 0;
+
+    for (rank = 0; rank < ranks; rank++) {
+        const uint64_t *size = sizes + IDIST__EPOCH_WORDS * rank;
+
+        if (size[IDIST__EPOCH_ROW_NBYTES] != row_nbytes)
+            return idist__fail(IDIST_ERR_ARG,
+                               "epoch_metric: a row has %zu bytes here, but %llu on another rank",
+                               row_nbytes, (unsigned long long)size[IDIST__EPOCH_ROW_NBYTES]);
+        if (size[IDIST__EPOCH_ROWS] > (SIZE_MAX / 2 - *total * row_nbytes) / row_nbytes)
+            return idist__fail(IDIST_ERR_NO_MEMORY,
+                               "epoch_metric: no memory for the rows of all ranks");
+        *total += size[IDIST__EPOCH_ROWS];
+        counts[rank] = (size_t)size[IDIST__EPOCH_ROWS] * row_nbytes;
+    }
+
+    *rows = (char *)malloc((size_t)*total * row_nbytes + 1);
+    if (!*rows)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %llu rows",
+                           (unsigned long long)*total);
+
+    return IDIST_OK;
+}
+
+// Brings the rows of all ranks to rank 0. own: what this rank contributes.
+static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
+                                               uint64_t *sizes, size_t *counts, char **all,
+                                               uint64_t *total, const idist_opts *opts) {
+    size_t row_nbytes = (size_t)own[IDIST__EPOCH_ROW_NBYTES];
+    size_t nbytes = (size_t)own[IDIST__EPOCH_ROWS] * row_nbytes;
+    idist_status status = idist_gather(own, sizes, IDIST__EPOCH_WORDS, IDIST_U64, 0, opts);
+
+    if (status != IDIST_OK) return status;
+    if (idist_group_rank(opts->group) == 0)
+        status = idist__epoch_metric_alloc(sizes, idist_group_size(opts->group), row_nbytes, counts,
+                                           all, total);
+    status = idist__agree(status, opts);
+    if (status != IDIST_OK) return status;
+
+    return idist_gatherv(rows, nbytes, *all, counts, NULL, IDIST_U8, 0, opts);
+}
+
+// Rank 0: calls the program's function.
+static idist_status idist__epoch_metric_call(idist_epoch_metric_fn fn, const void *rows,
+                                             uint64_t total, void *arg, double *value) {
+    int result;
+
+    idist__me.callbacks++;
+    result = fn(rows, (size_t)total, arg, value);
+    idist__me.callbacks--;
+    if (!result) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_CALLBACK, "epoch_metric: the function failed with %d", result);
 }
 
 idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                 idist_epoch_metric_fn fn, void *arg, double *value,
                                 const idist_opts *opts) {
-    idist_opts o;
-    uint64_t own[2], total = 0, *sizes;
-    size_t *counts;
+    uint64_t own[IDIST__EPOCH_WORDS], total = 0, *sizes;
+    size_t *counts, rank_nbytes;
     char *all = NULL;
-    int size, failed = 0;
+    int ranks;
     double computed = 0;
-    idist_status s = idist__agree_enter("epoch_metric", opts, &o);
+    idist_opts o;
+    idist_status status = idist__agree_enter("epoch_metric", opts, &o);
 
-    if (s != IDIST_OK) return s;
-    size = idist_group_size(o.group);
-    sizes = (uint64_t *)malloc((size_t)size * (2 * sizeof *sizes + sizeof *counts));
-    counts = (size_t *)(void *)(sizes ? sizes + 2 * size : NULL);
-    if (!sizes) s = idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %d ranks", size);
+    if (status != IDIST_OK) return status;
+    ranks = idist_group_size(o.group);
+    rank_nbytes = IDIST__EPOCH_WORDS * sizeof *sizes + sizeof *counts;
+    sizes = (uint64_t *)malloc((size_t)ranks * rank_nbytes);
+    counts = (size_t *)(void *)(sizes ? sizes + IDIST__EPOCH_WORDS * ranks : NULL);
+    if (!sizes)
+        status = idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %d ranks", ranks);
     else if (!row_nbytes || !fn || (n && !rows) || n > SIZE_MAX / 2 / row_nbytes)
-        s = idist__fail(IDIST_ERR_ARG, "epoch_metric: %zu rows of %zu bytes, or a pointer is NULL",
+        status =
+            idist__fail(IDIST_ERR_ARG, "epoch_metric: %zu rows of %zu bytes, or a pointer is NULL",
                         n, row_nbytes);
-    own[0] = n;
-    own[1] = row_nbytes;
-    s = idist__agree(s, &o);
-    if (s == IDIST_OK) s = idist__metric_collect(rows, own, sizes, counts, &all, &total, &o);
 
-    if (s == IDIST_OK) {
-        if (idist_group_rank(o.group) == 0) {
-            idist__me.callbacks++;
-            failed = fn(all, (size_t)total, arg, &computed);
-            idist__me.callbacks--;
-            if (failed)
-                s = idist__fail(IDIST_ERR_CALLBACK, "epoch_metric: the function failed with %d",
-                                failed);
-        }
+    own[IDIST__EPOCH_ROWS] = n;
+    own[IDIST__EPOCH_ROW_NBYTES] = row_nbytes;
+    status = idist__agree(status, &o);
+    if (status == IDIST_OK)
+        status = idist__epoch_metric_gather(rows, own, sizes, counts, &all, &total, &o);
 
-        s = idist__agree(s, &o);
+    if (status == IDIST_OK) {
+        if (idist_group_rank(o.group) == 0)
+            status = idist__epoch_metric_call(fn, all, total, arg, &computed);
+        status = idist__agree(status, &o);
     }
 
-    if (s == IDIST_OK) s = idist_broadcast(&computed, 1, IDIST_F64, 0, &o);
-    if (s == IDIST_OK && value) *value = computed;
+    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, &o);
+    if (status == IDIST_OK && value) *value = computed;
     free(all);
     free(sizes);
 
-    return s;
+    return status;
 }
 
 //------------------------------------------------------------------------------
-// [train:checkpoint]  files that are whole or not there
-// uses os err base:log base:type world life calls:coll agree
+// [train:checksum]  the checksum of a checkpoint
+// uses -
 //
-// Numbers are 64 bits wide, in the byte order of the machine. Each part but the last is filled up
-// with zeros to 32 bytes.
-//
-//     head      "idistckp" | version | n | step | score | bytes of info | bytes of the file |
-//     checksum of these seven table     n times: count | dtype info tensor 0, tensor 1, ...
-//     checksum of all that is before it
-//
-// Who loads a file has the tensors, and so knows all sizes beforehand: nothing is allocated or
-// placed by what a file says.
+// Four lanes, each a chain of x = rotate((x ^ word) * odd), which a processor computes side by
+// side. Every step is invertible: two inputs that differ in one lane only, for example in a single
+// word, never have the same checksum.
 //------------------------------------------------------------------------------
 
-#define IDIST__CHECKPOINT_VERSION 1
-#define IDIST__CHECKPOINT_PIECE ((size_t)1 << 18)
-
-// Four lanes, each a chain of x = rotate((x ^ word) * odd), so that a processor computes them side
-// by side. Every step can be undone: two files that differ in one lane only, in one word say, never
-// have the same sum.
 typedef struct idist__sum {
     uint64_t lane[4];
 } idist__sum;
@@ -1793,105 +2127,166 @@ typedef struct idist__sum {
 #define IDIST__SUM_ODD 0x9fb21c651e98df25u
 
 static idist__sum idist__sum_begin(void) {
-    idist__sum s;
+    idist__sum sum;
     int i;
-    for (i = 0; i < 4; i++) s.lane[i] = IDIST__SUM_ODD * (uint64_t)(i + 1);
-    return s;
+
+    for (i = 0; i < 4; i++) sum.lane[i] = IDIST__SUM_ODD * (uint64_t)(i + 1);
+    return sum;
 }
 
-// A last block that is not full counts as filled up with zeros.
-static void idist__sum_add(idist__sum *s, const void *data, size_t nbytes) {
-    const char *p = (const char *)data;
+// A last block that is not full counts as if it were filled up with zeros.
+static void idist__sum_add(idist__sum *sum, const void *data, size_t nbytes) {
+    const char *from = (const char *)data;
 
     while (nbytes) {
         uint64_t word[4] = {0, 0, 0, 0};
         size_t n = nbytes < sizeof word ? nbytes : sizeof word;
         int i;
-        if (n == sizeof word) memcpy(word, p, sizeof word);
-        else memcpy(word, p, n);
+
+        if (n == sizeof word) memcpy(word, from, sizeof word);
+        else memcpy(word, from, n);
 
         for (i = 0; i < 4; i++) {
-            uint64_t x = (s->lane[i] ^ word[i]) * IDIST__SUM_ODD;
-            s->lane[i] = x << 29 | x >> 35;
+            uint64_t x = (sum->lane[i] ^ word[i]) * IDIST__SUM_ODD;
+            sum->lane[i] = x << 29 | x >> 35;
         }
 
-        p += n;
+        from += n;
         nbytes -= n;
     }
 }
 
-static uint64_t idist__sum_end(const idist__sum *s) {
-    uint64_t h = 0;
+static uint64_t idist__sum_end(const idist__sum *sum) {
+    uint64_t hash = 0;
     int i;
 
     for (i = 0; i < 4; i++) {
-        h = (h ^ s->lane[i]) * IDIST__SUM_ODD;
-        h ^= h >> 32;
+        hash = (hash ^ sum->lane[i]) * IDIST__SUM_ODD;
+        hash ^= hash >> 32;
     }
 
-    return h;
+    return hash;
 }
 
-enum { // the words of a head
+//------------------------------------------------------------------------------
+// [train:checkpoint]  the format of a checkpoint file
+// uses handle err base:type checksum
+//
+// Numbers have 64 bits, in the byte order of the machine. Each part except the last is padded with
+// zeros to a multiple of 32 bytes:
+//
+//     header      "idistckp" | version | tensors n | step | score | bytes of info |
+//                 bytes of the file | checksum of these seven words
+//     table       n times: count | dtype
+//     info
+//     tensor 0, tensor 1, ...
+//     checksum of everything before it
+//
+// A program that loads a file already has its tensors and so knows every size: no allocation and no
+// position depends on what a file says.
+//------------------------------------------------------------------------------
+
+#define IDIST__CHECKPOINT_VERSION 1
+#define IDIST__CHECKPOINT_PIECE ((size_t)1 << 18) // bytes read at once to verify a file
+
+static const char idist__checkpoint_magic[8] = {'i', 'd', 'i', 's', 't', 'c', 'k', 'p'};
+
+// The words of a header.
+enum {
     IDIST__HEAD_MAGIC,
     IDIST__HEAD_VERSION,
-    IDIST__HEAD_N,
+    IDIST__HEAD_TENSORS, // how many
     IDIST__HEAD_STEP,
-    IDIST__HEAD_SCORE,
-    IDIST__HEAD_INFO,
-    IDIST__HEAD_FILE,
+    IDIST__HEAD_SCORE, // the bits of a double
+    IDIST__HEAD_INFO,  // bytes
+    IDIST__HEAD_FILE,  // bytes
     IDIST__HEAD_SUM,
     IDIST__HEAD_WORDS
 };
 
-// A checkpoint as its parts lie in memory: 0 is the head, 1 the table, 2 the info, the tensors
-// follow.
+// The words of a table, per tensor.
+enum { IDIST__TABLE_COUNT, IDIST__TABLE_DTYPE, IDIST__TABLE_WORDS };
+
+// The parts of a file; tensor i is part IDIST__PART_TENSORS + i.
+enum { IDIST__PART_HEADER, IDIST__PART_TABLE, IDIST__PART_INFO, IDIST__PART_TENSORS };
+
+// A checkpoint in memory.
 typedef struct idist__checkpoint {
-    uint64_t head[IDIST__HEAD_WORDS];
+    uint64_t header[IDIST__HEAD_WORDS];
     uint64_t *table;
     const void *info;
     const idist_tensor *tensors;
-    int nparts;
+    int part_count; // without the checksum at the end
 } idist__checkpoint;
 
-static uint64_t idist__checkpoint_head_sum(const uint64_t *head) {
+static uint64_t idist__checkpoint_head_sum(const uint64_t *header) {
     idist__sum sum = idist__sum_begin();
-    idist__sum_add(&sum, head, IDIST__HEAD_SUM * sizeof *head);
+
+    idist__sum_add(&sum, header, IDIST__HEAD_SUM * sizeof *header);
     return idist__sum_end(&sum);
 }
 
-static const void *idist__checkpoint_part(const idist__checkpoint *c, int i, size_t *nbytes) {
-    const idist_tensor *t = i < 3 ? NULL : &c->tensors[i - 3];
-
-    if (t) *nbytes = t->count * idist_dtype_size(t->dtype);
-    else if (i == 0) *nbytes = sizeof c->head;
-    else
-        *nbytes = i == 1 ? (size_t)c->head[IDIST__HEAD_N] * 2 * sizeof *c->table
-                         : (size_t)c->head[IDIST__HEAD_INFO];
-    if (t) return t->data;
-
-    return i == 0 ? (const void *)c->head : i == 1 ? (const void *)c->table : c->info;
+static size_t idist__checkpoint_table_nbytes(uint64_t tensors) {
+    return (size_t)tensors * IDIST__TABLE_WORDS * sizeof(uint64_t);
 }
 
-static size_t idist__checkpoint_filled(size_t nbytes) {
+// A part without its padding.
+static const void *idist__checkpoint_part(const idist__checkpoint *c, int part, size_t *nbytes) {
+    const idist_tensor *tensor;
+
+    switch (part) {
+    case IDIST__PART_HEADER: *nbytes = sizeof c->header; return c->header;
+    case IDIST__PART_TABLE:
+        *nbytes = idist__checkpoint_table_nbytes(c->header[IDIST__HEAD_TENSORS]);
+        return c->table;
+    case IDIST__PART_INFO: *nbytes = (size_t)c->header[IDIST__HEAD_INFO]; return c->info;
+    default: break;
+    }
+
+    tensor = &c->tensors[part - IDIST__PART_TENSORS];
+    *nbytes = tensor->count * idist_dtype_size(tensor->dtype);
+
+    return tensor->data;
+}
+
+// A part's size including its padding.
+static size_t idist__checkpoint_padded(size_t nbytes) {
     return (nbytes + IDIST__SUM_BLOCK - 1) / IDIST__SUM_BLOCK * IDIST__SUM_BLOCK;
 }
 
+// The checksum at the end of the file, computed from the parts in memory.
 static uint64_t idist__checkpoint_sum(const idist__checkpoint *c) {
     idist__sum sum = idist__sum_begin();
-    int i;
+    int part;
 
-    for (i = 0; i < c->nparts; i++) {
+    for (part = 0; part < c->part_count; part++) {
         size_t nbytes;
-        const void *part = idist__checkpoint_part(c, i, &nbytes);
-        idist__sum_add(&sum, part, nbytes);
+        const void *data = idist__checkpoint_part(c, part, &nbytes);
+
+        idist__sum_add(&sum, data, nbytes);
     }
 
     return idist__sum_end(&sum);
 }
 
-// From the arguments of a call; c->table is to be freed, also after a failure.
-static idist_status idist__checkpoint_make(const char *name, idist__checkpoint *c,
+static idist_status idist__checkpoint_check_tensor(const char *name, int i,
+                                                   const idist_tensor *tensor, uint64_t limit) {
+    size_t size = idist_dtype_size(tensor->dtype);
+
+    if (!size)
+        return idist__fail(IDIST_ERR_ARG, "%s: tensor %d: invalid dtype %d", name, i,
+                           (int)tensor->dtype);
+    if (tensor->count && !tensor->data)
+        return idist__fail(IDIST_ERR_ARG, "%s: tensor %d is NULL", name, i);
+    if (tensor->count > limit / size)
+        return idist__fail(IDIST_ERR_ARG, "%s: tensor %d has more bytes than a file can have", name,
+                           i);
+
+    return IDIST_OK;
+}
+
+// Describes the arguments of a call. The caller frees c->table, also after a failure.
+static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *c,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {
     const uint64_t limit = (uint64_t)(SIZE_MAX < INT64_MAX ? SIZE_MAX : INT64_MAX) / 4;
@@ -1900,285 +2295,289 @@ static idist_status idist__checkpoint_make(const char *name, idist__checkpoint *
 
     memset(c, 0, sizeof *c);
     if (n < 0 || (n && !tensors))
-        return idist__fail(IDIST_ERR_ARG, "%s: %d tensors at NULL", name, n);
+        return idist__fail(IDIST_ERR_ARG, "%s: %d tensors, or tensors is NULL", name, n);
     if (info_nbytes && !info)
-        return idist__fail(IDIST_ERR_ARG, "%s: %zu bytes of info at NULL", name, info_nbytes);
-    c->table = (uint64_t *)malloc(((size_t)n + 1) * 2 * sizeof *c->table);
+        return idist__fail(IDIST_ERR_ARG, "%s: %zu bytes of info, but info is NULL", name,
+                           info_nbytes);
+    c->table = (uint64_t *)malloc(idist__checkpoint_table_nbytes((uint64_t)n + 1));
     if (!c->table)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for a table of %d tensors", name, n);
 
     for (i = 0; i < n; i++) {
-        size_t size = idist_dtype_size(tensors[i].dtype);
-        if (!size)
-            return idist__fail(IDIST_ERR_ARG, "%s: tensor %d: %d is no dtype", name, i,
-                               (int)tensors[i].dtype);
-        if (tensors[i].count && !tensors[i].data)
-            return idist__fail(IDIST_ERR_ARG, "%s: tensor %d is NULL", name, i);
-        if (tensors[i].count > limit / size || total > limit)
-            return idist__fail(IDIST_ERR_ARG, "%s: tensor %d: more bytes than a file can have",
-                               name, i);
-        c->table[2 * i] = tensors[i].count;
-        c->table[2 * i + 1] = (uint64_t)tensors[i].dtype;
-        total += idist__checkpoint_filled(tensors[i].count * size);
+        uint64_t *entry = c->table + IDIST__TABLE_WORDS * i;
+        idist_status status = idist__checkpoint_check_tensor(name, i, &tensors[i], limit);
+
+        if (status != IDIST_OK) return status;
+        if (total > limit) break;
+        entry[IDIST__TABLE_COUNT] = tensors[i].count;
+        entry[IDIST__TABLE_DTYPE] = (uint64_t)tensors[i].dtype;
+        total += idist__checkpoint_padded(tensors[i].count * idist_dtype_size(tensors[i].dtype));
     }
 
     if (total > limit)
         return idist__fail(IDIST_ERR_ARG, "%s: more bytes than a file can have", name);
+    total += idist__checkpoint_padded(info_nbytes) - info_nbytes;
+    total +=
+        sizeof c->header + idist__checkpoint_padded(idist__checkpoint_table_nbytes((uint64_t)n));
+    total += sizeof(uint64_t); // the checksum
+
     c->info = info;
     c->tensors = tensors;
-    c->nparts = n + 3;
-    memcpy(&c->head[IDIST__HEAD_MAGIC], "idistckp", 8);
-    c->head[IDIST__HEAD_VERSION] = IDIST__CHECKPOINT_VERSION;
-    c->head[IDIST__HEAD_N] = (uint64_t)n;
-    c->head[IDIST__HEAD_INFO] = info_nbytes;
-    total +=
-        idist__checkpoint_filled(info_nbytes) - info_nbytes + sizeof c->head + sizeof(uint64_t);
-    c->head[IDIST__HEAD_FILE] = total + idist__checkpoint_filled((size_t)n * 2 * sizeof *c->table);
+    c->part_count = IDIST__PART_TENSORS + n;
+    memcpy(&c->header[IDIST__HEAD_MAGIC], idist__checkpoint_magic, sizeof idist__checkpoint_magic);
+    c->header[IDIST__HEAD_VERSION] = IDIST__CHECKPOINT_VERSION;
+    c->header[IDIST__HEAD_TENSORS] = (uint64_t)n;
+    c->header[IDIST__HEAD_INFO] = info_nbytes;
+    c->header[IDIST__HEAD_FILE] = total;
 
     return IDIST_OK;
 }
 
+// file: within the folder, or "".
 static idist_status idist__checkpoint_fail(const char *name, const char *folder, const char *file,
-                                           int err) {
+                                           int error) {
     char what[700];
+
     snprintf(what, sizeof what, "%s: %.400s%s%.250s", name, folder, file[0] ? "/" : "", file);
-    return idist__fail_errno(what, err == EDQUOT ? ENOSPC : err);
+    return idist__fail_errno(what, error == EDQUOT ? ENOSPC : error);
 }
 
-static int idist__checkpoint_put(int fd, const void *data, size_t nbytes) {
-    const char *p = (const char *)data;
+// Reads the header of a file that may be anything. Returns NULL, or what is wrong with it; *error
+// is 0 or an errno.
+static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t *header,
+                                                 int *error) {
+    uint64_t nbytes;
+    bool regular;
 
-    while (nbytes) {
-        ssize_t n = write(fd, p, nbytes < (size_t)1 << 30 ? nbytes : (size_t)1 << 30);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return n < 0 ? errno : ENOSPC;
-        p += n;
-        nbytes -= (size_t)n;
+    memset(header, 0, IDIST__HEAD_WORDS * sizeof *header);
+    *error = idist__os_handle_size(file, &nbytes, &regular);
+    if (*error) return "cannot be read";
+    if (!regular) return "is not a regular file";
+
+    *error = idist__os_handle_read(file, 0, header, IDIST__HEAD_WORDS * sizeof *header);
+    if (*error && *error != IDIST__OS_FILE_ENDS) return "cannot be read";
+
+    if (*error || memcmp(header, idist__checkpoint_magic, sizeof idist__checkpoint_magic) != 0) {
+        *error = 0;
+        return "is not a checkpoint";
     }
 
-    return 0;
+    if (header[IDIST__HEAD_VERSION] != IDIST__CHECKPOINT_VERSION)
+        return "has another version, or was written by a machine with another byte order";
+    if (header[IDIST__HEAD_SUM] != idist__checkpoint_head_sum(header))
+        return "is damaged: the checksum of its header is wrong";
+    if (header[IDIST__HEAD_FILE] != nbytes)
+        return "is truncated or damaged: its header gives another size";
+
+    return NULL;
 }
 
-static int idist__checkpoint_put_all(int fd, const idist__checkpoint *c) {
-    static const char zeros[IDIST__SUM_BLOCK] = {0};
-    uint64_t sum = idist__checkpoint_sum(c);
-    size_t nbytes;
-    int i, err = 0;
+//------------------------------------------------------------------------------
+// [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
+// uses os handle os:folder err base:type life calls:coll agree checksum
+// uses checkpoint
+//
+//     idist__load_open      rank 0: opens the file, compares header and table with the tensors, and
+//                           verifies the checksum of the whole file; writes nothing
+//     idist__load_compare   all: the header, and whether every rank passed the same tensors
+//     idist__load_copy      all: rank 0 reads a part into its memory and broadcasts it; at the end
+//                           each rank verifies the checksum over its memory
+//------------------------------------------------------------------------------
 
-    for (i = 0; i < c->nparts && !err; i++) {
-        const void *part = idist__checkpoint_part(c, i, &nbytes);
-        err = idist__checkpoint_put(fd, part, nbytes);
-        if (!err) err = idist__checkpoint_put(fd, zeros, idist__checkpoint_filled(nbytes) - nbytes);
-    }
-
-    return err ? err : idist__checkpoint_put(fd, &sum, sizeof sum);
+static idist_status idist__load_fail(const char *path, int error) {
+    if (error == IDIST__OS_FILE_ENDS) error = EIO; // it was longer when it was opened
+    return idist__checkpoint_fail("checkpoint_load", path, "", error);
 }
 
-// 0, an errno, or EPIPE: the file ends before that.
-static int idist__checkpoint_get(int fd, uint64_t at, void *buf, size_t nbytes) {
-    char *p = (char *)buf;
+// Whether entry i of a file's table describes tensor i.
+static idist_status idist__load_match_entry(const idist__checkpoint *c, int i,
+                                            idist__os_handle file, const char *path) {
+    const idist_tensor *tensor = &c->tensors[i];
+    uint64_t entry[IDIST__TABLE_WORDS], dtype;
+    uint64_t at = sizeof c->header + (uint64_t)i * sizeof entry;
+    int error = idist__os_handle_read(file, at, entry, sizeof entry);
 
-    while (nbytes) {
-        ssize_t n = pread(fd, p, nbytes < (size_t)1 << 30 ? nbytes : (size_t)1 << 30, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return n < 0 ? errno : EPIPE;
-        p += n;
-        at += (uint64_t)n;
-        nbytes -= (size_t)n;
-    }
+    if (error == IDIST__OS_FILE_ENDS)
+        return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s ends within its table", path);
+    if (error) return idist__load_fail(path, error);
+    if (entry[IDIST__TABLE_COUNT] == tensor->count &&
+        entry[IDIST__TABLE_DTYPE] == (uint64_t)tensor->dtype)
+        return IDIST_OK;
 
-    return 0;
+    dtype = entry[IDIST__TABLE_DTYPE];
+    if (dtype > IDIST_DTYPE_COUNT) dtype = IDIST_DTYPE_COUNT; // has the name of an invalid one
+
+    return idist__fail(IDIST_ERR_ARG,
+                       "checkpoint_load: %s: tensor %d is %s x %llu there, and %s x %zu here", path,
+                       i, idist_dtype_name((idist_dtype)dtype),
+                       (unsigned long long)entry[IDIST__TABLE_COUNT],
+                       idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// The head of what may be anything. NULL, or what is wrong with it; *err is an errno or 0.
-static const char *idist__checkpoint_get_head(int fd, uint64_t *head, int *err) {
-    struct stat st;
+// Whether a file has the tensors of this call. Takes its header, with step and score.
+static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle file,
+                                      const char *path) {
+    uint64_t header[IDIST__HEAD_WORDS];
+    int error, i, n = c->part_count - IDIST__PART_TENSORS;
+    const char *wrong = idist__checkpoint_read_header(file, header, &error);
 
-    *err = 0;
-    memset(head, 0, IDIST__HEAD_WORDS * sizeof *head);
-    if (fstat(fd, &st) != 0) *err = errno;
-    else if (!S_ISREG(st.st_mode)) return "is not a regular file";
-    else *err = idist__checkpoint_get(fd, 0, head, IDIST__HEAD_WORDS * sizeof *head);
-
-    if (*err == EPIPE) *err = 0;
-    else if (!*err && memcmp(head, "idistckp", 8) == 0) {
-        if (head[IDIST__HEAD_VERSION] != IDIST__CHECKPOINT_VERSION)
-            return "has another version, or comes from a machine of another byte order";
-        if (head[IDIST__HEAD_SUM] != idist__checkpoint_head_sum(head))
-            return "is damaged: the checksum of its head differs";
-        if (head[IDIST__HEAD_FILE] != (uint64_t)st.st_size)
-            return "is torn: its head says another length";
-        return NULL;
-    }
-
-    return *err ? "cannot be read" : "is no checkpoint";
-}
-
-// Whether the head and table of a file are those of these tensors; step and score are taken from
-// it.
-static idist_status idist__checkpoint_match(idist__checkpoint *c, int fd, const char *path) {
-    uint64_t head[IDIST__HEAD_WORDS], entry[2];
-    int err, i, n = c->nparts - 3;
-    const char *wrong = idist__checkpoint_get_head(fd, head, &err);
-
-    if (err) return idist__checkpoint_fail("checkpoint_load", path, "", err);
+    if (error) return idist__load_fail(path, error);
     if (wrong) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s %s", path, wrong);
-    if (head[IDIST__HEAD_N] != (uint64_t)n)
+    if (header[IDIST__HEAD_TENSORS] != (uint64_t)n)
+        return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s has %llu tensors, expected %d", path,
+                           (unsigned long long)header[IDIST__HEAD_TENSORS], n);
+    if (header[IDIST__HEAD_INFO] != c->header[IDIST__HEAD_INFO])
         return idist__fail(IDIST_ERR_ARG,
-                           "checkpoint_load: %s has %llu tensors, and %d are to be read", path,
-                           (unsigned long long)head[IDIST__HEAD_N], n);
-    if (head[IDIST__HEAD_INFO] != c->head[IDIST__HEAD_INFO])
-        return idist__fail(IDIST_ERR_ARG,
-                           "checkpoint_load: %s has %llu bytes of info, and %llu are to be read",
-                           path, (unsigned long long)head[IDIST__HEAD_INFO],
-                           (unsigned long long)c->head[IDIST__HEAD_INFO]);
+                           "checkpoint_load: %s has %llu bytes of info, expected %llu", path,
+                           (unsigned long long)header[IDIST__HEAD_INFO],
+                           (unsigned long long)c->header[IDIST__HEAD_INFO]);
 
     for (i = 0; i < n; i++) {
-        err = idist__checkpoint_get(fd, sizeof head + (uint64_t)i * sizeof entry, entry,
-                                    sizeof entry);
-        if (err == EPIPE)
-            return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s ends in the middle of its table",
-                               path);
-        if (err) return idist__checkpoint_fail("checkpoint_load", path, "", err);
-        if (entry[0] == c->table[2 * i] && entry[1] == c->table[2 * i + 1]) continue;
-        return idist__fail(
-            IDIST_ERR_ARG,
-            "checkpoint_load: %s: tensor %d is %s x %llu there, and %s x %zu is to be read", path,
-            i,
-            idist_dtype_name(entry[1] < IDIST_DTYPE_COUNT ? (idist_dtype)entry[1]
-                                                          : IDIST_DTYPE_COUNT),
-            (unsigned long long)entry[0], idist_dtype_name(c->tensors[i].dtype),
-            c->tensors[i].count);
+        idist_status status = idist__load_match_entry(c, i, file, path);
+        if (status != IDIST_OK) return status;
     }
 
-    if (head[IDIST__HEAD_FILE] != c->head[IDIST__HEAD_FILE])
+    if (header[IDIST__HEAD_FILE] != c->header[IDIST__HEAD_FILE])
         return idist__fail(IDIST_ERR_ARG,
-                           "checkpoint_load: %s: its length does not fit its tensors", path);
-    memcpy(c->head, head, sizeof head);
+                           "checkpoint_load: the size of %s does not match its tensors", path);
+    memcpy(c->header, header, sizeof header);
 
     return IDIST_OK;
 }
 
-// Between the parts there are zeros, or the sum over the memory of a rank could not be that of the
-// file.
-static idist_status idist__checkpoint_zeros(const idist__checkpoint *c, int fd, const char *path) {
-    char fill[IDIST__SUM_BLOCK];
+// Whether the padding is zeros. Otherwise the checksum of the file could be right, and that over
+// the memory of a rank could not.
+static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_handle file,
+                                              const char *path) {
+    char padding[IDIST__SUM_BLOCK];
     uint64_t at = 0;
-    int i, err;
+    int part, error;
 
-    for (i = 0; i < c->nparts; i++) {
-        size_t nbytes, k, filled;
-        idist__checkpoint_part(c, i, &nbytes);
-        filled = idist__checkpoint_filled(nbytes);
-        err = idist__checkpoint_get(fd, at + nbytes, fill, filled - nbytes);
-        if (err)
-            return idist__checkpoint_fail("checkpoint_load", path, "", err == EPIPE ? EIO : err);
-        for (k = 0; k < filled - nbytes; k++)
-            if (fill[k])
+    for (part = 0; part < c->part_count; part++) {
+        size_t nbytes, padded, i;
+
+        idist__checkpoint_part(c, part, &nbytes);
+        padded = idist__checkpoint_padded(nbytes);
+        error = idist__os_handle_read(file, at + nbytes, padding, padded - nbytes);
+        if (error) return idist__load_fail(path, error);
+
+        for (i = 0; i < padded - nbytes; i++)
+            if (padding[i])
                 return idist__fail(IDIST_ERR_ARG,
-                                   "checkpoint_load: %s has something between its parts", path);
-        at += filled;
+                                   "checkpoint_load: %s is damaged: its padding is not zero", path);
+        at += padded;
     }
 
     return IDIST_OK;
 }
 
-// Reads all of a file, and writes nowhere: the checksum over it must be the last word of it. *sum
-// is that word.
-static idist_status idist__checkpoint_verify(const idist__checkpoint *c, int fd, const char *path,
-                                             uint64_t *sum) {
+// Reads the whole file: the checksum over it must be its last word, *sum.
+static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_handle file,
+                                       const char *path, uint64_t *sum) {
     char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
-    uint64_t at = 0, end = c->head[IDIST__HEAD_FILE] - sizeof *sum;
-    idist__sum own = idist__sum_begin();
-    int err = 0;
+    uint64_t at = 0, end = c->header[IDIST__HEAD_FILE] - sizeof *sum;
+    idist__sum computed = idist__sum_begin();
+    int error = 0;
 
-    if (!piece) return idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint_load: no memory to read with");
+    if (!piece)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint_load: no memory to read %s", path);
 
-    while (at < end && !err) {
-        size_t n =
-            end - at < IDIST__CHECKPOINT_PIECE ? (size_t)(end - at) : IDIST__CHECKPOINT_PIECE;
-        err = idist__checkpoint_get(fd, at, piece, n);
-        if (!err) idist__sum_add(&own, piece, n);
+    while (at < end && !error) {
+        uint64_t rest = end - at;
+        size_t n = rest < IDIST__CHECKPOINT_PIECE ? (size_t)rest : IDIST__CHECKPOINT_PIECE;
+
+        error = idist__os_handle_read(file, at, piece, n);
+        if (!error) idist__sum_add(&computed, piece, n);
         at += n;
     }
 
     free(piece);
-    if (!err) err = idist__checkpoint_get(fd, end, sum, sizeof *sum);
-    if (!err && *sum == idist__sum_end(&own)) return idist__checkpoint_zeros(c, fd, path);
-    if (err) return idist__checkpoint_fail("checkpoint_load", path, "", err == EPIPE ? EIO : err);
+    if (!error) error = idist__os_handle_read(file, end, sum, sizeof *sum);
+    if (error) return idist__load_fail(path, error);
+    if (*sum != idist__sum_end(&computed))
+        return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s is damaged: its checksum is wrong",
+                           path);
 
-    return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s is damaged: its checksum differs", path);
+    return idist__load_check_padding(c, file, path);
 }
 
-// Rank 0: the file is open and whole, or the status says why not.
-static idist_status idist__checkpoint_open(idist__checkpoint *c, const char *path, int *fd,
-                                           uint64_t *sum) {
-    idist_status s;
+// Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
+static idist_status idist__load_open(idist__checkpoint *c, const char *path, idist__os_handle *file,
+                                     uint64_t *sum) {
+    int error;
+    idist_status status;
 
-    *fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)
-               : -1; // does not wait for the writer of a pipe
+    *file = IDIST__OS_NO_HANDLE;
     if (!path) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: path is NULL");
-    if (*fd < 0 && errno == ENOENT)
+    error = idist__os_folder_read_file(IDIST__OS_HERE, path, file);
+    if (error == ENOENT)
         return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_load: there is no %s", path);
-    if (*fd < 0) return idist__checkpoint_fail("checkpoint_load", path, "", errno);
-    if ((s = idist__checkpoint_match(c, *fd, path)) != IDIST_OK) return s;
+    if (error) return idist__load_fail(path, error);
 
-    return idist__checkpoint_verify(c, *fd, path, sum);
+    status = idist__load_match(c, *file, path);
+    if (status != IDIST_OK) return status;
+
+    return idist__load_verify(c, *file, path, sum);
 }
 
-// What rank 0 knows of the file, and that all ranks have given the same tensors: other counts would
-// break the group.
-static idist_status idist__checkpoint_share(idist__checkpoint *c, uint64_t *sum,
-                                            const idist_opts *o) {
-    uint64_t word[IDIST__HEAD_WORDS + 2];
-    idist__sum table = idist__sum_begin();
-    uint64_t own, own_info = c->head[IDIST__HEAD_INFO];
-    idist_status s;
+// Gets the header from rank 0, and compares the tensors with those of rank 0: broadcasts with
+// different counts would break the group.
+static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
+                                        const idist_opts *opts) {
+    enum { IDIST__ROOT_SUM = IDIST__HEAD_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
+    uint64_t root[IDIST__ROOT_WORDS], own_table_sum;
+    idist__sum table_sum = idist__sum_begin();
+    idist_status status;
 
-    idist__sum_add(&table, c->table, (size_t)c->head[IDIST__HEAD_N] * 2 * sizeof *c->table);
-    own = idist__sum_end(&table);
-    memcpy(word, c->head, sizeof c->head);
-    word[IDIST__HEAD_WORDS] = *sum;
-    word[IDIST__HEAD_WORDS + 1] = own;
-    s = idist_broadcast(word, IDIST__COUNT_OF(word), IDIST_U64, 0, o);
-    if (s != IDIST_OK) return s;
-    if (word[IDIST__HEAD_N] != c->head[IDIST__HEAD_N] || word[IDIST__HEAD_INFO] != own_info ||
-        word[IDIST__HEAD_WORDS + 1] != own)
-        s = idist__fail(IDIST_ERR_ARG,
-                        "checkpoint_load: tensors or info are others than on rank 0");
-    memcpy(c->head, word, sizeof c->head);
-    *sum = word[IDIST__HEAD_WORDS];
+    idist__sum_add(&table_sum, c->table,
+                   idist__checkpoint_table_nbytes(c->header[IDIST__HEAD_TENSORS]));
+    own_table_sum = idist__sum_end(&table_sum);
+    memcpy(root, c->header, sizeof c->header);
+    root[IDIST__ROOT_SUM] = *sum;
+    root[IDIST__ROOT_TABLE_SUM] = own_table_sum;
+    status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, opts);
+    if (status != IDIST_OK) return status;
 
-    return idist__agree(s, o);
+    if (root[IDIST__HEAD_TENSORS] != c->header[IDIST__HEAD_TENSORS] ||
+        root[IDIST__HEAD_INFO] != c->header[IDIST__HEAD_INFO] ||
+        root[IDIST__ROOT_TABLE_SUM] != own_table_sum)
+        status = idist__fail(IDIST_ERR_ARG,
+                             "checkpoint_load: tensors or info are others than on rank 0");
+    memcpy(c->header, root, sizeof c->header);
+    *sum = root[IDIST__ROOT_SUM];
+
+    return idist__agree(status, opts);
 }
 
-// Part by part from the file of rank 0 into the memory of all. A failure to read must not keep the
-// others waiting.
-static idist_status idist__checkpoint_spread(idist__checkpoint *c, void *info, int fd,
-                                             const char *path, uint64_t sum, const idist_opts *o) {
-    uint64_t at = idist__checkpoint_filled(sizeof c->head);
+// Reads part by part on rank 0 and broadcasts each to all ranks. If rank 0 cannot read, it goes on
+// broadcasting, so that the others do not hang.
+static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os_handle file,
+                                     const char *path, uint64_t sum, const idist_opts *opts) {
+    uint64_t at = idist__checkpoint_padded(sizeof c->header);
     size_t nbytes;
-    int i, err = 0;
-    idist_status s;
+    int part, error = 0;
+    idist_status status = IDIST_OK;
 
-    idist__checkpoint_part(c, 1, &nbytes);
-    at += idist__checkpoint_filled(nbytes);
+    idist__checkpoint_part(c, IDIST__PART_TABLE, &nbytes);
+    at += idist__checkpoint_padded(nbytes);
 
-    for (i = 2; i < c->nparts; i++) {
-        void *part = i == 2 ? info : c->tensors[i - 3].data;
-        idist__checkpoint_part(c, i, &nbytes);
-        if (fd >= 0 && !err) err = idist__checkpoint_get(fd, at, part, nbytes);
-        at += idist__checkpoint_filled(nbytes);
-        if (nbytes && (s = idist_broadcast(part, nbytes, IDIST_U8, 0, o)) != IDIST_OK) return s;
+    for (part = IDIST__PART_INFO; part < c->part_count; part++) {
+        void *data = part == IDIST__PART_INFO ? info : c->tensors[part - IDIST__PART_TENSORS].data;
+
+        idist__checkpoint_part(c, part, &nbytes);
+        if (file != IDIST__OS_NO_HANDLE && !error)
+            error = idist__os_handle_read(file, at, data, nbytes);
+        at += idist__checkpoint_padded(nbytes);
+        if (nbytes) status = idist_broadcast(data, nbytes, IDIST_U8, 0, opts);
+        if (status != IDIST_OK) return status;
     }
 
-    s = err ? idist__checkpoint_fail("checkpoint_load", path, "", err == EPIPE ? EIO : err)
-            : IDIST_OK;
-    if (s == IDIST_OK && idist__checkpoint_sum(c) != sum)
-        s = idist__fail(IDIST_ERR_SYSTEM,
-                        "checkpoint_load: what has arrived is not what was in the file");
+    if (error) status = idist__load_fail(path, error);
+    else if (idist__checkpoint_sum(c) != sum)
+        status = idist__fail(IDIST_ERR_SYSTEM,
+                             "checkpoint_load: what has arrived is not what was in the file");
 
-    return idist__agree(s, o);
+    return idist__agree(status, opts);
 }
 
 idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n, void *info,
@@ -2186,345 +2585,461 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
     idist__checkpoint c;
     idist_opts o;
     uint64_t sum = 0;
-    int fd = -1;
-    idist_status s = idist__agree_enter("checkpoint_load", opts, &o);
+    idist__os_handle file = IDIST__OS_NO_HANDLE;
+    idist_status status = idist__agree_enter("checkpoint_load", opts, &o);
 
-    if (s != IDIST_OK) return s;
-    s = idist__checkpoint_make("checkpoint_load", &c, tensors, n, info, info_nbytes);
-    if (s == IDIST_OK && idist_group_rank(o.group) == 0)
-        s = idist__checkpoint_open(&c, path, &fd, &sum);
-    s = idist__agree(s, &o);
-    if (s == IDIST_OK) s = idist__checkpoint_share(&c, &sum, &o);
-    if (s == IDIST_OK) s = idist__checkpoint_spread(&c, info, fd, path, sum, &o);
-    idist__os_close(&fd);
+    if (status != IDIST_OK) return status;
+    status = idist__checkpoint_init("checkpoint_load", &c, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK && idist_group_rank(o.group) == 0)
+        status = idist__load_open(&c, path, &file, &sum);
+    status = idist__agree(status, &o);
+
+    if (status == IDIST_OK) status = idist__load_compare(&c, &sum, &o);
+    if (status == IDIST_OK) status = idist__load_copy(&c, info, file, path, sum, &o);
+    idist__os_close(&file);
     free(c.table);
 
-    return s;
+    return status;
 }
 
-// A file of the folder, as its head describes it.
-typedef struct idist__checkpoint_file {
+//------------------------------------------------------------------------------
+// [train:folder]  the checkpoints in a folder, and the best of them
+// uses os handle os:folder err life calls:coll agree checkpoint
+//------------------------------------------------------------------------------
+
+// A checkpoint, as its header describes it.
+typedef struct idist__folder_entry {
     uint64_t step;
     double score;
     char name[256];
-} idist__checkpoint_file;
+} idist__folder_entry;
 
-// PREFIX_STEP_score=SCORE.idist
-static bool idist__checkpoint_named(const char *name, const char *prefix) {
-    size_t n = strlen(prefix), all = strlen(name);
-    const char *at = name + n + 1;
-    if (strncmp(name, prefix, n) != 0 || name[n] != '_' || *at < '0' || *at > '9') return false;
-    while (*at >= '0' && *at <= '9') at++;
-    return strncmp(at, "_score=", 7) == 0 && all > 6 && strcmp(name + all - 6, ".idist") == 0;
+// All checkpoints of a folder. The caller frees entries.
+typedef struct idist__folder_list {
+    idist__folder_entry *entries;
+    int count, capacity;
+} idist__folder_list;
+
+// Whether a name has the form PREFIX_STEP_score=SCORE.idist.
+static bool idist__folder_is_checkpoint(const char *name, const char *prefix) {
+    size_t prefix_length = strlen(prefix), length = strlen(name);
+    const char *step = name + prefix_length + 1;
+
+    if (strncmp(name, prefix, prefix_length) != 0 || name[prefix_length] != '_') return false;
+    if (*step < '0' || *step > '9') return false;
+    while (*step >= '0' && *step <= '9') step++;
+
+    return strncmp(step, "_score=", 7) == 0 && length > 6 &&
+           strcmp(name + length - 6, ".idist") == 0;
 }
 
-// .NAME.tmp: what a crash left behind.
-static bool idist__checkpoint_is_temporary(const char *name, const char *prefix) {
+// Whether a name has the form .NAME.tmp: what a crash leaves behind.
+static bool idist__folder_is_temporary(const char *name, const char *prefix) {
     char inner[256];
-    size_t n = strlen(name);
+    size_t length = strlen(name);
 
-    if (name[0] != '.' || n < 6 || n - 5 >= sizeof inner || strcmp(name + n - 4, ".tmp") != 0)
-        return false;
-    memcpy(inner, name + 1, n - 5);
-    inner[n - 5] = 0;
-    return idist__checkpoint_named(inner, prefix);
+    if (name[0] != '.' || length < 6 || length - 5 >= sizeof inner) return false;
+    if (strcmp(name + length - 4, ".tmp") != 0) return false;
+    memcpy(inner, name + 1, length - 5);
+    inner[length - 5] = 0;
+
+    return idist__folder_is_checkpoint(inner, prefix);
 }
 
-static bool idist__checkpoint_better(const idist__checkpoint_file *a,
-                                     const idist__checkpoint_file *b, bool low) {
-    if (a->score != b->score) return low ? a->score < b->score : a->score > b->score;
+static bool idist__folder_is_better(const idist__folder_entry *a, const idist__folder_entry *b,
+                                    bool low_is_best) {
+    if (a->score != b->score) return low_is_best ? a->score < b->score : a->score > b->score;
     return a->step > b->step;
 }
 
-static bool idist__checkpoint_look(int folder, const char *name, idist__checkpoint_file *file) {
-    uint64_t head[IDIST__HEAD_WORDS];
-    int err, fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    bool good = fd >= 0 && !idist__checkpoint_get_head(fd, head, &err);
+// Reads the header of a file. False: not a checkpoint, or damaged.
+static bool idist__folder_read_entry(idist__os_handle folder, const char *name,
+                                     idist__folder_entry *entry) {
+    uint64_t header[IDIST__HEAD_WORDS];
+    idist__os_handle file;
+    const char *wrong;
+    int error = idist__os_folder_read_file(folder, name, &file);
 
-    idist__os_close(&fd);
-    if (!good) return false;
-    file->step = head[IDIST__HEAD_STEP];
-    memcpy(&file->score, &head[IDIST__HEAD_SCORE], sizeof file->score);
-    idist__copy_text(file->name, sizeof file->name, name);
+    if (error) return false;
+    wrong = idist__checkpoint_read_header(file, header, &error);
+    idist__os_close(&file);
+    if (wrong) return false;
 
-    return file->score == file->score;
+    entry->step = header[IDIST__HEAD_STEP];
+    memcpy(&entry->score, &header[IDIST__HEAD_SCORE], sizeof entry->score);
+    idist__copy_text(entry->name, sizeof entry->name, name);
+
+    return entry->score == entry->score; // not NaN
 }
 
-// The checkpoints of a folder; foreign and torn files are none. tidy: removes what crashes left.
-// *files is to be freed.
-static idist_status idist__checkpoint_list(const char *path, const char *prefix, int folder,
-                                           bool tidy, idist__checkpoint_file **files, int *n) {
-    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), room = 0;
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    struct dirent *e;
-    int err = errno;
+// Adds a file if it is a checkpoint. False: no memory.
+static bool idist__folder_add(idist__folder_list *list, idist__os_handle folder, const char *name) {
+    if (list->count == list->capacity) {
+        size_t nbytes = sizeof *list->entries * ((size_t)list->capacity + 64);
+        void *entries = realloc(list->entries, nbytes);
 
-    *n = 0;
-    *files = NULL;
-
-    if (!dir) {
-        idist__os_close(&fd);
-        return idist__checkpoint_fail("checkpoint", path, "", err);
+        if (!entries) return false;
+        list->entries = (idist__folder_entry *)entries;
+        list->capacity += 64;
     }
 
-    for (;;) {
-        errno = 0; // NULL is the end, or an error: of a file system, or of a number that 32 bits
-                   // cannot hold
-        if ((e = readdir(dir)) == NULL) break;
-        if (tidy && idist__checkpoint_is_temporary(e->d_name, prefix))
-            unlinkat(folder, e->d_name, 0);
-        if (!idist__checkpoint_named(e->d_name, prefix)) continue;
+    if (idist__folder_read_entry(folder, name, &list->entries[list->count])) list->count++;
 
-        if (*n == room) {
-            void *more = realloc(*files, sizeof **files * (size_t)(room += 64));
-            if (!more) break;
-            *files = (idist__checkpoint_file *)more;
-        }
+    return true;
+}
 
-        if (idist__checkpoint_look(folder, e->d_name, *files + *n)) ++*n;
+// Lists the checkpoints of an open folder. tidy: also removes what crashes have left behind. A
+// failure must not pass for an empty folder, in which every score is the best.
+static idist_status idist__folder_list_all(const char *path, const char *prefix,
+                                           idist__os_handle folder, bool tidy,
+                                           idist__folder_list *list) {
+    idist__os_folder_walk walk;
+    const char *name;
+    bool has_memory = true;
+    int error = idist__os_folder_begin(&walk, folder);
+
+    memset(list, 0, sizeof *list);
+    if (error) return idist__checkpoint_fail("checkpoint", path, "", error);
+
+    while (has_memory) {
+        name = idist__os_folder_next(&walk, &error);
+        if (!name) break;
+        if (tidy && idist__folder_is_temporary(name, prefix)) idist__os_folder_remove(folder, name);
+        if (idist__folder_is_checkpoint(name, prefix))
+            has_memory = idist__folder_add(list, folder, name);
     }
 
-    err = e ? 0 : errno;
-    closedir(dir);
-    if (err)
-        return idist__checkpoint_fail("checkpoint", path, "",
-                                      err); // nobody shall take this for an empty folder
+    idist__os_folder_end(&walk);
+    if (!has_memory)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint: no memory to list the files of %s",
+                           path);
+    if (error) return idist__checkpoint_fail("checkpoint", path, "", error);
 
-    return e ? idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint: no memory for the files of %s", path)
-             : IDIST_OK;
+    return IDIST_OK;
 }
 
-static int idist__checkpoint_n_better(const idist__checkpoint_file *files, int n,
-                                      const idist__checkpoint_file *than, bool low) {
-    int i, n_better = 0;
-    for (i = 0; i < n; i++)
-        n_better += strcmp(files[i].name, than->name) != 0 &&
-                    idist__checkpoint_better(&files[i], than, low);
-    return n_better;
-}
+// How many others are better than this one.
+static int idist__folder_count_better(const idist__folder_list *list,
+                                      const idist__folder_entry *entry, bool low_is_best) {
+    int i, count = 0;
 
-static int idist__checkpoint_sync(int fd) {
-    if (fsync(fd) == 0 || errno == EINVAL) return 0; // EINVAL: nothing to sync on this file system
-    return errno;
-}
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *other = &list->entries[i];
 
-// The name appears when all bytes are on the disk, and never again without them.
-static int idist__checkpoint_write(int folder, const char *temporary, const char *name,
-                                   const idist__checkpoint *c) {
-    int err, fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-
-    if (fd < 0) return errno;
-    err = idist__checkpoint_put_all(fd, c);
-    if (!err) err = idist__checkpoint_sync(fd);
-    if (close(fd) != 0 && !err) err = errno;
-    if (!err && renameat(folder, temporary, folder, name) != 0) err = errno;
-    if (!err) return idist__checkpoint_sync(folder);
-    unlinkat(folder, temporary, 0);
-
-    return err;
-}
-
-// The file that keeps this one from being written: one of its name with a better score, or, when
-// `keep` are better, the best of those, of a later step if there is such a one. NULL: nothing does.
-static const idist__checkpoint_file *idist__checkpoint_rival(const idist_checkpoint_desc *d,
-                                                             const idist__checkpoint_file *files,
-                                                             int n,
-                                                             const idist__checkpoint_file *file) {
-    const idist__checkpoint_file *pick = NULL;
-    int i, keep = d->keep ? d->keep : 1;
-    bool full = keep > 0 && idist__checkpoint_n_better(files, n, file, d->low_is_best) >= keep;
-
-    for (i = 0; i < n; i++) {
-        bool later = files[i].step > file->step, picked = pick && pick->step > file->step;
-        if (!idist__checkpoint_better(&files[i], file, d->low_is_best)) continue;
-        if (strcmp(files[i].name, file->name) == 0) return &files[i];
-        if (!full || (pick && later < picked)) continue;
-        if (!pick || later > picked || idist__checkpoint_better(&files[i], pick, d->low_is_best))
-            pick = &files[i];
+        if (strcmp(other->name, entry->name) == 0) continue;
+        count += idist__folder_is_better(other, entry, low_is_best);
     }
 
-    return pick;
+    return count;
 }
 
-static idist_status idist__checkpoint_save_in(const idist_checkpoint_desc *d, int folder,
-                                              const char *prefix, const idist__checkpoint *c,
-                                              const idist__checkpoint_file *file,
-                                              const idist__log *log) {
-    idist__checkpoint_file *files;
-    const idist__checkpoint_file *rival;
-    char temporary[300];
-    int n, i, err = 0, keep = d->keep ? d->keep : 1;
-    idist_status s = idist__checkpoint_list(d->folder, prefix, folder, true, &files, &n);
+// Opens the folder of a desc. The caller closes *folder, also after a failure.
+static idist_status idist__folder_open(const char *name, const idist_checkpoint_desc *desc,
+                                       bool create, const char **prefix, idist__os_handle *folder) {
+    int error = 0;
 
-    rival = s == IDIST_OK ? idist__checkpoint_rival(d, files, n, file) : NULL;
-    if (rival) {
-        bool later = rival->step > file->step;
-        idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "checkpoint_save: %s is not written to %s: %s there is better%s",
-                         file->name, d->folder, rival->name,
-                         later ? ", and of a later step: files of an earlier run count" : "");
-    }
-
-    snprintf(temporary, sizeof temporary, ".%s.tmp", file->name);
-    free(files);
-    if (s != IDIST_OK || rival) return s;
-    err = idist__checkpoint_write(folder, temporary, file->name, c);
-    if (err)
-        return idist__checkpoint_fail("checkpoint_save", d->folder,
-                                      err == EEXIST ? temporary : file->name, err);
-    if (keep < 0) return IDIST_OK;
-    s = idist__checkpoint_list(d->folder, prefix, folder, false, &files, &n);
-
-    for (i = 0; i < n && s == IDIST_OK; i++) {
-        if (idist__checkpoint_n_better(files, n, &files[i], d->low_is_best) < keep) continue;
-        if (unlinkat(folder, files[i].name, 0) != 0 && errno != ENOENT)
-            s = idist__checkpoint_fail("checkpoint_save: to remove", d->folder, files[i].name,
-                                       errno);
-    }
-
-    free(files);
-
-    return s;
-}
-
-// The folder of a desc, open; -1 and a status.
-static idist_status idist__checkpoint_folder(const char *name, const idist_checkpoint_desc *d,
-                                             bool make, const char **prefix, int *folder) {
-    *folder = -1;
-    if (!d || !d->folder || !d->folder[0])
-        return idist__fail(IDIST_ERR_ARG, "%s: desc or its folder is NULL", name);
-    *prefix = d->prefix ? d->prefix : "checkpoint";
+    *folder = IDIST__OS_NO_HANDLE;
+    if (!desc || !desc->folder || !desc->folder[0])
+        return idist__fail(IDIST_ERR_ARG, "%s: desc or its folder is NULL or empty", name);
+    *prefix = desc->prefix ? desc->prefix : "checkpoint";
     if (!(*prefix)[0] || strchr(*prefix, '/') || strlen(*prefix) > 180)
-        return idist__fail(IDIST_ERR_ARG, "%s: \"%.200s\" cannot begin the name of a file", name,
-                           *prefix);
-    if (make && mkdir(d->folder, 0777) != 0 && errno != EEXIST)
-        return idist__checkpoint_fail(name, d->folder, "", errno);
-    *folder = open(d->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*folder >= 0) return IDIST_OK;
-    if (!make && errno == ENOENT)
-        return idist__fail(IDIST_ERR_NOT_FOUND, "%s: there is no folder %s", name, d->folder);
+        return idist__fail(IDIST_ERR_ARG, "%s: \"%.200s\" cannot be the prefix of a file name",
+                           name, *prefix);
 
-    return idist__checkpoint_fail(name, d->folder, "", errno);
+    if (create) error = idist__os_folder_make(desc->folder);
+    if (!error) error = idist__os_folder_open(desc->folder, folder);
+    if (!error) return IDIST_OK;
+    if (!create && error == ENOENT)
+        return idist__fail(IDIST_ERR_NOT_FOUND, "%s: there is no folder %s", name, desc->folder);
+
+    return idist__checkpoint_fail(name, desc->folder, "", error);
 }
 
-idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
-                                   const idist_tensor *tensors, int n, const void *info,
-                                   size_t info_nbytes, const idist_opts *opts) {
-    idist__checkpoint c;
-    idist__checkpoint_file file;
-    idist_opts o;
-    const char *prefix = NULL;
-    int folder = -1;
-    idist_status s = idist__agree_enter("checkpoint_save", opts, &o);
-    const idist__world *w = o.group ? o.group->w : idist__world_default();
+// The best file, or the one with the latest step; of several with that step the best. NULL: none.
+static const idist__folder_entry *idist__folder_pick(const idist__folder_list *list,
+                                                     bool low_is_best, bool latest) {
+    const idist__folder_entry *picked = NULL;
+    int i;
 
-    if (s != IDIST_OK || idist_group_rank(o.group) != 0)
-        return s == IDIST_OK ? idist__agree(s, &o) : s;
-    s = idist__checkpoint_make("checkpoint_save", &c, tensors, n, info, info_nbytes);
-    if (s == IDIST_OK && score != score)
-        s = idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is not a number");
-    if (s == IDIST_OK)
-        s = idist__checkpoint_folder("checkpoint_save", desc, true, &prefix, &folder);
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *entry = &list->entries[i];
+        bool better = !picked || idist__folder_is_better(entry, picked, low_is_best);
 
-    if (s == IDIST_OK) {
-        c.head[IDIST__HEAD_STEP] = file.step = step;
-        file.score = score;
-        memcpy(&c.head[IDIST__HEAD_SCORE], &score, sizeof score);
-        c.head[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(c.head);
-        snprintf(file.name, sizeof file.name, "%s_%llu_score=%.6g.idist", prefix,
-                 (unsigned long long)step, score);
-        s = idist__checkpoint_save_in(desc, folder, prefix, &c, &file, &w->log);
+        if (picked && latest && entry->step != picked->step) better = entry->step > picked->step;
+        if (better) picked = entry;
     }
 
-    idist__os_close(&folder);
-    free(c.table);
-
-    return idist__agree(s, &o);
+    return picked;
 }
 
 // Rank 0: the path of the file that is looked for.
-static idist_status idist__checkpoint_pick(const idist_checkpoint_desc *d, bool latest, char *path,
-                                           size_t capacity) {
-    idist__checkpoint_file *files = NULL, *pick = NULL;
+static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool latest, char *path,
+                                       size_t capacity) {
+    idist__folder_list list = {NULL, 0, 0};
+    const idist__folder_entry *picked;
     const char *prefix = NULL;
-    int n = 0, i, folder = -1;
-    idist_status s = idist__checkpoint_folder("checkpoint_find", d, false, &prefix, &folder);
+    idist__os_handle folder;
+    idist_status status = idist__folder_open("checkpoint_find", desc, false, &prefix, &folder);
 
-    if (s == IDIST_OK) s = idist__checkpoint_list(d->folder, prefix, folder, false, &files, &n);
+    if (status == IDIST_OK)
+        status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
 
-    for (i = 0; i < n && s == IDIST_OK; i++) {
-        bool better = pick && idist__checkpoint_better(&files[i], pick, d->low_is_best);
-        if (pick && latest && files[i].step != pick->step) better = files[i].step > pick->step;
-        if (!pick || better) pick = &files[i];
+    if (status == IDIST_OK) {
+        picked = idist__folder_pick(&list, desc->low_is_best, latest);
+        if (!picked)
+            status =
+                idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_find: there is no %s_*.idist in %s",
+                            prefix, desc->folder);
+        else if (strlen(desc->folder) + strlen(picked->name) + 2 > capacity)
+            status = idist__fail(IDIST_ERR_TRUNCATED,
+                                 "checkpoint_find: the path is longer than %zu bytes", capacity);
+        else snprintf(path, capacity, "%s/%s", desc->folder, picked->name);
     }
 
-    if (s == IDIST_OK && !pick)
-        s = idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_find: no file %s_*.idist in %s", prefix,
-                        d->folder);
-    if (s == IDIST_OK && strlen(d->folder) + strlen(pick->name) + 2 > capacity)
-        s = idist__fail(IDIST_ERR_TRUNCATED, "checkpoint_find: the path has more than %zu bytes",
-                        capacity);
-    if (s == IDIST_OK) snprintf(path, capacity, "%s/%s", d->folder, pick->name);
-    free(files);
+    free(list.entries);
     idist__os_close(&folder);
 
-    return s;
+    return status;
 }
 
 idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest, char *path,
                                    size_t capacity, const idist_opts *opts) {
     char found[4096];
     idist_opts o;
-    idist_status s = idist__agree_enter("checkpoint_find", opts, &o);
+    idist_status status = idist__agree_enter("checkpoint_find", opts, &o);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     memset(found, 0, sizeof found);
     if (idist_group_rank(o.group) == 0)
-        s = idist__checkpoint_pick(desc, latest, found, sizeof found);
-    if ((s = idist__agree(s, &o)) != IDIST_OK) return s;
-    if ((s = idist_broadcast(found, sizeof found, IDIST_U8, 0, &o)) != IDIST_OK) return s;
-    if (!path) s = idist__fail(IDIST_ERR_ARG, "checkpoint_find: path is NULL");
-    else if (strlen(found) >= capacity)
-        s = idist__fail(IDIST_ERR_TRUNCATED, "checkpoint_find: %s does not fit into %zu bytes",
-                        found, capacity);
-    if ((s = idist__agree(s, &o)) == IDIST_OK) memcpy(path, found, strlen(found) + 1);
+        status = idist__folder_find(desc, latest, found, sizeof found);
+    status = idist__agree(status, &o);
+    if (status == IDIST_OK) status = idist_broadcast(found, sizeof found, IDIST_U8, 0, &o);
+    if (status != IDIST_OK) return status;
 
-    return s;
+    if (!path) status = idist__fail(IDIST_ERR_ARG, "checkpoint_find: path is NULL");
+    else if (strlen(found) >= capacity)
+        status = idist__fail(IDIST_ERR_TRUNCATED, "checkpoint_find: %s does not fit into %zu bytes",
+                             found, capacity);
+    status = idist__agree(status, &o);
+    if (status == IDIST_OK) memcpy(path, found, strlen(found) + 1);
+
+    return status;
 }
 
 //------------------------------------------------------------------------------
-// [train:tensor]  arrays that all ranks have: compared, then copied from one of them
-// uses err base:type life calls:coll p2p agree
+// [train:save]  writes a checkpoint atomically and removes the worst
+// uses os handle os:folder err base:log world life agree checksum checkpoint
+// uses folder
+//
+// All of it happens on rank 0; the others wait for its status. List the folder and remove what
+// crashes have left; find out whether the file is wanted; write it to a temporary file, sync,
+// rename, sync the folder; list again and remove all but the best.
 //------------------------------------------------------------------------------
 
-// What is compared of a tensor, or of an option: then dtype is one of these, and count its value.
-enum { IDIST__SHAPE_WHOLE = -1, IDIST__SHAPE_REAL = -2 }; // the bits of a double
+static int idist__save_write_parts(const idist__checkpoint *c, idist__os_handle file) {
+    static const char zeros[IDIST__SUM_BLOCK] = {0};
+    uint64_t sum = idist__checkpoint_sum(c);
+    int part, error = 0;
+
+    for (part = 0; part < c->part_count && !error; part++) {
+        size_t nbytes;
+        const void *data = idist__checkpoint_part(c, part, &nbytes);
+
+        error = idist__os_handle_write(file, data, nbytes);
+        if (error) break;
+        error = idist__os_handle_write(file, zeros, idist__checkpoint_padded(nbytes) - nbytes);
+    }
+
+    return error ? error : idist__os_handle_write(file, &sum, sizeof sum);
+}
+
+// Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
+static int idist__save_write(const idist__checkpoint *c, idist__os_handle folder,
+                             const char *temporary, const char *name) {
+    idist__os_handle file;
+    int error = idist__os_folder_new_file(folder, temporary, &file), close_error;
+
+    if (error) return error;
+    error = idist__save_write_parts(c, file);
+    if (!error) error = idist__os_handle_sync(file);
+    close_error = idist__os_handle_close(file);
+    if (!error) error = close_error;
+    if (!error) error = idist__os_folder_rename(folder, temporary, name);
+    if (!error) return idist__os_handle_sync(folder);
+
+    idist__os_folder_remove(folder, temporary);
+
+    return error;
+}
+
+static int idist__save_keep(const idist_checkpoint_desc *desc) {
+    return desc->keep ? desc->keep : 1;
+}
+
+// The file because of which this one is not wanted: one of the same name with a better score or, if
+// `keep` files are better, the best of these, preferably one of a later step. NULL: it is wanted.
+static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
+                                                          const idist__folder_list *list,
+                                                          const idist__folder_entry *entry) {
+    const idist__folder_entry *picked = NULL;
+    int i, keep = idist__save_keep(desc);
+    bool full = keep > 0 && idist__folder_count_better(list, entry, desc->low_is_best) >= keep;
+
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *other = &list->entries[i];
+        bool later = other->step > entry->step, picked_later;
+
+        if (!idist__folder_is_better(other, entry, desc->low_is_best)) continue;
+        if (strcmp(other->name, entry->name) == 0) return other;
+        if (!full) continue;
+
+        picked_later = picked && picked->step > entry->step;
+        if (!picked || later > picked_later) picked = other;
+        else if (later == picked_later && idist__folder_is_better(other, picked, desc->low_is_best))
+            picked = other;
+    }
+
+    return picked;
+}
+
+static void idist__save_log_better(const idist_checkpoint_desc *desc,
+                                   const idist__folder_entry *entry,
+                                   const idist__folder_entry *better, const idist__log *log) {
+    bool later = better->step > entry->step;
+
+    idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                     "checkpoint_save: %s is not written to %s, because %s there is better%s",
+                     entry->name, desc->folder, better->name,
+                     later ? " and has a later step: files of an earlier run count as well" : "");
+}
+
+// Removes all but the `keep` best files.
+static idist_status idist__save_remove_worst(const idist_checkpoint_desc *desc, const char *prefix,
+                                             idist__os_handle folder) {
+    idist__folder_list list;
+    int i, error;
+    idist_status status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
+
+    for (i = 0; i < list.count && status == IDIST_OK; i++) {
+        const idist__folder_entry *entry = &list.entries[i];
+
+        if (idist__folder_count_better(&list, entry, desc->low_is_best) < idist__save_keep(desc))
+            continue;
+        error = idist__os_folder_remove(folder, entry->name);
+        if (error && error != ENOENT)
+            status = idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder,
+                                            entry->name, error);
+    }
+
+    free(list.entries);
+
+    return status;
+}
+
+// Saves to an open folder.
+static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
+                                          idist__os_handle folder, const char *prefix,
+                                          const idist__checkpoint *c,
+                                          const idist__folder_entry *entry, const idist__log *log) {
+    idist__folder_list list;
+    const idist__folder_entry *better = NULL;
+    char temporary[300];
+    int error;
+    idist_status status = idist__folder_list_all(desc->folder, prefix, folder, true, &list);
+
+    if (status == IDIST_OK) better = idist__save_find_better(desc, &list, entry);
+    if (better) idist__save_log_better(desc, entry, better, log);
+    free(list.entries);
+    if (status != IDIST_OK || better) return status;
+
+    snprintf(temporary, sizeof temporary, ".%s.tmp", entry->name);
+    error = idist__save_write(c, folder, temporary, entry->name);
+    if (error)
+        return idist__checkpoint_fail("checkpoint_save", desc->folder,
+                                      error == EEXIST ? temporary : entry->name, error);
+    if (desc->keep < 0) return IDIST_OK;
+
+    return idist__save_remove_worst(desc, prefix, folder);
+}
+
+// Rank 0.
+static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
+                                        double score, idist__checkpoint *c, const idist__log *log) {
+    idist__folder_entry entry;
+    const char *prefix = NULL;
+    idist__os_handle folder;
+    idist_status status;
+
+    if (score != score) return idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is NaN");
+    status = idist__folder_open("checkpoint_save", desc, true, &prefix, &folder);
+
+    if (status == IDIST_OK) {
+        entry.step = step;
+        entry.score = score;
+        snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%.6g.idist", prefix,
+                 (unsigned long long)step, score);
+        c->header[IDIST__HEAD_STEP] = step;
+        memcpy(&c->header[IDIST__HEAD_SCORE], &score, sizeof score);
+        c->header[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(c->header);
+        status = idist__save_to_folder(desc, folder, prefix, c, &entry, log);
+    }
+
+    idist__os_close(&folder);
+
+    return status;
+}
+
+idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
+                                   const idist_tensor *tensors, int n, const void *info,
+                                   size_t info_nbytes, const idist_opts *opts) {
+    idist__checkpoint c;
+    const idist__world *world;
+    idist_opts o;
+    idist_status status = idist__agree_enter("checkpoint_save", opts, &o);
+
+    if (status != IDIST_OK) return status;
+    if (idist_group_rank(o.group) != 0) return idist__agree(IDIST_OK, &o);
+
+    world = o.group ? o.group->w : idist__world_default();
+    status = idist__checkpoint_init("checkpoint_save", &c, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK) status = idist__save_on_root(desc, step, score, &c, &world->log);
+    free(c.table);
+
+    return idist__agree(status, &o);
+}
+
+//------------------------------------------------------------------------------
+// [train:shape]  shapes and options that must be equal on all ranks
+// uses err base:type calls:coll agree
+//------------------------------------------------------------------------------
+
+// What stands in place of a dtype when an option is compared, whose value is then in count.
+enum { IDIST__SHAPE_INTEGER = -1, IDIST__SHAPE_REAL = -2 };
+
+// The shape of a tensor, or the value of an option.
 typedef struct idist__shape {
-    const char *what; // "parameter"
-    int index;        // -1: of an option
-    int64_t count, dtype;
+    const char *what; // "parameter", or the name of the option
+    int index;        // of the tensor; -1: an option
+    int64_t count;    // elements, or an integer, or the bits of a double
+    int64_t dtype;
 } idist__shape;
 
-static idist__shape idist__shape_option(const char *what, int64_t value) {
-    idist__shape s;
+// What is broadcast of a shape.
+enum { IDIST__SHAPE_COUNT, IDIST__SHAPE_DTYPE, IDIST__SHAPE_WORDS };
 
-    s.what = what;
-    s.index = -1;
-    s.count = value;
-    s.dtype = IDIST__SHAPE_WHOLE;
-    return s;
+static idist__shape idist__shape_of_option(const char *what, int64_t value) {
+    idist__shape shape;
+
+    shape.what = what;
+    shape.index = -1;
+    shape.count = value;
+    shape.dtype = IDIST__SHAPE_INTEGER;
+
+    return shape;
 }
 
-static void idist__shape_say(char *text, size_t cap, int64_t count, int64_t dtype) {
-    double real;
-    memcpy(&real, &count, sizeof real);
-    if (dtype == IDIST__SHAPE_REAL) snprintf(text, cap, "%g", real);
-    else if (dtype < 0) snprintf(text, cap, "%lld", (long long)count);
-    else snprintf(text, cap, "%s x %lld", idist_dtype_name((idist_dtype)dtype), (long long)count);
-}
-
-static void idist__shape_of(idist__shape *shapes, const char *what, const idist_tensor *tensors,
-                            int n) {
+static void idist__shape_of_tensors(idist__shape *shapes, const char *what,
+                                    const idist_tensor *tensors, int n) {
     int i;
 
     for (i = 0; i < n; i++) {
@@ -2535,67 +3050,103 @@ static void idist__shape_of(idist__shape *shapes, const char *what, const idist_
     }
 }
 
-// Collective: root's shapes[from .. to-1] are those of all. words: room for 2 numbers each.
-static idist_status idist__shapes_compare(const char *name, const idist__shape *shapes, int from,
-                                          int to, int64_t *words, int root, const idist_opts *o) {
-    char here[64], there[64], number[16] = "";
-    int i;
-    idist_status s;
+// "F32 x 1024" of a tensor, or the value of an option.
+static void idist__shape_print(char *text, size_t capacity, int64_t count, int64_t dtype) {
+    double real;
 
-    for (i = from; i < to; i++) {
-        words[2 * i] = shapes[i].count;
-        words[2 * i + 1] = shapes[i].dtype;
-    }
-
-    s = idist_broadcast(words + 2 * from, 2 * (size_t)(to - from), IDIST_I64, root, o);
-    if (s != IDIST_OK) return s;
-    for (i = from;
-         i < to && words[2 * i] == shapes[i].count && words[2 * i + 1] == shapes[i].dtype;)
-        i++;
-
-    if (i < to) {
-        idist__shape_say(here, sizeof here, shapes[i].count, shapes[i].dtype);
-        idist__shape_say(there, sizeof there, words[2 * i], words[2 * i + 1]);
-        if (shapes[i].index >= 0) snprintf(number, sizeof number, " %d", shapes[i].index);
-        s = idist__fail(IDIST_ERR_MISMATCH, "%s: %s%s is %s here, and %s on rank %d", name,
-                        shapes[i].what, number, here, there, root);
-    }
-
-    return idist__agree(s, o);
+    memcpy(&real, &count, sizeof real);
+    if (dtype == IDIST__SHAPE_REAL) snprintf(text, capacity, "%g", real);
+    else if (dtype == IDIST__SHAPE_INTEGER) snprintf(text, capacity, "%lld", (long long)count);
+    else
+        snprintf(text, capacity, "%s x %lld", idist_dtype_name((idist_dtype)dtype),
+                 (long long)count);
 }
 
-// Collective: the same status on all ranks, and not OK when `mine` of any is not. shapes may be
-// NULL then. The first n_options, as many on all ranks, say how many there are of the others, and
-// are compared before those.
-static idist_status idist__shapes_agree(const char *name, const idist__shape *shapes, int n_options,
-                                        int n, idist_status mine, int root, const idist_opts *o) {
-    int64_t *words = (int64_t *)malloc(2 * ((size_t)n + 1) * sizeof *words);
-    idist_status s = mine;
+static idist_status idist__shape_mismatch(const char *name, const idist__shape *shape,
+                                          const int64_t *of_root, int root) {
+    char here[64], there[64], index[16] = "";
 
-    if (s == IDIST_OK && !words)
-        s = idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory to compare %d tensors", name, n);
-    if ((s = idist__agree(s, o)) == IDIST_OK)
-        s = idist__shapes_compare(name, shapes, 0, n_options, words, root, o);
-    if (s == IDIST_OK) s = idist__shapes_compare(name, shapes, n_options, n, words, root, o);
+    idist__shape_print(here, sizeof here, shape->count, shape->dtype);
+    idist__shape_print(there, sizeof there, of_root[IDIST__SHAPE_COUNT],
+                       of_root[IDIST__SHAPE_DTYPE]);
+    if (shape->index >= 0) snprintf(index, sizeof index, " %d", shape->index);
+
+    return idist__fail(IDIST_ERR_MISMATCH, "%s: %s%s is %s here, and %s on rank %d", name,
+                       shape->what, index, here, there, root);
+}
+
+// Collective: whether all ranks have the root's shapes[first .. end-1]. words: room for all shapes.
+static idist_status idist__shape_compare(const char *name, const idist__shape *shapes, int first,
+                                         int end, int64_t *words, int root,
+                                         const idist_opts *opts) {
+    size_t word_count = IDIST__SHAPE_WORDS * (size_t)(end - first);
+    int i;
+    idist_status status;
+
+    for (i = first; i < end; i++) {
+        words[IDIST__SHAPE_WORDS * i + IDIST__SHAPE_COUNT] = shapes[i].count;
+        words[IDIST__SHAPE_WORDS * i + IDIST__SHAPE_DTYPE] = shapes[i].dtype;
+    }
+
+    status = idist_broadcast(words + IDIST__SHAPE_WORDS * first, word_count, IDIST_I64, root, opts);
+    if (status != IDIST_OK) return status;
+
+    for (i = first; i < end && status == IDIST_OK; i++) {
+        const int64_t *of_root = words + IDIST__SHAPE_WORDS * i;
+
+        if (of_root[IDIST__SHAPE_COUNT] != shapes[i].count ||
+            of_root[IDIST__SHAPE_DTYPE] != shapes[i].dtype)
+            status = idist__shape_mismatch(name, &shapes[i], of_root, root);
+    }
+
+    return idist__agree(status, opts);
+}
+
+// Collective: succeeds on all ranks or on none, and fails if `mine` is not IDIST_OK on some rank;
+// shapes may be NULL there. The first option_count shapes, as many on all ranks, say how many
+// others there are, and so are compared before these.
+static idist_status idist__shape_agree(const char *name, const idist__shape *shapes,
+                                       int option_count, int count, idist_status mine, int root,
+                                       const idist_opts *opts) {
+    size_t word_count = IDIST__SHAPE_WORDS * ((size_t)count + 1);
+    int64_t *words = (int64_t *)malloc(word_count * sizeof *words);
+    idist_status status = mine;
+
+    if (status == IDIST_OK && !words)
+        status =
+            idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory to compare %d tensors", name, count);
+    status = idist__agree(status, opts);
+    if (status == IDIST_OK)
+        status = idist__shape_compare(name, shapes, 0, option_count, words, root, opts);
+    if (status == IDIST_OK)
+        status = idist__shape_compare(name, shapes, option_count, count, words, root, opts);
     free(words);
 
-    return s;
+    return status;
 }
 
-static idist_status idist__tensors_check(const char *name, const char *what,
-                                         const idist_tensor *tensors, int n, bool data_too) {
+//------------------------------------------------------------------------------
+// [train:tensor]  arrays copied from one rank to all
+// uses err base:type life calls:coll p2p agree shape
+//------------------------------------------------------------------------------
+
+// Local. data_too: every tensor with elements must have its memory.
+static idist_status idist__tensor_check(const char *name, const char *what,
+                                        const idist_tensor *tensors, int n, bool data_too) {
     int i;
 
-    if (n < 0) return idist__fail(IDIST_ERR_ARG, "%s: %d %ss", name, n, what);
+    if (n < 0)
+        return idist__fail(IDIST_ERR_ARG, "%s: the number of %ss must not be negative, got %d",
+                           name, what, n);
     if (n && !tensors)
-        return idist__fail(IDIST_ERR_ARG, "%s: %d %ss, and NULL for them", name, n, what);
+        return idist__fail(IDIST_ERR_ARG, "%s: %d %ss, but the list is NULL", name, n, what);
 
     for (i = 0; i < n; i++) {
         if (!idist_dtype_size(tensors[i].dtype))
-            return idist__fail(IDIST_ERR_ARG, "%s: %s %d: %d is no dtype", name, what, i,
+            return idist__fail(IDIST_ERR_ARG, "%s: %s %d: invalid dtype %d", name, what, i,
                                (int)tensors[i].dtype);
         if (tensors[i].count > SIZE_MAX / 64)
-            return idist__fail(IDIST_ERR_ARG, "%s: %s %d has %zu elements", name, what, i,
+            return idist__fail(IDIST_ERR_ARG, "%s: %s %d has too many elements: %zu", name, what, i,
                                tensors[i].count);
         if (data_too && tensors[i].count && !tensors[i].data)
             return idist__fail(IDIST_ERR_ARG, "%s: %s %d is NULL", name, what, i);
@@ -2606,88 +3157,118 @@ static idist_status idist__tensors_check(const char *name, const char *what,
 
 #define IDIST__TENSORS_AT_ONCE 64
 
-// The messages go side by side, so that small tensors do not wait for one another.
-static idist_status idist__tensors_broadcast(const idist_tensor *tensors, int n, int root,
-                                             const idist_opts *o) {
-    idist_status s = IDIST_OK, ended;
+// Ends the group of calls that idist_group_begin has begun, after adding a broadcast per tensor.
+static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, int n, int root,
+                                                  const idist_opts *opts) {
     int i;
+    idist_status status = IDIST_OK, end_status;
 
-    for (i = 0; i < n && s == IDIST_OK; i++) {
-        if (i % IDIST__TENSORS_AT_ONCE == 0 && (s = idist_group_begin()) != IDIST_OK) return s;
-        s = idist_broadcast(tensors[i].data, tensors[i].count, tensors[i].dtype, root, o);
-        if (i + 1 < n && (i + 1) % IDIST__TENSORS_AT_ONCE && s == IDIST_OK) continue;
-        ended = idist_group_end();
-        if (s == IDIST_OK) s = ended;
-    }
+    for (i = 0; i < n && status == IDIST_OK; i++)
+        status = idist_broadcast(tensors[i].data, tensors[i].count, tensors[i].dtype, root, opts);
+    end_status = idist_group_end();
 
-    return s == IDIST_OK ? IDIST_OK : idist__agree_break("broadcast of tensors", o->group, s);
+    return status == IDIST_OK ? end_status : status;
 }
 
-static idist_status idist__tensors_share(const char *name, const char *what,
-                                         const idist_tensor *tensors, int n, void *options,
-                                         size_t nbytes, int root, const idist_opts *opts) {
-    enum { IDIST__TENSORS_OPTIONS = 2 };
-    char number[48];
-    idist_opts o;
-    idist__shape *shapes = NULL;
-    idist_status s = idist__agree_enter(name, opts, &o);
+// Collective: broadcasts all tensors, many at once, so that small ones do not wait for one another.
+static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, int root,
+                                            const idist_opts *opts) {
+    int i, count;
+    idist_status status;
 
-    if (s != IDIST_OK) return s;
-    s = idist__tensors_check(name, what, tensors, n, true);
-    if (s == IDIST_OK && (root < 0 || root >= idist_group_size(o.group)))
-        s = idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, root,
-                        idist_group_size(o.group));
-    if (s == IDIST_OK && nbytes && !options)
-        s = idist__fail(IDIST_ERR_ARG, "%s: options is NULL", name);
-    if (s == IDIST_OK)
-        shapes = (idist__shape *)malloc(((size_t)n + IDIST__TENSORS_OPTIONS) * sizeof *shapes);
-    if (s == IDIST_OK && !shapes)
-        s = idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %d tensors", name, n);
-
-    if (shapes) {
-        snprintf(number, sizeof number, "number of %ss", what);
-        shapes[0] = idist__shape_option(number, n);
-        shapes[1] = idist__shape_option("options_nbytes", (int64_t)nbytes);
-        idist__shape_of(shapes + IDIST__TENSORS_OPTIONS, what, tensors, n);
+    for (i = 0; i < n; i += count) {
+        count = n - i < IDIST__TENSORS_AT_ONCE ? n - i : IDIST__TENSORS_AT_ONCE;
+        status = idist_group_begin();
+        if (status != IDIST_OK) return status;
+        status = idist__tensor_broadcast_group(tensors + i, count, root, opts);
+        if (status != IDIST_OK)
+            return idist__agree_break("broadcast of tensors", opts->group, status);
     }
 
-    s = idist__shapes_agree(name, shapes, IDIST__TENSORS_OPTIONS,
-                            shapes ? IDIST__TENSORS_OPTIONS + n : 0, s, root, &o);
-    free(shapes);
-    if (s == IDIST_OK) s = idist__tensors_broadcast(tensors, n, root, &o);
-    if (s == IDIST_OK && nbytes) s = idist_broadcast(options, nbytes, IDIST_U8, root, &o);
+    return IDIST_OK;
+}
 
-    return s == IDIST_OK ? idist__agree(s, &o) : s;
+// The shapes of a list of tensors and the options that must be equal. NULL: no memory.
+static idist__shape *idist__tensor_shapes(const char *what, const char *number,
+                                          const idist_tensor *tensors, int n, size_t options_nbytes,
+                                          int *option_count) {
+    idist__shape *shapes;
+
+    *option_count = 2;
+    shapes = (idist__shape *)malloc(((size_t)n + (size_t)*option_count) * sizeof *shapes);
+    if (!shapes) return NULL;
+    shapes[0] = idist__shape_of_option(number, n);
+    shapes[1] = idist__shape_of_option("options_nbytes", (int64_t)options_nbytes);
+    idist__shape_of_tensors(shapes + *option_count, what, tensors, n);
+
+    return shapes;
+}
+
+// Collective: the two public functions below.
+static idist_status idist__tensor_share(const char *name, const char *what,
+                                        const idist_tensor *tensors, int n, void *options,
+                                        size_t options_nbytes, int root, const idist_opts *opts) {
+    char number[48];
+    int group_size, option_count = 0;
+    idist__shape *shapes = NULL;
+    idist_opts o;
+    idist_status status = idist__agree_enter(name, opts, &o);
+
+    if (status != IDIST_OK) return status;
+    group_size = idist_group_size(o.group);
+    status = idist__tensor_check(name, what, tensors, n, true);
+    if (status == IDIST_OK && (root < 0 || root >= group_size))
+        status = idist__fail(IDIST_ERR_ARG, "%s: root %d is not a rank of a group of %d", name,
+                             root, group_size);
+    if (status == IDIST_OK && options_nbytes && !options)
+        status = idist__fail(IDIST_ERR_ARG, "%s: options is NULL", name);
+
+    if (status == IDIST_OK) {
+        snprintf(number, sizeof number, "number of %ss", what);
+        shapes = idist__tensor_shapes(what, number, tensors, n, options_nbytes, &option_count);
+        if (!shapes)
+            status = idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %d tensors", name, n);
+    }
+
+    status = idist__shape_agree(name, shapes, option_count, shapes ? option_count + n : 0, status,
+                                root, &o);
+    free(shapes);
+
+    if (status == IDIST_OK) status = idist__tensor_broadcast(tensors, n, root, &o);
+    if (status == IDIST_OK && options_nbytes)
+        status = idist_broadcast(options, options_nbytes, IDIST_U8, root, &o);
+    if (status != IDIST_OK) return status;
+
+    return idist__agree(status, &o);
 }
 
 idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,
                                         const idist_opts *opts) {
-    return idist__tensors_share("broadcast_parameters", "parameter", params, n, NULL, 0, root,
-                                opts);
+    return idist__tensor_share("broadcast_parameters", "parameter", params, n, NULL, 0, root, opts);
 }
 
 idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, void *options,
                                              size_t options_nbytes, int root,
                                              const idist_opts *opts) {
-    return idist__tensors_share("broadcast_optimizer_state", "tensor", state, n, options,
-                                options_nbytes, root, opts);
+    return idist__tensor_share("broadcast_optimizer_state", "tensor", state, n, options,
+                               options_nbytes, root, opts);
 }
 
 //------------------------------------------------------------------------------
-// [train:memory]  the same on the host and on the device
+// [train:memory]  the same operations on host and device memory
 // uses err reduce group own
 //
-// What is done on the device is enqueued on opts.stream, by [ipc:own] of idist_ipc.h.
+// On the device they are enqueued on opts.stream, by [ipc:own] of idist_ipc.h.
 //------------------------------------------------------------------------------
 
 #ifdef IDIST_NCCL_H
 #define IDIST__OWN(call) call
 #else
-static idist_status idist__own_none(void) {
+static idist_status idist__memory_no_device(void) {
     return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "ddp: device memory takes idist_nccl.h, included before idist_train.h");
+                       "ddp: device memory needs idist_nccl.h, included before idist_train.h");
 }
-#define IDIST__OWN(call) idist__own_none()
+#define IDIST__OWN(call) idist__memory_no_device()
 #endif
 
 typedef struct idist__memory {
@@ -2696,183 +3277,220 @@ typedef struct idist__memory {
 } idist__memory;
 
 // from NULL: zeros.
-static idist_status idist__memory_copy(const idist__memory *m, void *to, const void *from,
+static idist_status idist__memory_copy(const idist__memory *memory, void *to, const void *from,
                                        size_t nbytes) {
     if (!nbytes || to == from) return IDIST_OK;
-    if (m->on_device) return IDIST__OWN(idist__own_copy("ddp", &m->opts, to, from, nbytes));
+    if (memory->on_device)
+        return IDIST__OWN(idist__own_copy("ddp", &memory->opts, to, from, nbytes));
     if (from) memcpy(to, from, nbytes);
     else memset(to, 0, nbytes);
+
     return IDIST_OK;
 }
 
-static idist_status idist__memory_scale(const idist__memory *m, void *data, size_t count,
+static idist_status idist__memory_scale(const idist__memory *memory, void *data, size_t count,
                                         idist_dtype dtype, double factor) {
     if (!count || factor == 1) return IDIST_OK;
-    if (m->on_device)
-        return IDIST__OWN(idist__own_scale("ddp", &m->opts, data, count, dtype, factor));
+    if (memory->on_device)
+        return IDIST__OWN(idist__own_scale("ddp", &memory->opts, data, count, dtype, factor));
     idist__reduce_scale(data, count, dtype, factor);
+
     return IDIST_OK;
 }
 
-// Zeroed.
-static idist_status idist__memory_alloc(const idist__memory *m, void **p, size_t nbytes) {
-    if (m->on_device) return IDIST__OWN(idist__own_alloc("ddp", &m->opts, p, nbytes));
-    return (*p = idist_alloc(nbytes, &m->opts)) != NULL ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+// Zeroed. To be freed with idist__memory_free.
+static idist_status idist__memory_alloc(const idist__memory *memory, void **data, size_t nbytes) {
+    if (memory->on_device) return IDIST__OWN(idist__own_alloc("ddp", &memory->opts, data, nbytes));
+    *data = idist_alloc(nbytes, &memory->opts);
+    return *data ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-static void idist__memory_free(const idist__memory *m, void *p) {
+static void idist__memory_free(const idist__memory *memory, void *data) {
+    if (!memory->on_device) {
+        idist_free(data);
+        return;
+    }
 #ifdef IDIST_NCCL_H
-    if (m->on_device) idist__own_free(p);
+    idist__own_free(data);
 #endif
-    if (!m->on_device) idist_free(p);
 }
 
 //------------------------------------------------------------------------------
-// [train:compress]  buckets that travel with fewer bits
-// uses err base:type calls:coll ptx own memory
+// [train:compress]  the state of a bucket that is sent with fewer bits
+// uses err memory
 //
-// Halves: the bucket is rounded to 16 bits, averaged (in float, rounded once more), and widened.
-//
-// Bytes with error feedback (Seide et al., 1-bit SGD, 2014, who did it with one bit): 1,024
-// gradients share a scale, the largest of them becomes 127, and what rounding takes from each is
-// added to the next iteration's, so that over time nothing is lost. Bytes cannot be added up on the
-// way, so the bucket goes in two steps, each block of it through a rank of its own; the second
-// rounding has an error, and a feedback, too:
-//
-//     rank 0   [block 0 | block 1 | block 2]          all_to_all: block k of all ranks to rank k
-//     rank 1   [block 0 | block 1 | block 2]          rank k: float, add up, scale, round again
-//     rank 2   [block 0 | block 1 | block 2]          all_gather: to all; every rank has the same
-//     bytes
-//
-// Bytes sent: 2 (n-1)/n * 1.004 per gradient, as against 8 (n-1)/n of an all_reduce of floats. On
-// the device kernels of idist_ipc.h do the same, with the same bits where the compiler does not
-// fuse the host's products into its sums.
+// A compression is a communication hook like one of the program's. Its arg is the idist__reduction
+// of the ddp, and the state of a bucket an idist__compress_state.
 //------------------------------------------------------------------------------
 
+// How the buckets of an iteration are reduced.
+typedef struct idist__reduction {
+    idist__memory memory;
+    int group_size;
+    idist_dtype wire; // what is sent: F16, BF16 or I8
+    idist_op op;      // of the call, ...
+    double postscale; // ... and the factor for its result
+} idist__reduction;
+
+// Gradients that share a scale when they are sent as bytes.
 enum { IDIST__CHUNK = 1024 };
 enum { IDIST__CHUNK_NBYTES = sizeof(float) + IDIST__CHUNK }; // the scale, then the bytes
 
-// How the buckets of an iteration are added up.
-typedef struct idist__summing {
-    idist__memory memory;
-    int size;         // of the group
-    idist_dtype wire; // F16, BF16 or I8
-    idist_op op;      // the result comes about by this, ...
-    double post;      // ... and this factor afterwards
-} idist__summing;
-
-// What a bucket needs for it; halves only `send`.
-typedef struct idist__packed {
+// All but `send` is for bytes only.
+typedef struct idist__compress_state {
     void *send, *recv;
-    void *error,
-        *own_error; // floats: of the first rounding, and of the second, in this rank's block
-    size_t block;   // gradients in a block, a multiple of IDIST__CHUNK
-} idist__packed;
+    void *error;       // floats: what the first rounding took from each gradient of the bucket
+    void *block_error; // floats: what the second rounding took, in the block of this rank
+    size_t block;      // gradients in a block, a multiple of IDIST__CHUNK
+} idist__compress_state;
 
-static size_t idist__packed_nbytes(const idist__packed *p) {
-    return p->block / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
+static size_t idist__compress_block_nbytes(const idist__compress_state *state) {
+    return state->block / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
 }
 
-static void idist__packed_free(void *state, void *arg) {
-    const idist__memory *m = &((const idist__summing *)arg)->memory;
-    idist__packed *p = (idist__packed *)state;
+// free_fn of the hooks.
+static void idist__compress_free(void *data, void *arg) {
+    const idist__memory *memory = &((const idist__reduction *)arg)->memory;
+    idist__compress_state *state = (idist__compress_state *)data;
 
-    idist__memory_free(m, p->send);
-    idist__memory_free(m, p->recv);
-    idist__memory_free(m, p->error);
-    idist__memory_free(m, p->own_error);
-    free(p);
+    idist__memory_free(memory, state->send);
+    idist__memory_free(memory, state->recv);
+    idist__memory_free(memory, state->error);
+    idist__memory_free(memory, state->block_error);
+    free(state);
 }
 
-static idist_status idist__packed_create(const idist__summing *c, idist_bucket *b) {
-    idist__packed *p = (idist__packed *)calloc(1, sizeof *p);
-    size_t n = (size_t)c->size, nbytes = (b->count + 1) * 2;
-    idist_status s = IDIST_OK;
+// After a failure the bucket has a state as well, which is to be freed.
+static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
+    idist__compress_state *state = (idist__compress_state *)calloc(1, sizeof *state);
+    const idist__memory *memory = &reduction->memory;
+    size_t ranks = (size_t)reduction->group_size, nbytes, granule = ranks * IDIST__CHUNK;
+    idist_status status = IDIST_OK;
 
-    if (!p) return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory to compress in");
-    b->state = p;
+    if (!state)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory to compress a bucket");
+    b->state = state;
 
-    if (c->wire == IDIST_I8) {
-        p->block = (b->count + n * IDIST__CHUNK - 1) / (n * IDIST__CHUNK) * IDIST__CHUNK;
-        nbytes = n * idist__packed_nbytes(p);
-        s = idist__memory_alloc(&c->memory, &p->error, n * p->block * sizeof(float));
-        if (s == IDIST_OK)
-            s = idist__memory_alloc(&c->memory, &p->own_error, p->block * sizeof(float));
-        if (s == IDIST_OK) s = idist__memory_alloc(&c->memory, &p->recv, nbytes);
+    if (reduction->wire != IDIST_I8) {
+        nbytes = (b->count + 1) * 2;
+        return idist__memory_alloc(memory, &state->send, nbytes);
     }
 
-    return s == IDIST_OK ? idist__memory_alloc(&c->memory, &p->send, nbytes) : s;
+    state->block = (b->count + granule - 1) / granule * IDIST__CHUNK;
+    nbytes = ranks * idist__compress_block_nbytes(state);
+    status = idist__memory_alloc(memory, &state->error, ranks * state->block * sizeof(float));
+    if (status == IDIST_OK)
+        status = idist__memory_alloc(memory, &state->block_error, state->block * sizeof(float));
+    if (status == IDIST_OK) status = idist__memory_alloc(memory, &state->recv, nbytes);
+    if (status == IDIST_OK) status = idist__memory_alloc(memory, &state->send, nbytes);
+
+    return status;
 }
 
+//------------------------------------------------------------------------------
+// [train:half]  buckets sent as 16-bit floats
+// uses base:type calls:coll memory compress
+//
+// The bucket is rounded to 16 bits, reduced (in float, rounded once more) and widened.
+//------------------------------------------------------------------------------
+
+enum { IDIST__HALF_PIECE = 256 }; // elements converted at once
+
 static void idist__half_pack(const idist_bucket *b, char *to, idist_dtype wire) {
-    float some[256];
-    size_t at, i, k;
+    const double *from = (const double *)b->data;
+    float piece[IDIST__HALF_PIECE];
+    size_t first, i, count;
 
     if (b->dtype == IDIST_F32) {
         idist__type_narrow(to, (const float *)b->data, b->count, wire);
         return;
     }
 
-    for (at = 0; at < b->count; at += k) {
-        k = b->count - at < 256 ? b->count - at : 256;
-        for (i = 0; i < k; i++) some[i] = (float)((const double *)b->data)[at + i];
-        idist__type_narrow(to + 2 * at, some, k, wire);
+    for (first = 0; first < b->count; first += count) {
+        count = b->count - first < IDIST__HALF_PIECE ? b->count - first : (size_t)IDIST__HALF_PIECE;
+        for (i = 0; i < count; i++) piece[i] = (float)from[first + i];
+        idist__type_narrow(to + 2 * first, piece, count, wire);
     }
 }
 
 static void idist__half_unpack(const idist_bucket *b, const char *from, idist_dtype wire) {
-    float some[256];
-    size_t at, i, k;
+    double *to = (double *)b->data;
+    float piece[IDIST__HALF_PIECE];
+    size_t first, i, count;
 
     if (b->dtype == IDIST_F32) {
         idist__type_widen((float *)b->data, from, b->count, wire);
         return;
     }
 
-    for (at = 0; at < b->count; at += k) {
-        k = b->count - at < 256 ? b->count - at : 256;
-        idist__type_widen(some, from + 2 * at, k, wire);
-        for (i = 0; i < k; i++) ((double *)b->data)[at + i] = some[i];
+    for (first = 0; first < b->count; first += count) {
+        count = b->count - first < IDIST__HALF_PIECE ? b->count - first : (size_t)IDIST__HALF_PIECE;
+        idist__type_widen(piece, from + 2 * first, count, wire);
+        for (i = 0; i < count; i++) to[first + i] = piece[i];
     }
 }
 
 static idist_status idist__half_start(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    char *wire = (char *)((idist__packed *)b->state)->send;
-    idist__half_pack(b, wire, c->wire);
-    return idist_all_reduce(wire, wire, b->count, c->wire, c->op, &b->opts);
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    char *wire = (char *)((idist__compress_state *)b->state)->send;
+
+    idist__half_pack(b, wire, reduction->wire);
+    return idist_all_reduce(wire, wire, b->count, reduction->wire, reduction->op, &b->opts);
 }
 
 static idist_status idist__half_finish(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    idist__half_unpack(b, (const char *)((idist__packed *)b->state)->send, c->wire);
-    return idist__memory_scale(&c->memory, b->data, b->count, b->dtype, c->post);
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    const char *wire = (const char *)((const idist__compress_state *)b->state)->send;
+
+    idist__half_unpack(b, wire, reduction->wire);
+    return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                               reduction->postscale);
 }
 
-// Rounds x to bytes; x becomes what that took. A chunk with a value that is not finite becomes NaN
-// as a whole.
-static void idist__byte_pack(float *x, size_t count, char *to) {
-    size_t at, i;
+//------------------------------------------------------------------------------
+// [train:int8]  buckets sent as bytes with error feedback
+// uses calls:coll compress
+//
+// After Seide et al., 1-bit SGD (2014), who used one bit. 1,024 gradients share a scale by which
+// the largest of them becomes 127. What rounding takes from each is added to the same gradient in
+// the next iteration, so that nothing is lost over time. Bytes cannot be summed on the way, so a
+// bucket is reduced in two steps, each block of it by a rank of its own. The second rounding has an
+// error and a feedback as well:
+//
+//     rank 0   [block 0 | block 1 | block 2]     all_to_all: block k of every rank to rank k
+//     rank 1   [block 0 | block 1 | block 2]     rank k: to float, sum, scale, round again
+//     rank 2   [block 0 | block 1 | block 2]     all_gather: every rank gets the same bytes
+//
+// Bytes sent per gradient: 2 (n-1)/n * 1.004, compared with 8 (n-1)/n of an all_reduce of floats.
+//------------------------------------------------------------------------------
 
-    for (at = 0; at < count; at += IDIST__CHUNK, to += IDIST__CHUNK_NBYTES) {
+// Rounds x to bytes and leaves in x what that took. A chunk with a value that is not finite becomes
+// all NaN.
+static void idist__byte_pack(float *x, size_t count, char *to) {
+    size_t first, i;
+
+    for (first = 0; first < count; first += IDIST__CHUNK, to += IDIST__CHUNK_NBYTES) {
         signed char *bytes = (signed char *)to + sizeof(float);
-        float largest = 0, sum = 0, scale, inverse;
+        float *chunk = x + first;
+        float largest = 0, not_finite = 0, scale, inverse;
 
         for (i = 0; i < IDIST__CHUNK; i++) {
-            float size = x[at + i] < 0 ? -x[at + i] : x[at + i];
+            float size = chunk[i] < 0 ? -chunk[i] : chunk[i];
+
             largest = size > largest ? size : largest;
-            sum += x[at + i] - x[at + i]; // NaN for NaN and infinity
+            not_finite += chunk[i] - chunk[i]; // NaN for NaN and infinity, otherwise 0
         }
 
-        scale = largest / 127 + sum;
+        scale = largest / 127 + not_finite;
         inverse = scale > 0 ? 1 / scale : 0;
-        if (!(inverse <= 3.4e38f)) inverse = 0; // so small that it does not matter
+        if (!(inverse <= 3.4e38f)) inverse = 0; // gradients so small that they do not matter
 
         for (i = 0; i < IDIST__CHUNK; i++) {
-            float v = x[at + i] * inverse;
-            int byte = sum == 0 ? (int)(v < 0 ? v - 0.5f : v + 0.5f) : 0;
+            float v = chunk[i] * inverse;
+            int byte = not_finite == 0 ? (int)(v < 0 ? v - 0.5f : v + 0.5f) : 0;
+
             bytes[i] = (signed char)byte;
-            x[at + i] = sum == 0 ? x[at + i] - (float)byte * scale : 0;
+            chunk[i] = not_finite == 0 ? chunk[i] - (float)byte * scale : 0;
         }
 
         memcpy(to, &scale, sizeof scale);
@@ -2881,229 +3499,320 @@ static void idist__byte_pack(float *x, size_t count, char *to) {
 
 static float idist__byte_scale(const char *chunk) {
     float scale;
+
     memcpy(&scale, chunk, sizeof scale);
     return scale;
 }
 
-static idist_status idist__byte_start(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    idist__packed *p = (idist__packed *)b->state;
-    float *error = (float *)p->error;
+static idist_status idist__int8_start(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    idist__compress_state *state = (idist__compress_state *)b->state;
+    float *error = (float *)state->error;
     size_t i;
 
     if (b->dtype == IDIST_F32)
         for (i = 0; i < b->count; i++) error[i] += ((const float *)b->data)[i];
     else
         for (i = 0; i < b->count; i++) error[i] += (float)((const double *)b->data)[i];
-    idist__byte_pack(error, (size_t)c->size * p->block, (char *)p->send);
+    idist__byte_pack(error, (size_t)reduction->group_size * state->block, (char *)state->send);
 
-    return idist_all_to_all(p->send, p->recv, idist__packed_nbytes(p), IDIST_U8, &b->opts);
+    return idist_all_to_all(state->send, state->recv, idist__compress_block_nbytes(state), IDIST_U8,
+                            &b->opts);
 }
 
-static idist_status idist__byte_finish(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    idist__packed *p = (idist__packed *)b->state;
-    float *sum = (float *)p->own_error;
-    const char *from = (const char *)p->recv;
-    size_t i, at;
-    idist_status s;
-    int r;
+// Adds the scaled bytes of one rank to the block's sum. Returns what is behind them.
+static const char *idist__int8_add(float *sum, size_t block, const char *from, float factor) {
+    size_t first, i;
 
-    for (r = 0; r < c->size; r++)
-        for (at = 0; at < p->block; at += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
-            float scale = idist__byte_scale(from) * (float)b->scale;
-            for (i = 0; i < IDIST__CHUNK; i++)
-                sum[at + i] += (float)((const signed char *)from)[sizeof(float) + i] * scale;
-        }
-
-    idist__byte_pack(sum, p->block, (char *)p->send);
-    s = idist_all_gather(p->send, p->recv, idist__packed_nbytes(p), IDIST_U8, &b->opts);
-    if (s != IDIST_OK) return s;
-    from = (const char *)p->recv;
-
-    for (at = 0; at < b->count; at += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
-        float scale = idist__byte_scale(from);
+    for (first = 0; first < block; first += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
         const signed char *bytes = (const signed char *)from + sizeof(float);
-        size_t k = b->count - at < IDIST__CHUNK ? b->count - at : (size_t)IDIST__CHUNK;
-        if (b->dtype == IDIST_F32)
-            for (i = 0; i < k; i++) ((float *)b->data)[at + i] = (float)bytes[i] * scale;
-        else
-            for (i = 0; i < k; i++) ((double *)b->data)[at + i] = (float)bytes[i] * scale;
+        float scale = idist__byte_scale(from) * factor;
+
+        for (i = 0; i < IDIST__CHUNK; i++) sum[first + i] += (float)bytes[i] * scale;
     }
 
-    return IDIST_OK;
+    return from;
 }
 
-// ---- the same on the device, for F32 ----
+static void idist__int8_unpack(const idist_bucket *b, const char *from) {
+    size_t first, i;
+
+    for (first = 0; first < b->count; first += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
+        const signed char *bytes = (const signed char *)from + sizeof(float);
+        float scale = idist__byte_scale(from);
+        size_t count = b->count - first;
+
+        if (count > IDIST__CHUNK) count = IDIST__CHUNK;
+        if (b->dtype == IDIST_F32)
+            for (i = 0; i < count; i++) ((float *)b->data)[first + i] = (float)bytes[i] * scale;
+        else
+            for (i = 0; i < count; i++) ((double *)b->data)[first + i] = (float)bytes[i] * scale;
+    }
+}
+
+static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    idist__compress_state *state = (idist__compress_state *)b->state;
+    float *sum = (float *)state->block_error; // starts as what the last rounding took
+    const char *from = (const char *)state->recv;
+    int rank;
+    idist_status status;
+
+    for (rank = 0; rank < reduction->group_size; rank++)
+        from = idist__int8_add(sum, state->block, from, (float)b->scale);
+    idist__byte_pack(sum, state->block, (char *)state->send);
+    status = idist_all_gather(state->send, state->recv, idist__compress_block_nbytes(state),
+                              IDIST_U8, &b->opts);
+    if (status == IDIST_OK) idist__int8_unpack(b, (const char *)state->recv);
+
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// [train:on_device]  compressed buckets, by kernels on the device
+// uses calls:coll ptx own memory compress
+//
+// For F32, by kernels of idist_ipc.h. They give the same bits as the host where the host's compiler
+// does not fuse products into sums.
+//------------------------------------------------------------------------------
 
 #ifdef IDIST_NCCL_H
-static idist_status idist__half_move_device(const idist_bucket *b, int kernel_op, const void *in,
-                                            void *out) {
-    idist__pack_args a;
+static idist_status idist__on_device_convert(const idist_bucket *b, int kernel_op, const void *in,
+                                             void *out) {
+    idist__pack_args args;
 
-    memset(&a, 0, sizeof a);
-    a.in = in;
-    a.out = out;
-    a.count = b->count;
-    a.op = kernel_op;
-    return idist__own_pack("ddp", &b->opts, IDIST__PACK_HALVES, &a);
+    memset(&args, 0, sizeof args);
+    args.in = in;
+    args.out = out;
+    args.count = b->count;
+    args.op = kernel_op;
+
+    return idist__own_pack("ddp", &b->opts, IDIST__PACK_HALVES, &args);
 }
 
-static idist_status idist__half_start_device(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    void *wire = ((idist__packed *)b->state)->send;
-    int op = c->wire == IDIST_F16 ? IDIST__PACK_F16 : IDIST__PACK_BF16;
-    idist_status s = idist__half_move_device(b, op, b->data, wire);
-    return s == IDIST_OK ? idist_all_reduce(wire, wire, b->count, c->wire, c->op, &b->opts) : s;
+static idist_status idist__on_device_half_start(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    void *wire = ((idist__compress_state *)b->state)->send;
+    int kernel_op = reduction->wire == IDIST_F16 ? IDIST__PACK_F16 : IDIST__PACK_BF16;
+    idist_status status = idist__on_device_convert(b, kernel_op, b->data, wire);
+
+    if (status != IDIST_OK) return status;
+    return idist_all_reduce(wire, wire, b->count, reduction->wire, reduction->op, &b->opts);
 }
 
-static idist_status idist__half_finish_device(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    int op = c->wire == IDIST_F16 ? IDIST__UNPACK_F16 : IDIST__UNPACK_BF16;
-    idist_status s = idist__half_move_device(b, op, ((idist__packed *)b->state)->send, b->data);
-    return s == IDIST_OK ? idist__memory_scale(&c->memory, b->data, b->count, b->dtype, c->post)
-                         : s;
+static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    const void *wire = ((const idist__compress_state *)b->state)->send;
+    int kernel_op = reduction->wire == IDIST_F16 ? IDIST__UNPACK_F16 : IDIST__UNPACK_BF16;
+    idist_status status = idist__on_device_convert(b, kernel_op, wire, b->data);
+
+    if (status != IDIST_OK) return status;
+    return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                               reduction->postscale);
 }
 
-static idist_status idist__byte_start_device(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    idist__packed *p = (idist__packed *)b->state;
-    idist__pack_args a;
-    idist_status s;
+static idist_status idist__on_device_int8_start(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    idist__compress_state *state = (idist__compress_state *)b->state;
+    idist__pack_args args;
+    idist_status status;
 
-    memset(&a, 0, sizeof a);
-    a.op = IDIST__PACK_GIVE;
-    a.in = b->data;
-    a.error = (float *)p->error;
-    a.out = p->send;
-    a.count = b->count;
-    a.padded = (size_t)c->size * p->block;
-    s = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &a);
+    memset(&args, 0, sizeof args);
+    args.op = IDIST__PACK_GIVE;
+    args.in = b->data;
+    args.error = (float *)state->error;
+    args.out = state->send;
+    args.count = b->count;
+    args.padded = (size_t)reduction->group_size * state->block;
+    status = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &args);
+    if (status != IDIST_OK) return status;
 
-    return s == IDIST_OK
-               ? idist_all_to_all(p->send, p->recv, idist__packed_nbytes(p), IDIST_U8, &b->opts)
-               : s;
+    return idist_all_to_all(state->send, state->recv, idist__compress_block_nbytes(state), IDIST_U8,
+                            &b->opts);
 }
 
-static idist_status idist__byte_finish_device(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    idist__packed *p = (idist__packed *)b->state;
-    idist__pack_args a;
-    idist_status s;
+static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    idist__compress_state *state = (idist__compress_state *)b->state;
+    idist__pack_args args;
+    idist_status status;
 
-    memset(&a, 0, sizeof a);
-    a.op = IDIST__PACK_ADD;
-    a.in = p->recv;
-    a.error = (float *)p->own_error;
-    a.out = p->send;
-    a.padded = p->block;
-    a.factor = (float)b->scale;
-    a.n = c->size;
-    s = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &a);
-    if (s == IDIST_OK)
-        s = idist_all_gather(p->send, p->recv, idist__packed_nbytes(p), IDIST_U8, &b->opts);
-    a.out = b->data;
-    a.count = b->count;
+    memset(&args, 0, sizeof args);
+    args.op = IDIST__PACK_ADD;
+    args.in = state->recv;
+    args.error = (float *)state->block_error;
+    args.out = state->send;
+    args.padded = state->block;
+    args.factor = (float)b->scale;
+    args.n = reduction->group_size;
+    status = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &args);
+    if (status == IDIST_OK)
+        status = idist_all_gather(state->send, state->recv, idist__compress_block_nbytes(state),
+                                  IDIST_U8, &b->opts);
+    if (status != IDIST_OK) return status;
 
-    return s == IDIST_OK ? idist__own_pack("ddp", &b->opts, IDIST__UNPACK_BYTES, &a) : s;
+    args.out = b->data;
+    args.count = b->count;
+
+    return idist__own_pack("ddp", &b->opts, IDIST__UNPACK_BYTES, &args);
 }
 #endif
 
 //------------------------------------------------------------------------------
-// [train:ddp]  gradients averaged while the backward pass still runs
-// uses os err base:type world life calls:coll p2p own mark agree tensor memory
-// uses compress
+// [train:ddp]  gradients averaged while the backward pass is still running
+// uses err base:type agree compress
 //
-// Gradients come into being from the last parameter to the first, so buckets are formed in that
-// order, and a bucket whose gradients are all ready goes out while those of the layers before are
-// computed (Li et al., PyTorch Distributed, 2020):
+// The backward pass computes gradients from the last parameter to the first. Buckets are formed in
+// that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
+// layers are still being computed (Li et al., PyTorch Distributed, 2020):
 //
 //     parameters     0    1    2    3    4    5        in the order of the forward pass
 //     buckets      [    2    ][   1   ][   0   ]       0 is closed at 1 MiB, the others at 25 MiB
 //     backward                <-- 3 -- 4 -- 5
-//     on the way                        |======== 0 ========|
+//     in flight                         |======== 0 ========|
 //                                  |============ 1 ============|
 //
-// In what order ranks have their gradients ready does not matter: bucket k is launched when it is
-// full and k-1 is out, so that all ranks make the same calls in the same order. These are, in each
-// iteration:
+// The order in which gradients become ready on a rank does not matter: bucket k is launched when it
+// is full and k-1 has been launched, so all ranks make the same calls in the same order. In each
+// iteration these are:
 //
-//     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and how
-//     many to divide by buffers       broadcast of each buckets       0, 1, ...: what the hook's
-//     `start` does; by itself one all_reduce in place find_unused   all_reduce of "I have a
-//     gradient", 1 byte per parameter buckets       0, 1, ...: what the hook's `finish` does
+//     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and by
+//                   how many to divide
+//     buffers       broadcast of each
+//     buckets       0, 1, ...: what the hook's `start` does; without a hook an all_reduce in place
+//     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
+//     buckets       0, 1, ...: what the hook's `finish` does
 //
-// A rank in idist_ddp_join makes these calls with zeros until all say that they have no data.
+// A rank in idist_ddp_join makes these calls with zeros until all ranks say that they have no data.
 //
-// A bucket holds its gradients one after the other, those of lower parameters first. If they lie so
-// in the program's memory, that is the bucket, and nothing is copied.
+// The path of a gradient: idist_ddp_ready -> idist__ddp_launch_gather (copied into its bucket) ->
+// idist__ddp_launch_full (the bucket is launched) -> idist_ddp_wait -> idist__ddp_finish_buckets
+// (the hook's finish) -> idist__ddp_finish_scatter (copied back).
+//
+// A bucket holds its gradients one after the other, lower parameters first. If they lie like that
+// in the program's memory, this memory is the bucket (a view), and nothing is copied.
 //------------------------------------------------------------------------------
 
-#define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)
-#define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20)
+#define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the bucket that is launched first
+#define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // and of the others
 
 typedef struct idist__ddp_param {
-    void *at; // its gradient in the bucket: where the program has it, or a copy
+    void *gradient; // in the bucket: where the program has it, or a copy
     int bucket;
-    uint64_t ready; // the last iteration in which it was, ...
-    uint64_t added; // ... or before which, in a pass with no_sync
+    uint64_t ready_iteration;   // the last one in which it was ready
+    uint64_t no_sync_iteration; // the one before which it was ready in a pass with no_sync
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
-    idist_bucket pub;
-    int n, nready; // gradients
-    int64_t launched_ns;
-    bool view; // it lies in the program's memory
-    char *at;  // while it is laid out
+    idist_bucket exposed; // what a hook gets
+    int gradient_count, ready_count;
+    int64_t launched_ns; // for the timeline
+    bool view;           // lies in the program's memory
+    char *end;           // of the gradients that have a place, while buckets are laid out
     idist_request request;
 } idist__ddp_bucket;
 
 struct idist_ddp {
     idist_ddp_desc desc;
     idist_ddp_hook hook;
+    int group_size;
     idist_tensor *params, *grads, *buffers;
-    idist__ddp_param *state;
+    idist__ddp_param *param_states;
     idist__ddp_bucket *buckets;
-    int n_buckets, n_launched;
-    void *memory;  // of buckets that are not views
-    uint8_t *used; // per parameter: whether any rank had a gradient
-    void *saved;   // gradients of this rank that zeros took the place of, one after the other, ...
-    size_t saved_nbytes; // ... and the room for them, which is kept
-    float *held;         // I8 and find_unused: see idist__ddp_hold
-    bool filled;         // in this iteration
-    uint8_t *has_data;
-    int size;            // of the group
-    int active;          // ranks with data
-    int root, last_root; // the first of those; the last of those in the last iteration that had any
-    double scale;        // result = scale * sum of what the ranks hand in
-    idist__summing how;  // and how that comes about
-    uint64_t iteration;  // from 1 on
-    int n_ready;         // gradients, in this one
-    bool copies;         // some gradients are copied to their buckets
-    bool begun, quiet, joined; // quiet: no_sync is on
-    idist_status status;       // the first failure of this iteration
-    char text[512];
+    int bucket_count;
+    void *bucket_memory;        // of buckets that are no views
+    bool copies;                // some gradients are copied to their buckets
+    idist__reduction reduction; // how the built-in hooks reduce
+    double scale;               // result = scale * sum of what the ranks contribute
+    float *held_errors;         // see [train:ddp_hold], or NULL
+
+    // uneven: who had data in the last iteration that had any
+    uint8_t *has_data; // by rank
+    int active_count;  // ranks with data
+    int first_active, last_active;
+
+    // find_unused
+    uint8_t *used;          // by parameter: whether this rank, then whether any, had a gradient
+    void *saved_grads;      // that zeros have taken the place of, one after the other ...
+    size_t saved_nbytes;    // ... and the size of that memory, which is kept
+    bool filled_with_zeros; // in this iteration
+
+    // The iteration.
+    uint64_t iteration; // from 1 on
+    int ready_count;    // gradients
+    int launched_count; // buckets
+    bool begun;         // its first calls have been made
+    bool no_sync;
+    bool joining;        // this rank is in idist_ddp_join
+    idist_status status; // of the first failure in this iteration
+    char error[512];     // and its text
 };
 
 static idist_opts idist__ddp_opts(const idist_ddp *d, bool on_device) {
-    idist_opts o;
+    idist_opts opts;
 
-    memset(&o, 0, sizeof o);
-    o.group = d->desc.group;
-    o.timeout_ms = d->desc.timeout_ms;
-    if (on_device) o.stream = d->desc.stream;
-    return o;
+    memset(&opts, 0, sizeof opts);
+    opts.group = d->desc.group;
+    opts.timeout_ms = d->desc.timeout_ms;
+    if (on_device) opts.stream = d->desc.stream;
+
+    return opts;
 }
 
-static size_t idist__ddp_nbytes(const idist_tensor *t) {
-    return t->count * idist_dtype_size(t->dtype);
+static size_t idist__ddp_nbytes(const idist_tensor *tensor) {
+    return tensor->count * idist_dtype_size(tensor->dtype);
 }
 
-// ---- buckets ----
+static size_t idist__ddp_bucket_nbytes(const idist__ddp_bucket *bucket) {
+    return bucket->exposed.count * idist_dtype_size(bucket->exposed.dtype);
+}
 
-// Gives parameter i its bucket, from the last to the first: bucket_of[i], and how many there are.
-// Each dtype has an open one, which is closed by the gradient that brings it to the limit. They are
-// numbered as they were opened.
+static idist_status idist__ddp_no_memory(void) {
+    return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory");
+}
+
+static bool idist__ddp_is_ready(const idist_ddp *d, int i) {
+    return d->param_states[i].ready_iteration == d->iteration;
+}
+
+// Fails the iteration, and with it every further call in it. Returns the status.
+static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
+    if (status == IDIST_OK) return IDIST_OK;
+    if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
+
+    d->status = idist__agree_break("ddp", d->desc.group, status);
+    idist__copy_text(d->error, sizeof d->error, idist_last_error());
+
+    return status;
+}
+
+// Whether the world is still there. A ddp of one rank makes no call that would notice.
+static idist_status idist__ddp_check_group(const idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false), unused;
+    return idist__agree_enter("ddp", &opts, &unused);
+}
+
+// Derives from the number of ranks with data how the sum becomes the result.
+static void idist__ddp_set_scale(idist_ddp *d) {
+    const idist_ddp_desc *desc = &d->desc;
+    double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;
+
+    if (desc->sum) divisor = 1;
+    else if (desc->divide_by_active) divisor = d->active_count;
+    d->scale = postscale / divisor;
+
+    d->reduction.op = desc->sum ? IDIST_SUM : IDIST_AVG;
+    d->reduction.postscale = postscale * (desc->sum ? 1 : d->group_size / divisor);
+}
+
+//------------------------------------------------------------------------------
+// [train:ddp_bucket]  which gradients share a bucket, and where it lies
+// uses base:type memory ddp
+//------------------------------------------------------------------------------
+
+// Assigns gradients to buckets, from the last to the first: bucket_of[i] is that of gradient i.
+// Each dtype has one open bucket, which is closed by the gradient that reaches the limit. Buckets
+// are numbered in the order in which they are opened. Returns how many there are.
 static int idist__ddp_assign(const idist_tensor *grads, int n, size_t first_limit, size_t limit,
                              int *bucket_of) {
     size_t nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
@@ -3116,757 +3825,1039 @@ static int idist__ddp_assign(const idist_tensor *grads, int n, size_t first_limi
     }
 
     for (i = n; i-- > 0;) {
-        int k = (int)grads[i].dtype;
-        if (open[k] < 0) open[k] = count++;
-        bucket_of[i] = open[k];
-        nbytes[k] += idist__ddp_nbytes(&grads[i]);
-        if (nbytes[k] < limits[k]) continue;
-        open[k] = -1;
-        nbytes[k] = 0;
-        limits[k] = limit;
+        int dtype = (int)grads[i].dtype;
+
+        if (open[dtype] < 0) open[dtype] = count++;
+        bucket_of[i] = open[dtype];
+        nbytes[dtype] += idist__ddp_nbytes(&grads[i]);
+        if (nbytes[dtype] < limits[dtype]) continue;
+
+        open[dtype] = -1;
+        nbytes[dtype] = 0;
+        limits[dtype] = limit;
     }
 
     return count;
 }
 
-// Which buckets lie in the program's memory, as their gradients follow one another there: those
-// begin at b->pub.data.
-static void idist__ddp_find_views(idist_ddp *d) {
+// Whether a gradient can be reduced where it is. Compression and the kernels need it aligned.
+static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *gradient) {
+    if (!gradient->data) return false;
+    if (!d->desc.compression && !d->desc.on_device) return true;
+    return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
+}
+
+// Finds the buckets whose gradients are contiguous in the program's memory; exposed.data is where
+// they begin.
+static void idist__ddp_bucket_find_views(idist_ddp *d) {
     int b, i;
 
-    for (b = 0; b < d->n_buckets; b++) {
+    for (b = 0; b < d->bucket_count; b++) {
         d->buckets[b].view = true;
-        d->buckets[b].at = NULL;
+        d->buckets[b].end = NULL;
     }
 
     for (i = 0; i < d->desc.n; i++) {
-        const idist_tensor *g = &d->grads[i];
-        idist__ddp_bucket *bucket = &d->buckets[d->state[i].bucket];
-        if (!g->count) continue;
-        if (!g->data || (bucket->at && bucket->at != (char *)g->data)) bucket->view = false;
-        if (!g->data) continue;
-        // What compresses, and the device's kernels, want elements aligned.
-        if ((d->desc.compression || d->desc.on_device) &&
-            (uintptr_t)g->data % idist_dtype_size(g->dtype))
-            bucket->view = false;
-        if (!bucket->at) bucket->pub.data = g->data;
-        bucket->at = (char *)g->data + idist__ddp_nbytes(g);
+        const idist_tensor *gradient = &d->grads[i];
+        idist__ddp_bucket *bucket = &d->buckets[d->param_states[i].bucket];
+        char *data = (char *)gradient->data;
+
+        if (!gradient->count) continue;
+        if (!idist__ddp_bucket_can_view(d, gradient)) bucket->view = false;
+        if (bucket->end && bucket->end != data) bucket->view = false;
+        if (!data) continue;
+        if (!bucket->end) bucket->exposed.data = data;
+        bucket->end = data + idist__ddp_nbytes(gradient);
     }
 }
 
-// Where each gradient lies: in the program's memory, or in d->memory once that is there. Returns
-// how large it has to be.
-static size_t idist__ddp_place(idist_ddp *d) {
+// Sets where each gradient lies in its bucket: in the program's memory, or in bucket_memory once it
+// is allocated. Returns the size of that memory.
+static size_t idist__ddp_bucket_place(idist_ddp *d) {
     size_t total = 0;
     int b, i;
 
-    idist__ddp_find_views(d);
+    idist__ddp_bucket_find_views(d);
 
-    for (b = 0; b < d->n_buckets; b++) {
+    for (b = 0; b < d->bucket_count; b++) {
         idist__ddp_bucket *bucket = &d->buckets[b];
 
         if (!bucket->view) {
-            bucket->pub.data = d->memory ? (char *)d->memory + total : NULL;
-            total += (bucket->pub.count * idist_dtype_size(bucket->pub.dtype) + 63) / 64 * 64;
+            bucket->exposed.data = d->bucket_memory ? (char *)d->bucket_memory + total : NULL;
+            total += (idist__ddp_bucket_nbytes(bucket) + 63) / 64 * 64; // cache lines
         }
 
-        bucket->at = (char *)bucket->pub.data;
+        bucket->end = (char *)bucket->exposed.data;
     }
 
     for (i = 0; i < d->desc.n; i++) {
-        idist__ddp_bucket *bucket = &d->buckets[d->state[i].bucket];
-        if (!bucket->at) continue;
-        d->state[i].at = bucket->at;
-        bucket->at += idist__ddp_nbytes(&d->grads[i]);
+        idist__ddp_param *param = &d->param_states[i];
+        idist__ddp_bucket *bucket = &d->buckets[param->bucket];
+
+        if (!bucket->end) continue;
+        param->gradient = bucket->end;
+        bucket->end += idist__ddp_nbytes(&d->grads[i]);
     }
 
     return total;
 }
 
-static idist_status idist__ddp_no_memory(void) {
-    return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory");
-}
-
-// Forms the buckets. Local.
-static idist_status idist__ddp_make_buckets(idist_ddp *d) {
-    size_t limit = d->desc.bucket_nbytes, total;
-    int *bucket_of = (int *)malloc(((size_t)d->desc.n + 1) * sizeof *bucket_of), b, i;
-    idist_status s;
+// Creates the buckets without memory. Local.
+static idist_status idist__ddp_bucket_create(idist_ddp *d) {
+    size_t limit = d->desc.bucket_nbytes;
+    int i, *bucket_of = (int *)malloc(((size_t)d->desc.n + 1) * sizeof *bucket_of);
 
     if (!bucket_of) return idist__ddp_no_memory();
-    d->n_buckets = idist__ddp_assign(d->grads, d->desc.n, limit ? limit : IDIST__DDP_FIRST_NBYTES,
-                                     limit ? limit : IDIST__DDP_BUCKET_NBYTES, bucket_of);
-    d->buckets = (idist__ddp_bucket *)calloc((size_t)d->n_buckets + 1, sizeof *d->buckets);
+    d->bucket_count =
+        idist__ddp_assign(d->grads, d->desc.n, limit ? limit : IDIST__DDP_FIRST_NBYTES,
+                          limit ? limit : IDIST__DDP_BUCKET_NBYTES, bucket_of);
+    d->buckets = (idist__ddp_bucket *)calloc((size_t)d->bucket_count + 1, sizeof *d->buckets);
 
     for (i = 0; i < d->desc.n && d->buckets; i++) {
         idist__ddp_bucket *bucket = &d->buckets[bucket_of[i]];
-        d->state[i].bucket = bucket_of[i];
-        bucket->pub.dtype = d->grads[i].dtype;
-        bucket->pub.count += d->grads[i].count;
-        bucket->n++;
+
+        d->param_states[i].bucket = bucket_of[i];
+        bucket->exposed.index = bucket_of[i];
+        bucket->exposed.dtype = d->grads[i].dtype;
+        bucket->exposed.count += d->grads[i].count;
+        bucket->gradient_count++;
     }
 
     free(bucket_of);
-    if (!d->buckets) return idist__ddp_no_memory();
 
-    if ((total = idist__ddp_place(d)) != 0) {
-        if ((s = idist__memory_alloc(&d->how.memory, &d->memory, total)) != IDIST_OK) return s;
-        idist__ddp_place(d);
+    return d->buckets ? IDIST_OK : idist__ddp_no_memory();
+}
+
+// Forms the buckets and gives each gradient its place. Local.
+static idist_status idist__ddp_bucket_form(idist_ddp *d) {
+    size_t total;
+    int i;
+    idist_status status = idist__ddp_bucket_create(d);
+
+    if (status != IDIST_OK) return status;
+    total = idist__ddp_bucket_place(d);
+
+    if (total) {
+        status = idist__memory_alloc(&d->reduction.memory, &d->bucket_memory, total);
+        if (status != IDIST_OK) return status;
+        idist__ddp_bucket_place(d);
     }
 
     for (i = 0; i < d->desc.n; i++) {
-        if (!d->grads[i].data) d->grads[i].data = d->state[i].at;
-        d->copies = d->copies || (d->grads[i].count && d->grads[i].data != d->state[i].at);
-    }
+        const idist__ddp_param *param = &d->param_states[i];
 
-    for (b = 0; b < d->n_buckets; b++) d->buckets[b].pub.index = b;
+        if (!d->grads[i].data) d->grads[i].data = param->gradient;
+        if (d->grads[i].count && d->grads[i].data != param->gradient) d->copies = true;
+    }
 
     return IDIST_OK;
 }
 
-// ---- one iteration ----
+//------------------------------------------------------------------------------
+// [train:ddp_hold]  rounding errors of gradients that are absent in an iteration
+// uses base:type life memory compress ddp
+//
+// With I8 and find_unused. A gradient that is absent contributes zero, so the error of its last
+// rounding must not be sent either, but wait until the gradient is there again. Around a call of a
+// hook that rounds, such errors are moved to held_errors and replaced by zeros, and moved back
+// afterwards. In `start` these belong to the gradients that this rank does not have; in `finish`,
+// where a block of the sum is rounded, to those that no rank has. At either time d->used says
+// which.
+//------------------------------------------------------------------------------
 
-// The failure is that of the iteration, and of every call in it.
-static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
-    if (status == IDIST_OK) return IDIST_OK;
-    if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->text);
-    d->status = idist__agree_break("ddp", d->desc.group, status);
-    idist__copy_text(d->text, sizeof d->text, idist_last_error());
+typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
+
+static float *idist__ddp_hold_errors(const idist__ddp_bucket *bucket, idist__ddp_stage stage) {
+    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
+    return (float *)(stage == IDIST__DDP_START ? state->error : state->block_error);
+}
+
+// The errors of gradient i are those from *first on; returns how many must be held.
+static size_t idist__ddp_hold_range(const idist_ddp *d, const idist__ddp_bucket *bucket, int i,
+                                    idist__ddp_stage stage, size_t *first) {
+    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
+    const idist__ddp_param *param = &d->param_states[i];
+    const char *bucket_data = (const char *)bucket->exposed.data;
+    size_t block_begin = 0, block_end = bucket->exposed.count, begin, end;
+
+    if (d->used[i] || !d->grads[i].count || &d->buckets[param->bucket] != bucket) return 0;
+
+    if (stage == IDIST__DDP_FINISH) {
+        block_begin = (size_t)idist_group_rank(d->desc.group) * state->block;
+        block_end = block_begin + state->block;
+    }
+
+    begin = (size_t)((const char *)param->gradient - bucket_data) /
+            idist_dtype_size(bucket->exposed.dtype);
+    end = begin + d->grads[i].count;
+    if (begin < block_begin) begin = block_begin;
+    if (end > block_end) end = block_end;
+    *first = begin - block_begin;
+
+    return begin < end ? end - begin : 0;
+}
+
+// Moves errors to held_errors, before the hook is called.
+static idist_status idist__ddp_hold_begin(idist_ddp *d, const idist__ddp_bucket *bucket,
+                                          idist__ddp_stage stage) {
+    const idist__memory *memory = &d->reduction.memory;
+    float *errors = idist__ddp_hold_errors(bucket, stage);
+    idist_status status = IDIST_OK;
+    int i;
+
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
+        size_t nbytes = count * sizeof *errors;
+
+        if (!count) continue;
+        status = idist__memory_copy(memory, d->held_errors + first, errors + first, nbytes);
+        if (status == IDIST_OK) status = idist__memory_copy(memory, errors + first, NULL, nbytes);
+    }
+
     return status;
 }
 
-// How the result comes about from the sum, now that so many ranks have data.
-static void idist__ddp_set_scale(idist_ddp *d) {
-    const idist_ddp_desc *c = &d->desc;
-    double post = c->postscale != 0 ? c->postscale : 1, divisor = c->sum                ? 1
-                                                                  : c->divide_by_active ? d->active
-                                                                                        : d->size;
+// Moves errors back, after the hook was called.
+static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *bucket,
+                                        idist__ddp_stage stage) {
+    float *errors = idist__ddp_hold_errors(bucket, stage);
+    idist_status status = IDIST_OK;
+    int i;
 
-    d->how.op = c->sum ? IDIST_SUM : IDIST_AVG;
-    d->scale = post / divisor;
-    d->how.post = post * (c->sum ? 1 : d->size / divisor);
-}
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
 
-// Who has data, and what follows from that.
-static idist_status idist__ddp_count_active(idist_ddp *d) {
-    idist_opts o = idist__ddp_opts(d, false);
-    uint8_t mine = !d->joined;
-    int r;
-    idist_status s = idist_all_gather(&mine, d->has_data, 1, IDIST_U8, &o);
-
-    if (s != IDIST_OK) return s;
-    d->active = 0;
-
-    for (r = d->size; r-- > 0;) {
-        if (!d->has_data[r]) continue;
-        if (!d->active++) d->last_root = r;
-        d->root = r;
+        if (!count) continue;
+        status = idist__memory_copy(&d->reduction.memory, errors + first, d->held_errors + first,
+                                    count * sizeof *errors);
     }
 
-    if (d->active) idist__ddp_set_scale(d);
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// [train:ddp_launch]  from a ready gradient to a launched bucket
+// uses os err life calls:coll p2p mark tensor memory ddp ddp_hold
+//------------------------------------------------------------------------------
+
+// Collective: which ranks have data, and what follows from that.
+static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+    uint8_t mine = !d->joining;
+    int rank;
+    idist_status status = idist_all_gather(&mine, d->has_data, 1, IDIST_U8, &opts);
+
+    if (status != IDIST_OK) return status;
+    d->active_count = 0;
+
+    for (rank = d->group_size; rank-- > 0;) {
+        if (!d->has_data[rank]) continue;
+        if (!d->active_count) d->last_active = rank;
+        d->first_active = rank;
+        d->active_count++;
+    }
+
+    if (d->active_count) idist__ddp_set_scale(d);
 
     return IDIST_OK;
 }
 
-// Whether the world is still there: a ddp of one rank makes no call that would notice.
-static idist_status idist__ddp_enter(const idist_ddp *d) {
-    idist_opts own = idist__ddp_opts(d, false), o;
-    return idist__agree_enter("ddp", &own, &o);
-}
+// Makes the calls with which an iteration begins.
+static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
+    int group_size = idist_group_size(d->desc.group);
+    idist_status status = IDIST_OK;
 
-static idist_status idist__ddp_begin_iteration(idist_ddp *d) {
-    idist_opts o = idist__ddp_opts(d, d->desc.on_device);
-    idist_status s;
-
-    if (idist_group_size(d->desc.group) != d->size)
+    if (group_size != d->group_size)
         return idist__fail(
             IDIST_ERR_STATE,
-            "ddp: made for %d ranks, and now there are %d: create it in each world anew", d->size,
-            idist_group_size(d->desc.group));
-    s = d->size == 1 ? idist__ddp_enter(d) : IDIST_OK;
-    if (s != IDIST_OK) return s;
+            "ddp: created for %d ranks, but the group has %d now: create a ddp in each world",
+            d->group_size, group_size);
+    if (d->group_size == 1) status = idist__ddp_check_group(d);
+    if (status != IDIST_OK) return status;
+
     d->begun = true;
-    if (d->desc.uneven) s = idist__ddp_count_active(d);
-    if (s == IDIST_OK && d->active)
-        s = idist__tensors_broadcast(d->buffers, d->desc.n_buffers, d->root, &o);
+    if (d->desc.uneven) status = idist__ddp_launch_count_active(d);
+    if (status == IDIST_OK && d->active_count)
+        status = idist__tensor_broadcast(d->buffers, d->desc.n_buffers, d->first_active, &opts);
 
-    return idist__ddp_fail(d, s);
+    return idist__ddp_fail(d, status);
 }
 
-static idist_status idist__ddp_begin(idist_ddp *d) {
+// Begins an iteration, unless it has begun.
+static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     if (idist__me.group_depth)
-        return idist__fail(IDIST_ERR_STATE, "ddp: not between group_begin and group_end");
-    if (!d->begun) return idist__ddp_begin_iteration(d);
-    return d->status != IDIST_OK ? idist__fail(d->status, "%s", d->text) : IDIST_OK;
+        return idist__fail(IDIST_ERR_STATE,
+                           "ddp: must not be called between group_begin and group_end");
+    if (!d->begun) return idist__ddp_launch_first_calls(d);
+    return d->status != IDIST_OK ? idist__fail(d->status, "%s", d->error) : IDIST_OK;
 }
 
-// Waits for what is on its way.
-static idist_status idist__ddp_settle(idist_ddp *d) {
-    idist_status s = IDIST_OK, ended;
+// Waits for the requests of all launched buckets.
+static idist_status idist__ddp_launch_settle(idist_ddp *d) {
+    idist_status status = IDIST_OK, request_status;
     int b;
 
-    for (b = 0; b < d->n_launched; b++) {
-        idist_request *r = &d->buckets[b].request;
-        ended = !r->impl            ? IDIST_OK
-                : d->desc.on_device ? idist_wait_stream(r, d->desc.stream)
-                                    : idist_wait(r);
-        if (s == IDIST_OK) s = ended;
+    for (b = 0; b < d->launched_count; b++) {
+        idist_request *request = &d->buckets[b].request;
+
+        if (!request->impl) continue;
+        if (d->desc.on_device) request_status = idist_wait_stream(request, d->desc.stream);
+        else request_status = idist_wait(request);
+        if (status == IDIST_OK) status = request_status;
     }
 
-    return s;
+    return status;
 }
 
-// A hook of the program's may fail without a text, and then an older one must not stand for it.
-static idist_status idist__ddp_call_hook(idist_ddp *d,
-                                         idist_status (*fn)(idist_bucket *bucket, void *arg),
-                                         const char *what, idist__ddp_bucket *b) {
-    idist_status s;
+// Calls the start or finish of the hook. One of the program's may fail without a text; an older
+// text must not pass for its.
+static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage stage,
+                                                idist__ddp_bucket *bucket) {
+    idist_status status;
 
     if (d->desc.hook) idist__me.text[0] = 0;
-    s = fn(&b->pub, d->hook.arg);
-    if (s == IDIST_OK || idist__me.text[0]) return s;
-    return idist__fail(s, "the hook's %s failed for bucket %d: %s", what, b->pub.index,
-                       idist_status_string(s));
+    if (stage == IDIST__DDP_START) status = d->hook.start(&bucket->exposed, d->hook.arg);
+    else status = d->hook.finish(&bucket->exposed, d->hook.arg);
+    if (status == IDIST_OK || idist__me.text[0]) return status;
+
+    return idist__fail(status, "the hook's %s failed for bucket %d: %s",
+                       stage == IDIST__DDP_START ? "start" : "finish", bucket->exposed.index,
+                       idist_status_string(status));
 }
 
-// For the timeline: a bucket from its launch to its result.
-static void idist__ddp_trace(const idist__ddp_bucket *b) {
-    char name[32], args[96];
+// Launches one bucket. A bucket that lacks gradients is launched in idist_ddp_wait only, so errors
+// are held there only.
+static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket, bool ending,
+                                             bool blocking) {
+    double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
+    bool holds = d->held_errors && ending;
+    idist_bucket *exposed = &bucket->exposed;
+    idist_status status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
+                                              exposed->dtype, prescale);
 
-    if (!idist_trace_on()) return;
-    snprintf(name, sizeof name, "bucket %d", b->pub.index);
-    snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", b->n,
-             b->pub.count * idist_dtype_size(b->pub.dtype));
-    idist_trace_span(name, "bucket", b->launched_ns, idist__os_now_ns(), args);
+    if (status != IDIST_OK) return status;
+    exposed->scale = d->scale;
+    exposed->opts = d->reduction.memory.opts;
+    if (!blocking) exposed->opts.request = &bucket->request;
+    bucket->launched_ns = idist_trace_on() ? idist__os_now_ns() : 0;
+    d->launched_count++;
+
+    if (holds) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_START);
+    if (status == IDIST_OK) status = idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
+    if (holds && status == IDIST_OK) status = idist__ddp_hold_end(d, bucket, IDIST__DDP_START);
+
+    return status;
 }
 
-// What rounding took of gradients that are not there waits until they are, and zeros go out: before
-// a call of the hook that rounds it is set aside, and zeroed, after that put back. In `start` that
-// are the gradients that this rank has not, in `finish`, where a block of the sum is rounded, those
-// that no rank has. (d->used knows either.)
-static idist_status idist__ddp_hold(idist_ddp *d, const idist__ddp_bucket *b, bool of_sum,
-                                    bool back) {
-    const idist__packed *p = (const idist__packed *)b->pub.state;
-    const idist__memory *m = &d->how.memory;
-    size_t first = of_sum ? (size_t)idist_group_rank(d->desc.group) * p->block : 0; // in the bucket
-    size_t end = of_sum ? first + p->block : b->pub.count;
-    float *error = (float *)(of_sum ? p->own_error : p->error);
-    idist_status s = IDIST_OK;
-    int i;
+// Launches the buckets that are full. ending: called from idist_ddp_wait. The last bucket always
+// waits for that, since nothing is computed beside it. There the rank has nothing else to do, so
+// the built-in reduction makes blocking calls.
+static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
+    bool blocking = ending && !d->desc.hook && !d->desc.on_device;
+    int limit = ending ? d->bucket_count : d->bucket_count - 1;
+    idist_status status = d->status;
 
-    for (i = 0; i < d->desc.n && s == IDIST_OK; i++) {
-        size_t from, to;
-        if (d->used[i] || !d->grads[i].count || &d->buckets[d->state[i].bucket] != b) continue;
-        from =
-            (size_t)((char *)d->state[i].at - (char *)b->pub.data) / idist_dtype_size(b->pub.dtype);
-        to = from + d->grads[i].count < end ? from + d->grads[i].count : end;
-        from = from > first ? from : first;
-        if (from >= to) continue;
+    if (status == IDIST_OK && blocking) status = idist__ddp_launch_settle(d);
 
-        if (back) {
-            s = idist__memory_copy(m, error + (from - first), d->held + (from - first),
-                                   (to - from) * sizeof *error);
-            continue;
-        }
+    while (status == IDIST_OK && d->launched_count < limit) {
+        idist__ddp_bucket *bucket = &d->buckets[d->launched_count];
 
-        s = idist__memory_copy(m, d->held + (from - first), error + (from - first),
-                               (to - from) * sizeof *error);
-        if (s == IDIST_OK)
-            s = idist__memory_copy(m, error + (from - first), NULL, (to - from) * sizeof *error);
+        if (bucket->ready_count < bucket->gradient_count) break;
+        status = idist__ddp_launch_bucket(d, bucket, ending, blocking);
     }
 
-    return s;
+    return idist__ddp_fail(d, status);
 }
 
-// Launches what is full. Nothing is computed beside the last one, so it waits for idist_ddp_wait
-// (ending). What is launched there are plain calls, one after the other: nobody has anything else
-// to do.
-static idist_status idist__ddp_launch(idist_ddp *d, bool ending) {
-    bool plain = ending && !d->desc.hook && !d->desc.on_device;
-    int limit = ending ? d->n_buckets : d->n_buckets - 1;
-    idist_status s = d->status == IDIST_OK && plain ? idist__ddp_settle(d) : d->status;
+// Takes a gradient that is ready into its bucket.
+static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
+    const idist_tensor *gradient = &d->grads[i];
+    idist__ddp_param *param = &d->param_states[i];
+    idist_status status;
 
-    while (s == IDIST_OK && d->n_launched < limit) {
-        idist__ddp_bucket *b = &d->buckets[d->n_launched];
-        double pre = d->desc.prescale != 0 ? d->desc.prescale : 1;
-        if (b->nready < b->n) break;
-        s = idist__memory_scale(&d->how.memory, b->pub.data, b->pub.count, b->pub.dtype, pre);
-        if (s != IDIST_OK) break;
-        b->pub.scale = d->scale;
-        b->pub.opts = d->how.memory.opts;
-        if (!plain) b->pub.opts.request = &b->request;
-        b->launched_ns = idist_trace_on() ? idist__os_now_ns() : 0;
-        d->n_launched++;
-        if (d->held && ending) s = idist__ddp_hold(d, b, false, false);
-        if (s == IDIST_OK) s = idist__ddp_call_hook(d, d->hook.start, "start", b);
-        if (d->held && ending && s == IDIST_OK) s = idist__ddp_hold(d, b, false, true);
-    }
+    param->ready_iteration = d->iteration;
+    d->ready_count++;
+    d->buckets[param->bucket].ready_count++;
+    if (param->gradient == gradient->data) return IDIST_OK;
+    status = idist__memory_copy(&d->reduction.memory, param->gradient, gradient->data,
+                                idist__ddp_nbytes(gradient));
 
-    return idist__ddp_fail(d, s);
+    return idist__ddp_fail(d, status);
 }
 
-static bool idist__ddp_is_ready(const idist_ddp *d, int i) {
-    return d->state[i].ready == d->iteration;
-}
+//------------------------------------------------------------------------------
+// [train:ddp_finish]  the end of an iteration
+// uses os calls:coll mark memory ddp ddp_hold ddp_launch
+//
+// What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
+// remaining buckets are launched; each result is finished and copied back.
+//------------------------------------------------------------------------------
 
-static idist_status idist__ddp_gather(idist_ddp *d, int i) {
-    const idist_tensor *g = &d->grads[i];
-
-    d->state[i].ready = d->iteration;
-    d->n_ready++;
-    d->buckets[d->state[i].bucket].nready++;
-    if (d->state[i].at == g->data) return IDIST_OK;
-    return idist__ddp_fail(d, idist__memory_copy(&d->how.memory, d->state[i].at, g->data,
-                                                 idist__ddp_nbytes(g)));
-}
-
-// Gradients that are not there add zeros. Where these have to lie in the program's memory, what is
-// there is saved.
-static idist_status idist__ddp_fill(idist_ddp *d) {
-    const idist__memory *m = &d->how.memory;
+// Makes room to save the gradients that zeros will take the place of in the program's memory. Sets
+// d->used to what this rank has.
+static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
+    const idist__memory *memory = &d->reduction.memory;
     size_t nbytes = 0;
-    idist_status s = IDIST_OK;
-    char *to;
+    idist_status status;
     int i;
 
     for (i = 0; i < d->desc.n; i++) {
         d->used[i] = idist__ddp_is_ready(d, i);
-        if (!d->used[i] && d->state[i].at == d->grads[i].data)
+        if (!d->used[i] && d->param_states[i].gradient == d->grads[i].data)
             nbytes += idist__ddp_nbytes(&d->grads[i]);
     }
 
-    if (nbytes > d->saved_nbytes) {
-        idist__memory_free(m, d->saved);
-        d->saved_nbytes = 0;
-        if ((s = idist__memory_alloc(m, &d->saved, nbytes)) != IDIST_OK) return s;
-        d->saved_nbytes = nbytes;
-    }
+    if (nbytes <= d->saved_nbytes) return IDIST_OK;
+    idist__memory_free(memory, d->saved_grads);
+    d->saved_nbytes = 0;
+    status = idist__memory_alloc(memory, &d->saved_grads, nbytes);
+    if (status == IDIST_OK) d->saved_nbytes = nbytes;
 
-    d->filled = true;
+    return status;
+}
 
-    for (i = 0, to = (char *)d->saved; i < d->desc.n && s == IDIST_OK; i++) {
-        nbytes = idist__ddp_nbytes(&d->grads[i]);
+// find_unused: puts zeros in place of the gradients that this rank does not have.
+static idist_status idist__ddp_finish_fill(idist_ddp *d) {
+    const idist__memory *memory = &d->reduction.memory;
+    idist_status status = idist__ddp_finish_alloc_saved(d);
+    char *saved = (char *)d->saved_grads;
+    int i;
+
+    if (status != IDIST_OK) return status;
+    d->filled_with_zeros = true;
+
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        void *gradient = d->param_states[i].gradient;
+        size_t nbytes = idist__ddp_nbytes(&d->grads[i]);
+
         if (d->used[i] || !nbytes) continue;
 
-        if (d->state[i].at == d->grads[i].data) {
-            s = idist__memory_copy(m, to, d->state[i].at, nbytes);
-            to += nbytes;
+        if (gradient == d->grads[i].data) {
+            status = idist__memory_copy(memory, saved, gradient, nbytes);
+            saved += nbytes;
         }
 
-        if (s == IDIST_OK) s = idist__memory_copy(m, d->state[i].at, NULL, nbytes);
+        if (status == IDIST_OK) status = idist__memory_copy(memory, gradient, NULL, nbytes);
     }
 
-    return s;
+    return status;
 }
 
-// Brings the results to where the program has its gradients, but for those that no rank had.
-static idist_status idist__ddp_scatter(idist_ddp *d) {
-    const idist__memory *m = &d->how.memory;
-    const char *from = (const char *)d->saved;
-    idist_status s = IDIST_OK;
+// Copies the results to where the program has its gradients, except for those that no rank had:
+// these get back what was there before.
+static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
+    const idist__memory *memory = &d->reduction.memory;
+    const char *saved = (const char *)d->saved_grads;
+    idist_status status = IDIST_OK;
     int i;
 
-    for (i = 0; i < d->desc.n && s == IDIST_OK && (d->copies || d->filled); i++) {
-        const idist_tensor *g = &d->grads[i];
-        bool in_place = d->state[i].at == g->data,
-             kept = d->filled && in_place && !idist__ddp_is_ready(d, i);
-        size_t nbytes = in_place && !kept ? 0 : idist__ddp_nbytes(g);
-        if (!nbytes) continue;
-        if (d->used[i]) s = idist__memory_copy(m, g->data, d->state[i].at, nbytes);
-        else if (kept) s = idist__memory_copy(m, g->data, from, nbytes);
-        if (kept) from += nbytes;
+    if (!d->copies && !d->filled_with_zeros) return IDIST_OK;
+
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        const idist_tensor *gradient = &d->grads[i];
+        const void *result = d->param_states[i].gradient;
+        size_t nbytes = idist__ddp_nbytes(gradient);
+        bool in_place = result == gradient->data;
+        bool was_saved = d->filled_with_zeros && in_place && !idist__ddp_is_ready(d, i);
+
+        if (!nbytes || (in_place && !was_saved)) continue;
+        if (d->used[i]) status = idist__memory_copy(memory, gradient->data, result, nbytes);
+        else if (was_saved) status = idist__memory_copy(memory, gradient->data, saved, nbytes);
+        if (was_saved) saved += nbytes;
     }
 
-    return s;
+    return status;
 }
 
-// Brings the results of what was launched; after a failure only the requests are waited for.
-static idist_status idist__ddp_finish(idist_ddp *d) {
-    idist_status settled = idist__ddp_settle(d), s = d->status != IDIST_OK ? d->status : settled;
+// For the timeline: a bucket from its launch to its result.
+static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
+    char name[32], args[96];
+
+    if (!idist_trace_on()) return;
+    snprintf(name, sizeof name, "bucket %d", bucket->exposed.index);
+    snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", bucket->gradient_count,
+             idist__ddp_bucket_nbytes(bucket));
+    idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_now_ns(), args);
+}
+
+// Waits for the launched buckets and finishes them. After a failure it only waits.
+static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
+    idist_status settled = idist__ddp_launch_settle(d);
+    idist_status status = d->status != IDIST_OK ? d->status : settled;
     int b;
 
-    for (b = 0; b < d->n_launched && s == IDIST_OK; b++) {
-        d->buckets[b].pub.opts.request = NULL;
-        if (d->held) s = idist__ddp_hold(d, &d->buckets[b], true, false);
-        if (s == IDIST_OK) s = idist__ddp_call_hook(d, d->hook.finish, "finish", &d->buckets[b]);
-        if (d->held && s == IDIST_OK) s = idist__ddp_hold(d, &d->buckets[b], true, true);
-        idist__ddp_trace(&d->buckets[b]);
+    for (b = 0; b < d->launched_count && status == IDIST_OK; b++) {
+        idist__ddp_bucket *bucket = &d->buckets[b];
+
+        bucket->exposed.opts.request = NULL;
+        if (d->held_errors) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_FINISH);
+        if (status == IDIST_OK) status = idist__ddp_launch_call_hook(d, IDIST__DDP_FINISH, bucket);
+        if (d->held_errors && status == IDIST_OK)
+            status = idist__ddp_hold_end(d, bucket, IDIST__DDP_FINISH);
+        idist__ddp_finish_trace(bucket);
     }
 
-    return idist__ddp_fail(d, s);
+    return idist__ddp_fail(d, status);
 }
 
-static void idist__ddp_reset(idist_ddp *d) {
-    int i;
+static void idist__ddp_finish_reset(idist_ddp *d) {
+    int b;
 
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].nready = 0;
+    for (b = 0; b < d->bucket_count; b++) d->buckets[b].ready_count = 0;
     d->iteration++;
-    d->n_ready = 0;
-    d->filled = false;
-    d->n_launched = 0;
+    d->ready_count = 0;
+    d->launched_count = 0;
+    d->filled_with_zeros = false;
     d->status = IDIST_OK;
     d->begun = false;
 }
 
-// The end of an iteration: what is not ready is either zero or as good as ready.
-static idist_status idist__ddp_end(idist_ddp *d) {
-    bool find_unused = d->desc.find_unused && !d->joined;
-    idist_opts o = idist__ddp_opts(d, false);
-    idist_status s = d->status;
+// Sees to the gradients that are not ready: they count as ready, or with find_unused contribute
+// zero, unless they were ready in a pass with no_sync.
+static idist_status idist__ddp_finish_gather(idist_ddp *d) {
+    idist_status status = d->status;
     int i;
 
-    for (i = 0; i < d->desc.n && s == IDIST_OK && find_unused; i++)
-        if (d->state[i].added == d->iteration && !idist__ddp_is_ready(d, i))
-            s = idist__ddp_gather(d, i);
-    if (s == IDIST_OK && find_unused) s = idist__ddp_fail(d, idist__ddp_fill(d));
-    for (i = 0; i < d->desc.n && s == IDIST_OK && d->copies && !find_unused && !d->joined; i++)
-        if (!idist__ddp_is_ready(d, i)) s = idist__ddp_gather(d, i);
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].nready = d->buckets[i].n;
-    if (s == IDIST_OK && d->size == 1) s = idist__ddp_fail(d, idist__ddp_enter(d));
-    if (s == IDIST_OK) s = idist__ddp_launch(d, true);
-    if (s == IDIST_OK && d->desc.find_unused)
-        s = idist__ddp_fail(d, idist_all_reduce(d->used, d->used, (size_t)d->desc.n, IDIST_U8,
-                                                IDIST_MAX, &o));
-    s = idist__ddp_finish(d);
-    if (s == IDIST_OK && !d->joined) s = idist__ddp_fail(d, idist__ddp_scatter(d));
-    idist__ddp_reset(d);
+    if (d->joining) return status; // the buckets are zeroed already
 
-    return s;
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        bool counts = d->copies;
+
+        if (d->desc.find_unused) counts = d->param_states[i].no_sync_iteration == d->iteration;
+        if (counts && !idist__ddp_is_ready(d, i)) status = idist__ddp_launch_gather(d, i);
+    }
+
+    if (status == IDIST_OK && d->desc.find_unused)
+        status = idist__ddp_fail(d, idist__ddp_finish_fill(d));
+
+    return status;
 }
 
-// Whether an iteration has begun that idist_ddp_wait has to end: not by a forward pass alone, to
-// validate.
-static bool idist__ddp_is_open(const idist_ddp *d) {
-    return d->begun && (d->desc.uneven || d->n_ready);
+// Ends an iteration.
+static idist_status idist__ddp_finish(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+    idist_status status = idist__ddp_finish_gather(d);
+    int b;
+
+    for (b = 0; b < d->bucket_count; b++) d->buckets[b].ready_count = d->buckets[b].gradient_count;
+    if (status == IDIST_OK && d->group_size == 1)
+        status = idist__ddp_fail(d, idist__ddp_check_group(d));
+    if (status == IDIST_OK) status = idist__ddp_launch_full(d, true);
+
+    if (status == IDIST_OK && d->desc.find_unused) {
+        status = idist_all_reduce(d->used, d->used, (size_t)d->desc.n, IDIST_U8, IDIST_MAX, &opts);
+        idist__ddp_fail(d, status);
+    }
+
+    status = idist__ddp_finish_buckets(d); // in any case, to wait for the requests
+    if (status == IDIST_OK && !d->joining)
+        status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
+    idist__ddp_finish_reset(d);
+
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// [train:ddp_step]  the public functions of an iteration
+// uses err world ddp ddp_launch ddp_finish
+//------------------------------------------------------------------------------
+
+// Whether an iteration has begun that idist_ddp_wait must end. A forward pass alone, for
+// validation, need not be ended.
+static bool idist__ddp_step_is_open(const idist_ddp *d) {
+    return d->begun && (d->desc.uneven || d->ready_count);
 }
 
 idist_status idist_ddp_forward(idist_ddp *d) {
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_forward: ddp is NULL");
-    if (idist__ddp_is_open(d))
-        return idist__fail(IDIST_ERR_STATE,
-                           "ddp_forward: the last iteration has not ended: ddp_wait does that");
-    if (d->begun && d->status != IDIST_OK) return idist__fail(d->status, "%s", d->text);
+    if (idist__ddp_step_is_open(d))
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "ddp_forward: the last iteration has not ended; call ddp_wait before this");
+    if (d->begun && d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
+
     d->begun = false;
-    return d->quiet ? IDIST_OK : idist__ddp_begin(d);
+
+    return d->no_sync ? IDIST_OK : idist__ddp_launch_begin(d);
 }
 
 idist_status idist_ddp_ready(idist_ddp *d, int i) {
-    idist_status s;
+    const idist__ddp_bucket *next;
+    idist_status status;
 
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_ready: ddp is NULL");
     if (i < 0 || i >= d->desc.n)
-        return idist__fail(IDIST_ERR_ARG, "ddp_ready: parameter %d, of %d", i, d->desc.n);
+        return idist__fail(IDIST_ERR_ARG, "ddp_ready: there is no parameter %d of %d", i,
+                           d->desc.n);
 
-    if (d->quiet) {
-        d->state[i].added = d->iteration;
+    if (d->no_sync) {
+        d->param_states[i].no_sync_iteration = d->iteration;
         return IDIST_OK;
     }
 
     if (idist__ddp_is_ready(d, i))
-        return idist__fail(IDIST_ERR_STATE,
-                           "ddp_ready: gradient %d was ready already; ddp_wait ends an iteration",
-                           i);
-    if ((s = idist__ddp_begin(d)) != IDIST_OK) return s;
-    s = idist__ddp_gather(d, i);
-    if (s != IDIST_OK || d->buckets[d->n_launched].nready < d->buckets[d->n_launched].n)
-        return s; // nothing is full
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "ddp_ready: gradient %d is ready already; call ddp_wait to end the iteration", i);
+    status = idist__ddp_launch_begin(d);
+    if (status != IDIST_OK) return status;
+    status = idist__ddp_launch_gather(d, i);
+    if (status != IDIST_OK) return status;
 
-    return idist__ddp_launch(d, false);
+    next = &d->buckets[d->launched_count];
+    if (next->ready_count < next->gradient_count) return IDIST_OK;
+
+    return idist__ddp_launch_full(d, false);
 }
 
 idist_status idist_ddp_wait(idist_ddp *d) {
-    idist_status s;
+    idist_status status;
 
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_wait: ddp is NULL");
-    if (d->quiet) return IDIST_OK;
-    if ((s = idist__ddp_begin(d)) != IDIST_OK && (!d->begun || idist__me.group_depth)) return s;
+    if (d->no_sync) return IDIST_OK;
+    status = idist__ddp_launch_begin(d);
+    if (status != IDIST_OK && (!d->begun || idist__me.group_depth)) return status;
+
+    // An iteration that has failed is ended as well.
     idist__trace_begin("wait", "ddp_wait", NULL, NULL);
-    return idist__trace_end(idist__ddp_end(d));
+
+    return idist__trace_end(idist__ddp_finish(d));
 }
 
 idist_status idist_ddp_no_sync(idist_ddp *d, bool on) {
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_no_sync: ddp is NULL");
-    if (idist__ddp_is_open(d))
-        return idist__fail(IDIST_ERR_STATE,
-                           "ddp_no_sync: in the middle of an iteration; ddp_wait ends it");
+    if (idist__ddp_step_is_open(d))
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "ddp_no_sync: the last iteration has not ended; call ddp_wait before this");
+
     d->begun = false;
-    d->quiet = on;
+    d->no_sync = on;
+
     return IDIST_OK;
 }
 
-// An iteration of a rank without data.
-static idist_status idist__ddp_shadow(idist_ddp *d) {
-    idist_status s = IDIST_OK, ended;
+idist_status idist_auto_optim(idist_ddp *d, idist_task_fn step, void *arg) {
+    idist_status status;
+    int result;
+
+    if (!d || !step) return idist__fail(IDIST_ERR_ARG, "auto_optim: ddp or step is NULL");
+    if (d->no_sync) return IDIST_OK;
+    status = idist_ddp_wait(d);
+    if (status != IDIST_OK) return status;
+    result = step(arg);
+    if (result == 0) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_CALLBACK, "auto_optim: the step of the optimizer failed with %d",
+                       result);
+}
+
+//------------------------------------------------------------------------------
+// [train:ddp_join]  ranks that have run out of data
+// uses err agree tensor memory ddp ddp_launch ddp_finish
+//------------------------------------------------------------------------------
+
+// Takes part in an iteration of the others, with zeros.
+static idist_status idist__ddp_join_iteration(idist_ddp *d) {
+    idist_status status = IDIST_OK, finish_status;
     int b;
 
-    for (b = 0; b < d->n_buckets && s == IDIST_OK; b++)
-        s = idist__memory_copy(&d->how.memory, d->buckets[b].pub.data, NULL,
-                               d->buckets[b].pub.count * idist_dtype_size(d->buckets[b].pub.dtype));
-    idist__ddp_fail(d, s);
+    for (b = 0; b < d->bucket_count && status == IDIST_OK; b++)
+        status = idist__memory_copy(&d->reduction.memory, d->buckets[b].exposed.data, NULL,
+                                    idist__ddp_bucket_nbytes(&d->buckets[b]));
+    idist__ddp_fail(d, status);
     if (d->desc.find_unused) memset(d->used, 0, (size_t)d->desc.n);
-    ended = idist__ddp_end(d);
+    finish_status = idist__ddp_finish(d);
 
-    return s == IDIST_OK ? ended : s;
+    return status == IDIST_OK ? finish_status : status;
+}
+
+// Takes part in the iterations of the others until no rank has data.
+static idist_status idist__ddp_join_others(idist_ddp *d) {
+    idist_status status;
+
+    d->joining = true;
+
+    for (;;) {
+        status = idist__ddp_launch_begin(d);
+        if (status != IDIST_OK || !d->active_count) break;
+        status = idist__ddp_join_iteration(d);
+        if (status != IDIST_OK) break;
+    }
+
+    idist__ddp_finish_reset(d);
+    d->joining = false;
+
+    return status;
 }
 
 idist_status idist_ddp_join(idist_ddp *d, int *last) {
-    idist_opts o;
-    idist_status s = IDIST_OK;
+    idist_opts opts;
+    idist_status status;
 
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_join: ddp is NULL");
     if (!d->desc.uneven)
         return idist__fail(IDIST_ERR_STATE,
                            "ddp_join: uneven was not set in the desc of ddp_create");
-    if (d->begun || d->quiet)
-        return idist__fail(IDIST_ERR_STATE, "ddp_join: %s",
-                           d->quiet ? "no_sync is on" : "the last iteration has not ended");
-    d->joined = true;
-    while ((s = idist__ddp_begin(d)) == IDIST_OK && d->active)
-        if ((s = idist__ddp_shadow(d)) != IDIST_OK) break;
-    idist__ddp_reset(d);
-    d->joined = false;
-    d->active = d->size;
-    d->root = 0;
-    o = idist__ddp_opts(d, d->desc.on_device);
+    if (d->no_sync) return idist__fail(IDIST_ERR_STATE, "ddp_join: no_sync is on");
+    if (d->begun)
+        return idist__fail(IDIST_ERR_STATE,
+                           "ddp_join: the last iteration has not ended; call ddp_wait before this");
+
+    status = idist__ddp_join_others(d);
+    d->active_count = d->group_size;
+    d->first_active = 0;
     idist__ddp_set_scale(d);
-    if (s == IDIST_OK) s = idist__tensors_broadcast(d->params, d->desc.n, d->last_root, &o);
-    if (s == IDIST_OK)
-        s = idist__tensors_broadcast(d->buffers, d->desc.n_buffers, d->last_root, &o);
-    o.stream = NULL;
-    if (last) *last = d->last_root;
 
-    return s == IDIST_OK ? idist__agree(s, &o) : s;
+    opts = idist__ddp_opts(d, d->desc.on_device);
+    if (status == IDIST_OK)
+        status = idist__tensor_broadcast(d->params, d->desc.n, d->last_active, &opts);
+    if (status == IDIST_OK)
+        status = idist__tensor_broadcast(d->buffers, d->desc.n_buffers, d->last_active, &opts);
+    if (last) *last = d->last_active;
+    if (status != IDIST_OK) return status;
+    opts.stream = NULL;
+
+    return idist__agree(status, &opts);
 }
 
-// ---- a ddp's beginning and end ----
+//------------------------------------------------------------------------------
+// [train:ddp_create]  from a desc to a ddp, and its end
+// uses err base:type life calls:coll p2p own agree shape tensor memory compress
+// uses half int8 on_device ddp ddp_bucket
+//
+//     idist__ddp_create_copy         the lists of the caller
+//     idist__ddp_create_check        what can be wrong with them
+//     idist__ddp_bucket_form         the buckets
+//     idist__ddp_create_set_hook     the hook, and what a compression needs per bucket
+//     idist__ddp_create_agree        collective: the same arguments on all ranks, and no failure
+//     idist__ddp_create_broadcast    collective: parameters and buffers of rank 0
+//------------------------------------------------------------------------------
 
-static idist_status idist__ddp_plain_start(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    if (c->size == 1) return IDIST_OK; // nothing would change
-    return idist_all_reduce(b->data, b->data, b->count, b->dtype, c->op, &b->opts);
+// The built-in reduction as a hook.
+static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+
+    if (reduction->group_size == 1) return IDIST_OK; // nothing would change
+    return idist_all_reduce(b->data, b->data, b->count, b->dtype, reduction->op, &b->opts);
 }
 
-static idist_status idist__ddp_plain_finish(idist_bucket *b, void *arg) {
-    const idist__summing *c = (const idist__summing *)arg;
-    return idist__memory_scale(&c->memory, b->data, b->count, b->dtype, c->post);
+static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+
+    return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                               reduction->postscale);
 }
 
-static bool idist__ddp_is_scaled(const idist_ddp_desc *c) {
-    return (c->prescale != 0 && c->prescale != 1) || (c->postscale != 0 && c->postscale != 1) ||
-           c->divide_by_active;
-}
+static const idist_dtype idist__ddp_wire_dtypes[] = {
+    IDIST_F32, // not compressed
+    IDIST_F16,
+    IDIST_BF16,
+    IDIST_I8,
+};
 
-static idist_status idist__ddp_choose_hook(idist_ddp *d) {
-    static const idist_dtype wires[4] = {IDIST_F32, IDIST_F16, IDIST_BF16, IDIST_I8};
-    static const idist_ddp_hook hooks[3] = {
-        {idist__ddp_plain_start, idist__ddp_plain_finish, NULL, NULL},
-        {idist__half_start, idist__half_finish, idist__packed_free, NULL},
-        {idist__byte_start, idist__byte_finish, idist__packed_free, NULL}};
-    int way = d->desc.compression == IDIST_COMPRESS_I8 ? 2 : d->desc.compression ? 1 : 0, b;
-    size_t largest = 0;
-    idist_status s = IDIST_OK;
+// By idist_compression.
+static const idist_ddp_hook idist__ddp_host_hooks[] = {
+    {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
+    {idist__half_start, idist__half_finish, idist__compress_free, NULL},
+    {idist__half_start, idist__half_finish, idist__compress_free, NULL},
+    {idist__int8_start, idist__int8_finish, idist__compress_free, NULL},
+};
 
-    if (d->desc.on_device)
-        s = IDIST__OWN(idist__own_ready("ddp_create", &d->how.memory.opts,
-                                        way || idist__ddp_is_scaled(&d->desc)));
-    d->how.wire = wires[d->desc.compression];
-    d->hook = d->desc.hook ? *d->desc.hook : hooks[way];
-    if (!d->desc.hook) d->hook.arg = &d->how;
 #ifdef IDIST_NCCL_H
-    if (way && d->desc.on_device) {
-        d->hook.start = way == 1 ? idist__half_start_device : idist__byte_start_device;
-        d->hook.finish = way == 1 ? idist__half_finish_device : idist__byte_finish_device;
-    }
+static const idist_ddp_hook idist__ddp_device_hooks[] = {
+    {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
+    {idist__on_device_half_start, idist__on_device_half_finish, idist__compress_free, NULL},
+    {idist__on_device_half_start, idist__on_device_half_finish, idist__compress_free, NULL},
+    {idist__on_device_int8_start, idist__on_device_int8_finish, idist__compress_free, NULL},
+};
 #endif
-    for (b = 0; b < d->n_buckets && way && s == IDIST_OK; b++) {
-        s = idist__packed_create(&d->how, &d->buckets[b].pub);
-        largest = d->buckets[b].pub.count > largest ? d->buckets[b].pub.count : largest;
-    }
 
-    if (way == 2 && d->desc.find_unused && s == IDIST_OK) {
-        void *held = NULL;
-        s = idist__memory_alloc(&d->how.memory, &held, largest * sizeof *d->held);
-        d->held = (float *)held;
-    }
-
-    return s;
+static bool idist__ddp_create_has_factors(const idist_ddp_desc *desc) {
+    if (desc->prescale != 0 && desc->prescale != 1) return true;
+    if (desc->postscale != 0 && desc->postscale != 1) return true;
+    return desc->divide_by_active;
 }
 
-// What is wrong with a desc. Local; a part of what all then agree on.
-static idist_status idist__ddp_check(const idist_ddp_desc *c, const idist_ddp *d) {
-    static const char *const name = "ddp_create";
-    bool scaled = idist__ddp_is_scaled(c);
-    size_t total = 0;
-    idist_status s;
-    int i;
+// Allocates what a compression needs. Local.
+static idist_status idist__ddp_create_compression(idist_ddp *d) {
+    size_t largest = 0;
+    void *held_errors = NULL;
+    idist_status status = IDIST_OK;
+    int b;
 
-    if (c->n < 1)
-        return idist__fail(IDIST_ERR_ARG, "ddp_create: %d parameters: there is nothing to average",
-                           c->n);
-    if (c->prescale - c->prescale != 0 || c->postscale - c->postscale != 0)
-        return idist__fail(IDIST_ERR_ARG, "ddp_create: prescale is %g and postscale %g",
-                           c->prescale, c->postscale);
-    if ((s = idist__tensors_check(name, "parameter", c->params, c->n, true)) != IDIST_OK) return s;
-    if (c->grads && (s = idist__tensors_check(name, "gradient", c->grads, c->n, false)) != IDIST_OK)
-        return s;
-    if ((s = idist__tensors_check(name, "buffer", c->buffers, c->n_buffers, true)) != IDIST_OK)
-        return s;
-    if ((unsigned)c->compression > IDIST_COMPRESS_I8 || (c->compression && c->hook))
-        return idist__fail(IDIST_ERR_ARG, "ddp_create: %s",
-                           c->hook ? "compression and a hook" : "no such compression");
-    if (c->hook && (!c->hook->start || !c->hook->finish))
+    for (b = 0; b < d->bucket_count && status == IDIST_OK; b++) {
+        idist_bucket *exposed = &d->buckets[b].exposed;
+
+        status = idist__compress_alloc(&d->reduction, exposed);
+        if (exposed->count > largest) largest = exposed->count;
+    }
+
+    if (status != IDIST_OK || d->desc.compression != IDIST_COMPRESS_I8 || !d->desc.find_unused)
+        return status;
+    status =
+        idist__memory_alloc(&d->reduction.memory, &held_errors, largest * sizeof *d->held_errors);
+    d->held_errors = (float *)held_errors;
+
+    return status;
+}
+
+// Local.
+static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
+    const idist_ddp_desc *desc = &d->desc;
+    idist_status status = IDIST_OK;
+
+    if (desc->on_device) // which needs kernels to compress and to scale
+        status =
+            IDIST__OWN(idist__own_ready("ddp_create", &d->reduction.memory.opts,
+                                        desc->compression || idist__ddp_create_has_factors(desc)));
+
+    d->reduction.wire = idist__ddp_wire_dtypes[desc->compression];
+    d->hook = idist__ddp_host_hooks[desc->compression];
+#ifdef IDIST_NCCL_H
+    if (desc->on_device) d->hook = idist__ddp_device_hooks[desc->compression];
+#endif
+    d->hook.arg = &d->reduction;
+    if (desc->hook) d->hook = *desc->hook;
+    if (status == IDIST_OK && desc->compression) status = idist__ddp_create_compression(d);
+
+    return status;
+}
+
+static idist_status idist__ddp_create_check_gradient(const idist_ddp_desc *desc,
+                                                     const idist_tensor *gradient, int i) {
+    bool float_or_double = gradient->dtype == IDIST_F32 || gradient->dtype == IDIST_F64;
+    bool can_scale = idist__type_is_float(gradient->dtype);
+
+    if (gradient->count != desc->params[i].count)
+        return idist__fail(IDIST_ERR_ARG,
+                           "ddp_create: parameter %d has %zu elements, but its gradient has %zu", i,
+                           desc->params[i].count, gradient->count);
+
+    if (desc->on_device) {
+        float_or_double = gradient->dtype == IDIST_F32;
+        can_scale = can_scale && gradient->dtype <= IDIST_F64;
+    }
+
+    if (desc->compression && !float_or_double)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "ddp_create: compression needs %s; gradient %d is %s",
+                           desc->on_device ? "F32 on the device" : "F32 or F64", i,
+                           idist_dtype_name(gradient->dtype));
+    if (idist__ddp_create_has_factors(desc) && !can_scale)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "ddp_create: factors need F16, BF16, F32 or F64%s; gradient %d is %s",
+                           desc->on_device ? " on the device" : " or 8-bit floats", i,
+                           idist_dtype_name(gradient->dtype));
+
+    return IDIST_OK;
+}
+
+static idist_status idist__ddp_create_check_lists(const idist_ddp_desc *desc) {
+    const char *name = "ddp_create";
+    idist_status status;
+
+    if (desc->n < 1)
+        return idist__fail(IDIST_ERR_ARG, "ddp_create: n must be positive, got %d parameters",
+                           desc->n);
+    if (desc->prescale - desc->prescale != 0 || desc->postscale - desc->postscale != 0)
+        return idist__fail(IDIST_ERR_ARG,
+                           "ddp_create: prescale and postscale must be finite, got %g and %g",
+                           desc->prescale, desc->postscale);
+
+    status = idist__tensor_check(name, "parameter", desc->params, desc->n, true);
+    if (status == IDIST_OK && desc->grads)
+        status = idist__tensor_check(name, "gradient", desc->grads, desc->n, false);
+    if (status == IDIST_OK)
+        status = idist__tensor_check(name, "buffer", desc->buffers, desc->n_buffers, true);
+
+    return status;
+}
+
+// What can be wrong with a desc. Local.
+static idist_status idist__ddp_create_check(const idist_ddp *d) {
+    const idist_ddp_desc *desc = &d->desc;
+    size_t total = 0;
+    int i;
+    idist_status status = idist__ddp_create_check_lists(desc);
+
+    if (status != IDIST_OK) return status;
+    if (desc->compression && desc->hook)
+        return idist__fail(IDIST_ERR_ARG, "ddp_create: compression and a hook cannot be combined");
+    if ((unsigned)desc->compression > IDIST_COMPRESS_I8)
+        return idist__fail(IDIST_ERR_ARG, "ddp_create: invalid compression %d",
+                           (int)desc->compression);
+    if (desc->hook && (!desc->hook->start || !desc->hook->finish))
         return idist__fail(IDIST_ERR_ARG, "ddp_create: the hook's start or finish is NULL");
 
-    for (i = 0; i < c->n; i++) {
-        idist_dtype dtype = d->grads[i].dtype;
+    for (i = 0; i < desc->n; i++) {
         total += idist__ddp_nbytes(&d->grads[i]);
         if (total > SIZE_MAX / 4)
             return idist__fail(IDIST_ERR_ARG,
                                "ddp_create: gradients 0 to %d are larger than memory can be", i);
-        if (d->grads[i].count != c->params[i].count)
-            return idist__fail(IDIST_ERR_ARG,
-                               "ddp_create: parameter %d has %zu elements, and its gradient %zu", i,
-                               c->params[i].count, d->grads[i].count);
-        if (c->compression && dtype != IDIST_F32 && (dtype != IDIST_F64 || c->on_device))
-            return idist__fail(IDIST_ERR_UNSUPPORTED,
-                               "ddp_create: compression is for %s, not %s (gradient %d)",
-                               c->on_device ? "F32 on the device" : "F32 and F64",
-                               idist_dtype_name(dtype), i);
-        if (scaled && (!idist__type_is_float(dtype) || (c->on_device && dtype > IDIST_F64)))
-            return idist__fail(
-                IDIST_ERR_UNSUPPORTED,
-                "ddp_create: factors are for F16, BF16, F32 and F64%s, not %s (gradient %d)",
-                c->on_device ? " on the device" : " and 8-bit floats", idist_dtype_name(dtype), i);
+        status = idist__ddp_create_check_gradient(desc, &d->grads[i], i);
+        if (status != IDIST_OK) return status;
     }
 
     return IDIST_OK;
 }
 
-// Copies of the caller's lists, and what is kept of each.
-static idist_status idist__ddp_copy(idist_ddp *d, const idist_ddp_desc *c) {
-    size_t n = c->n > 0 ? (size_t)c->n : 0, m = c->n_buffers > 0 ? (size_t)c->n_buffers : 0, i;
+// Copies the lists of the caller, and allocates what is kept per entry. They are not checked yet.
+static idist_status idist__ddp_create_copy(idist_ddp *d) {
+    const idist_ddp_desc *desc = &d->desc;
+    size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;
+    size_t buffer_count = desc->n_buffers > 0 ? (size_t)desc->n_buffers : 0;
 
     d->params = (idist_tensor *)calloc(n + 1, sizeof *d->params);
     d->grads = (idist_tensor *)calloc(n + 1, sizeof *d->grads);
-    d->buffers = (idist_tensor *)calloc(m + 1, sizeof *d->buffers);
-    d->state = (idist__ddp_param *)calloc(n + 1, sizeof *d->state);
+    d->buffers = (idist_tensor *)calloc(buffer_count + 1, sizeof *d->buffers);
+    d->param_states = (idist__ddp_param *)calloc(n + 1, sizeof *d->param_states);
     d->used = (uint8_t *)malloc(n + 1);
-    d->has_data = (uint8_t *)calloc((size_t)d->size, 1);
-    if (!d->params || !d->grads || !d->buffers || !d->state || !d->used || !d->has_data)
+    d->has_data = (uint8_t *)calloc((size_t)d->group_size, 1);
+    if (!d->params || !d->grads || !d->buffers || !d->param_states || !d->used || !d->has_data)
         return idist__ddp_no_memory();
     memset(d->used, 1, n + 1);
 
-    for (i = 0; i < n && c->params; i++) {
-        d->params[i] = d->grads[i] = c->params[i];
+    for (i = 0; i < n && desc->params; i++) {
+        d->params[i] = desc->params[i];
+        d->grads[i] = desc->params[i];
         d->grads[i].data = NULL;
-        if (c->grads) d->grads[i] = c->grads[i];
+        if (desc->grads) d->grads[i] = desc->grads[i];
     }
 
-    for (i = 0; i < m && c->buffers; i++) d->buffers[i] = c->buffers[i];
+    for (i = 0; i < buffer_count && desc->buffers; i++) d->buffers[i] = desc->buffers[i];
 
     return IDIST_OK;
 }
 
-// Everything that has to be equal on all ranks.
-static idist_status idist__ddp_agree(const idist_ddp *d, idist_status mine) {
-    const idist_ddp_desc *c = &d->desc;
-    int n = c->n > 0 ? c->n : 0, m = c->n_buffers > 0 ? c->n_buffers : 0, at = 0;
-    int64_t bits;
-    double post = c->postscale != 0 ? c->postscale : 1;
-    idist_opts o = idist__ddp_opts(d, false);
-    enum { IDIST__DDP_OPTIONS = 12 };
-    idist__shape *shapes =
-        (idist__shape *)calloc(2 * (size_t)n + (size_t)m + IDIST__DDP_OPTIONS, sizeof *shapes);
-    idist_status s;
+// The options that must be equal on all ranks.
+enum { IDIST__DDP_OPTIONS = 12 };
 
-    memcpy(&bits, &post, sizeof bits);
-    if (mine == IDIST_OK && !shapes) mine = idist__ddp_no_memory();
+static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *shapes) {
+    double postscale = desc->postscale != 0 ? desc->postscale : 1;
+    int64_t bits;
+    int i = 0;
+
+    memcpy(&bits, &postscale, sizeof bits);
+    shapes[i++] = idist__shape_of_option("number of parameters", desc->n);
+    shapes[i++] = idist__shape_of_option("number of buffers", desc->n_buffers);
+    shapes[i++] = idist__shape_of_option("bucket_nbytes", (int64_t)desc->bucket_nbytes);
+    shapes[i++] = idist__shape_of_option("compression", desc->compression);
+    shapes[i] = idist__shape_of_option("postscale", bits);
+    shapes[i++].dtype = IDIST__SHAPE_REAL;
+    shapes[i++] = idist__shape_of_option("sum", desc->sum);
+    shapes[i++] = idist__shape_of_option("keep_params", desc->keep_params);
+    shapes[i++] = idist__shape_of_option("find_unused", desc->find_unused);
+    shapes[i++] = idist__shape_of_option("uneven", desc->uneven);
+    shapes[i++] = idist__shape_of_option("divide_by_active", desc->divide_by_active);
+    shapes[i++] = idist__shape_of_option("on_device", desc->on_device);
+    shapes[i] = idist__shape_of_option("hook", desc->hook != NULL);
+}
+
+// Collective: whether all ranks have the same arguments, and none has failed before.
+static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status mine) {
+    int n = d->desc.n, buffer_count = d->desc.n_buffers, count = 0;
+    idist_opts opts = idist__ddp_opts(d, false);
+    idist__shape *shapes = NULL, *next;
+    idist_status status;
 
     if (mine == IDIST_OK) {
-        shapes[at++] = idist__shape_option("number of parameters", n);
-        shapes[at++] = idist__shape_option("number of buffers", m);
-        shapes[at++] = idist__shape_option("bucket_nbytes", (int64_t)c->bucket_nbytes);
-        shapes[at++] = idist__shape_option("compression", c->compression);
-        shapes[at] = idist__shape_option("postscale", bits);
-        shapes[at++].dtype = IDIST__SHAPE_REAL;
-        shapes[at++] = idist__shape_option("sum", c->sum);
-        shapes[at++] = idist__shape_option("keep_params", c->keep_params);
-        shapes[at++] = idist__shape_option("find_unused", c->find_unused);
-        shapes[at++] = idist__shape_option("uneven", c->uneven);
-        shapes[at++] = idist__shape_option("divide_by_active", c->divide_by_active);
-        shapes[at++] = idist__shape_option("on_device", c->on_device);
-        shapes[at++] = idist__shape_option("hook", c->hook != NULL);
-        idist__shape_of(shapes + at, "parameter", d->params, n);
-        idist__shape_of(shapes + at + n, "gradient", d->grads, n);
-        idist__shape_of(shapes + at + 2 * n, "buffer", d->buffers, m);
-        at += 2 * n + m;
+        count = IDIST__DDP_OPTIONS + 2 * n + buffer_count;
+        shapes = (idist__shape *)calloc((size_t)count, sizeof *shapes);
+        if (!shapes) mine = idist__ddp_no_memory();
     }
 
-    s = idist__shapes_agree("ddp_create", shapes, IDIST__DDP_OPTIONS, at, mine, 0, &o);
+    if (shapes) {
+        idist__ddp_create_options(&d->desc, shapes);
+        next = shapes + IDIST__DDP_OPTIONS;
+        idist__shape_of_tensors(next, "parameter", d->params, n);
+        idist__shape_of_tensors(next + n, "gradient", d->grads, n);
+        idist__shape_of_tensors(next + 2 * n, "buffer", d->buffers, buffer_count);
+    }
+
+    status = idist__shape_agree("ddp_create", shapes, IDIST__DDP_OPTIONS, count, mine, 0, &opts);
     free(shapes);
 
-    return s;
+    return status;
+}
+
+// Collective: copies parameters and buffers of rank 0 to all.
+static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
+    idist_status status = IDIST_OK;
+
+    if (!d->desc.keep_params) status = idist__tensor_broadcast(d->params, d->desc.n, 0, &opts);
+    if (status == IDIST_OK && !d->desc.keep_params)
+        status = idist__tensor_broadcast(d->buffers, d->desc.n_buffers, 0, &opts);
+    if (status != IDIST_OK) return status;
+    opts.stream = NULL;
+
+    return idist__agree(status, &opts);
 }
 
 idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     idist_ddp *d;
-    idist_opts own, o;
-    idist_status s;
+    idist_opts own, opts;
+    idist_status status;
 
     if (!desc || !ddp) return idist__fail(IDIST_ERR_ARG, "ddp_create: desc or ddp is NULL");
     *ddp = NULL;
     memset(&own, 0, sizeof own);
     own.group = desc->group;
     own.timeout_ms = desc->timeout_ms;
-    if ((s = idist__agree_enter("ddp_create", &own, &o)) != IDIST_OK) return s;
-    if ((d = (idist_ddp *)calloc(1, sizeof *d)) == NULL)
-        return idist__agree(idist__ddp_no_memory(), &o);
-    d->desc = *desc;
-    d->how.size = d->size = d->active = idist_group_size(desc->group);
-    d->how.memory.on_device = desc->on_device;
-    d->how.memory.opts = idist__ddp_opts(d, desc->on_device);
-    d->last_root = d->size - 1;
-    d->iteration = 1;
-    s = idist__ddp_copy(d, desc);
-    if (s == IDIST_OK) s = idist__ddp_check(desc, d);
-    if (s == IDIST_OK) s = idist__ddp_make_buckets(d);
-    if (s == IDIST_OK) s = idist__ddp_choose_hook(d);
-    s = idist__ddp_agree(d, s);
-    o = idist__ddp_opts(d, desc->on_device);
-    idist__ddp_set_scale(d);
-    if (s == IDIST_OK && !desc->keep_params)
-        s = idist__tensors_broadcast(d->params, desc->n, 0, &o);
-    if (s == IDIST_OK && !desc->keep_params)
-        s = idist__tensors_broadcast(d->buffers, desc->n_buffers, 0, &o);
-    o.stream = NULL;
-    if (s == IDIST_OK) s = idist__agree(s, &o);
-    *ddp = d;
-    if (s != IDIST_OK) idist_ddp_free(ddp);
+    status = idist__agree_enter("ddp_create", &own, &opts);
+    if (status != IDIST_OK) return status;
+    d = (idist_ddp *)calloc(1, sizeof *d);
+    if (!d) return idist__agree(idist__ddp_no_memory(), &opts);
 
-    return s;
+    d->desc = *desc;
+    d->group_size = idist_group_size(desc->group);
+    d->active_count = d->group_size;
+    d->last_active = d->group_size - 1;
+    d->iteration = 1;
+    d->reduction.group_size = d->group_size;
+    d->reduction.memory.on_device = desc->on_device;
+    d->reduction.memory.opts = idist__ddp_opts(d, desc->on_device);
+    idist__ddp_set_scale(d);
+
+    status = idist__ddp_create_copy(d);
+    if (status == IDIST_OK) status = idist__ddp_create_check(d);
+    if (status == IDIST_OK) status = idist__ddp_bucket_form(d);
+    if (status == IDIST_OK) status = idist__ddp_create_set_hook(d);
+    status = idist__ddp_create_agree(d, status);
+    if (status == IDIST_OK) status = idist__ddp_create_broadcast(d);
+    if (status == IDIST_OK) *ddp = d;
+    else idist_ddp_free(&d);
+
+    return status;
 }
 
 void idist_ddp_free(idist_ddp **ddp) {
     idist_ddp *d = ddp ? *ddp : NULL;
+    const idist__memory *memory;
     int b;
 
     if (!d) return;
     *ddp = NULL;
 
-    for (b = 0; b < d->n_buckets && d->buckets; b++) {
+    for (b = 0; b < d->bucket_count && d->buckets; b++) {
         idist__ddp_bucket *bucket = &d->buckets[b];
+
         idist_wait(&bucket->request);
-        if (bucket->pub.state && d->hook.free_fn) d->hook.free_fn(bucket->pub.state, d->hook.arg);
+        if (bucket->exposed.state && d->hook.free_fn)
+            d->hook.free_fn(bucket->exposed.state, d->hook.arg);
     }
 
-    idist__memory_free(&d->how.memory, d->memory);
-    idist__memory_free(&d->how.memory, d->saved);
-    idist__memory_free(&d->how.memory, d->held);
+    memory = &d->reduction.memory;
+    idist__memory_free(memory, d->bucket_memory);
+    idist__memory_free(memory, d->saved_grads);
+    idist__memory_free(memory, d->held_errors);
     free(d->buckets);
     free(d->params);
     free(d->grads);
     free(d->buffers);
-    free(d->state);
+    free(d->param_states);
     free(d->used);
     free(d->has_data);
     free(d);
@@ -3877,46 +4868,31 @@ void *idist_ddp_grad(const idist_ddp *d, int i) {
 }
 
 int idist_ddp_bucket(const idist_ddp *d, int i) {
-    return d && i >= 0 && i < d->desc.n ? d->state[i].bucket : -1;
+    return d && i >= 0 && i < d->desc.n ? d->param_states[i].bucket : -1;
 }
 
-int idist_ddp_buckets(const idist_ddp *d) { return d ? d->n_buckets : 0; }
+int idist_ddp_buckets(const idist_ddp *d) { return d ? d->bucket_count : 0; }
 
 bool idist_ddp_used(const idist_ddp *d, int i) {
     return d && i >= 0 && i < d->desc.n && d->used[i];
 }
 
-int idist_ddp_active(const idist_ddp *d) { return d ? d->active : 0; }
-
-idist_status idist_auto_optim(idist_ddp *d, idist_task_fn step, void *arg) {
-    idist_status s;
-    int code;
-
-    if (!d || !step) return idist__fail(IDIST_ERR_ARG, "auto_optim: ddp or step is NULL");
-    if (d->quiet) return IDIST_OK;
-    if ((s = idist_ddp_wait(d)) != IDIST_OK) return s;
-    if ((code = step(arg)) == 0) return IDIST_OK;
-
-    return idist__fail(IDIST_ERR_CALLBACK, "auto_optim: the step of the optimizer failed with %d",
-                       code);
-}
+int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 //------------------------------------------------------------------------------
-// [train:log]  what a training says, on rank 0 only
-// uses os err base:log world life
+// [train:log]  what a training run prints, on rank 0 only
+// uses clock err base:log world life
 //------------------------------------------------------------------------------
 
-#define IDIST__BAR_NS (100 * IDIST__MS) // between two pictures of a progress bar
-
-// Takes away a bar, so that a line can stand in its place.
+// Removes a progress bar, so that a line can take its place. The lock is held.
 static void idist__log_clear_bar(void) {
     fputs(idist__log_before, stderr);
     idist__log_before = "";
 }
 
-static void idist__log_say(const char *line) {
-    const idist__world *w = idist__world_default();
-    const idist_logger *logger = w ? &w->log.logger : NULL;
+static void idist__log_line(const char *line) {
+    const idist__world *world = idist__world_default();
+    const idist_logger *logger = world ? &world->log.logger : NULL;
 
     pthread_mutex_lock(&idist__log_lock);
     idist__me.callbacks++;
@@ -3929,22 +4905,22 @@ static void idist__log_say(const char *line) {
 
 void idist_train_log(const char *name, const char *format, ...) {
     char line[2048], when[32], *at;
-    struct timespec now;
-    struct tm tm;
+    int64_t now_ns;
     va_list args;
 
     if (idist_get_rank() != 0 || idist__me.callbacks) return; // a logger must not log
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (!localtime_r(&now.tv_sec, &tm) || !strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &tm))
-        when[0] = 0;
-    snprintf(line, sizeof line, "%s,%03d %s INFO: ", when, (int)(now.tv_nsec / 1000000),
+
+    now_ns = idist__os_clock_ns();
+    idist__os_clock_print(now_ns, when, sizeof when);
+    snprintf(line, sizeof line, "%s,%03d %s INFO: ", when, (int)(now_ns / 1000000 % 1000),
              name ? name : "training");
     va_start(args, format);
     vsnprintf(line + strlen(line), sizeof line - strlen(line), format, args);
     va_end(args);
+
     for (at = line; *at; at++)
         if (*at == '\n') *at = ' ';
-    idist__log_say(line);
+    idist__log_line(line);
 }
 
 void idist_train_log_config(const char *name) {
@@ -3968,80 +4944,100 @@ void idist_train_log_config(const char *name) {
 void idist_train_log_metrics(const char *name, int epoch, double seconds, const char *tag,
                              const char *const *names, const double *values, int n) {
     int i;
+
     idist_train_log(name, "Epoch %d - Evaluation time (seconds): %.2f - %s metrics:", epoch,
                     seconds, tag ? tag : "");
     for (i = 0; i < n && names && values; i++)
         idist_train_log(name, "    %s: %.6g", names[i], values[i]);
 }
 
-// "02:07", or "1:02:07"
-static void idist__progress_time(char *text, size_t cap, int64_t ns) {
-    int64_t s = ns / 1000000000;
-    if (s < 0 || s > 99 * 3600) snprintf(text, cap, "?");
-    else if (s >= 3600)
-        snprintf(text, cap, "%d:%02d:%02d", (int)(s / 3600), (int)(s / 60 % 60), (int)(s % 60));
-    else snprintf(text, cap, "%02d:%02d", (int)(s / 60), (int)(s % 60));
+//------------------------------------------------------------------------------
+// [train:progress]  a progress bar on a terminal
+// uses os terminal err base:log life log
+//------------------------------------------------------------------------------
+
+#define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
+
+// "02:07" or "1:02:07".
+static void idist__progress_print_time(char *text, size_t capacity, int64_t ns) {
+    int64_t seconds = ns / 1000000000;
+    int h = (int)(seconds / 3600), m = (int)(seconds / 60 % 60), s = (int)(seconds % 60);
+
+    if (seconds < 0 || seconds > 99 * 3600) snprintf(text, capacity, "?");
+    else if (seconds >= 3600) snprintf(text, capacity, "%d:%02d:%02d", h, m, s);
+    else snprintf(text, capacity, "%02d:%02d", m, s);
 }
 
-// How many bytes of a text of UTF-8 are its first `most` characters, each of which is taken for one
-// column.
-static size_t idist__progress_cut(const char *text, size_t most) {
-    size_t i, n = 0;
+// The number of bytes that the first `columns` characters of a UTF-8 text have, each of which
+// counts as one column.
+static size_t idist__progress_cut(const char *text, size_t columns) {
+    size_t i, count = 0;
+
     for (i = 0; text[i]; i++)
-        if (((unsigned char)text[i] & 0xC0) != 0x80 && n++ == most) break;
+        if (((unsigned char)text[i] & 0xC0) != 0x80 && count++ == columns) break;
     return i;
 }
 
-// Writes one line that no terminal has to break: the next picture would begin in the middle of it.
-// The last column stays free, because some terminals go on in the next line as soon as it is
-// written.
-static void idist__progress_draw(const char *before, const char *picture, const char *behind,
+// Writes one line that the terminal does not wrap: otherwise the next update would start in the
+// middle of it. The last column stays free, because some terminals wrap as soon as it is written.
+static void idist__progress_draw(const char *before, const char *picture, const char *after,
                                  const char *end) {
-    struct winsize size;
     char line[1024];
-    size_t columns = sizeof line;
+    size_t columns = idist__os_terminal_columns();
 
-    memset(&size, 0, sizeof size);
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) columns = size.ws_col - 1u;
-
-    snprintf(line, sizeof line, "%s%s %s", before, picture, behind);
+    columns = columns ? columns - 1 : sizeof line;
+    snprintf(line, sizeof line, "%s%s %s", before, picture, after);
     if (line[idist__progress_cut(line, columns)])
-        snprintf(line, sizeof line, "%s %s", before, behind);
+        snprintf(line, sizeof line, "%s %s", before, after);
     fprintf(stderr, "%.*s%s", (int)idist__progress_cut(line, columns), line, end);
+}
+
+static void idist__progress_print_remaining(char *text, size_t capacity, int64_t elapsed_ns,
+                                            uint64_t done, uint64_t total) {
+    double remaining_ns;
+
+    if (!done) {
+        idist__copy_text(text, capacity, "?");
+        return;
+    }
+
+    remaining_ns = (double)elapsed_ns / (double)done * (double)(total - done);
+    idist__progress_print_time(text, capacity, (int64_t)remaining_ns);
 }
 
 void idist_progress_update(idist_progress *bar, uint64_t done, const char *text) {
     static const char cells[] = "##########          ";
-    char gone[32], left[32], before[400], picture[16], behind[600];
-    int64_t now = idist__os_now_ns();
+    char elapsed[32], remaining[32], before[400], picture[16], after[600];
+    int64_t now_ns = idist__os_now_ns();
+    double fraction;
     bool last;
 
     if (!bar || idist_get_rank() != 0) return;
-    if (!bar->started_ns) bar->started_ns = now;
+    if (!bar->started_ns) bar->started_ns = now_ns;
     last = done >= bar->total;
-    if (!last && bar->shown_ns && now - bar->shown_ns < IDIST__BAR_NS) return;
-    bar->shown_ns = now;
-    if (!isatty(STDERR_FILENO)) return;
+    if (!last && bar->shown_ns && now_ns - bar->shown_ns < IDIST__BAR_NS) return;
+    bar->shown_ns = now_ns;
+    if (!idist__os_terminal_has_stderr()) return;
     if (done > bar->total) done = bar->total;
-    idist__progress_time(gone, sizeof gone, now - bar->started_ns);
-    if (done)
-        idist__progress_time(left, sizeof left,
-                             (int64_t)((double)(now - bar->started_ns) / (double)done *
-                                       (double)(bar->total - done)));
-    else idist__copy_text(left, sizeof left, "?");
+
+    idist__progress_print_time(elapsed, sizeof elapsed, now_ns - bar->started_ns);
+    idist__progress_print_remaining(remaining, sizeof remaining, now_ns - bar->started_ns, done,
+                                    bar->total);
+
     pthread_mutex_lock(&idist__log_lock);
     idist__log_clear_bar();
     snprintf(before, sizeof before, "%s: [%llu/%llu] %3d%%", bar->title ? bar->title : "",
              (unsigned long long)done, (unsigned long long)bar->total,
              bar->total ? (int)(100.0 * (double)done / (double)bar->total) : 100);
-    snprintf(picture, sizeof picture, "|%.10s|",
-             cells + 10 - (bar->total ? (int)(10.0 * (double)done / (double)bar->total) : 10));
-    snprintf(behind, sizeof behind, "%s [%s<%s]", text ? text : "", gone, left);
-    idist__progress_draw(before, picture, behind, last ? "\n" : "");
+    fraction = bar->total ? 10.0 * (double)done / (double)bar->total : 10;
+    snprintf(picture, sizeof picture, "|%.10s|", cells + 10 - (int)fraction);
+    snprintf(after, sizeof after, "%s [%s<%s]", text ? text : "", elapsed, remaining);
+    idist__progress_draw(before, picture, after, last ? "\n" : "");
     fflush(stderr);
-    if (!last) idist__log_before = "\r\033[K";
+    if (!last) idist__log_before = "\r\033[K"; // clears the line
     pthread_mutex_unlock(&idist__log_lock);
-    if (last) bar->started_ns = bar->shown_ns = 0; // the next one
+
+    if (last) bar->started_ns = bar->shown_ns = 0; // the struct can be used for another bar
 }
 
 #include "idist_end.h"
