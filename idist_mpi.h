@@ -2,65 +2,96 @@
 
 DO THIS
 
-    Include it where idist.h is included, or on the command line, and compile with your MPI's compiler:
+    Include it after idist.h, or on the command line, and compile with the compiler of your MPI:
 
         mpicc -DIDIST_IMPLEMENTATION -include idist_mpi.h app.c -o app && mpirun -n 4 ./app
 
-    The source stays as it is. Started by mpirun or mpiexec, idist_initialize picks this backend; started alone, by
-    idist_spawn or by torchrun, it picks what it would without this header. IDIST_BACKEND=mpi or =ring decides otherwise.
+    The source does not change. Under mpirun or mpiexec, idist_initialize picks this backend; alone,
+    under idist_spawn or under torchrun, it picks what it would pick without this header.
+    IDIST_BACKEND=mpi or IDIST_BACKEND=ring overrides the choice.
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's non-blocking ones. Any MPI
-    from 3.0 on. Nothing is assumed about what a handle is, so that a program built for the standard ABI of MPI 5.0
-    (mpicc_abi) runs on every library that has it. Floats of 16 and 8 bits are reduced as F32.
+    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's
+    non-blocking operations. Any MPI from 3.0 on will do. Nothing is assumed about the type of a
+    handle, so a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs on every library
+    that implements it. Floats of 16 and 8 bits are reduced as F32.
 
-    Before MPI sees a collective the ranks show each other what they are about to call ([mpi:slip]). That costs a message
-    of some 56 bytes to log2(n) ranks, finds those that call something else and those that do not come, and carries
-    contributions of up to 24 bytes (of built-in ops, in groups of up to 64), for which MPI's collective is not needed any
-    more. Before they block in MPI they do so twice. IDIST_CHECK=0, the same on all ranks, leaves that out: faster, but
-    without mismatches, without deadlines in blocking collectives, also between group_begin and group_end, in which this
-    rank's requests do not move, and with MPI's own rule that all ranks block, or none, and are in place, or none.
+    Before MPI sees a collective, the ranks exchange headers that describe the call
+    ([mpi:exchange]). This costs each rank ceil(log2 n) messages, the first of 56 bytes. It detects
+    ranks that make another call and ranks that do not come. It also carries contributions of up to
+    24 bytes (built-in ops, groups of up to 64 ranks), which then need no collective of MPI. Before
+    ranks block inside MPI they exchange headers a second time. IDIST_CHECK=0, set on all ranks,
+    skips the exchange. That is faster, but mismatches go undetected, blocking collectives have no
+    deadline, this rank's requests do not progress during one, not even inside group_begin and
+    group_end, and MPI's own rule applies: either all ranks block or none, and either all are in
+    place or none.
 
-    Send and receive go as notes ([mpi:note]), since MPI would neither compare dtypes nor keep a message that does not
-    fit; large messages go from buffer to buffer once both sides know of each other.
+    Send and receive use control messages ([mpi:control]), because MPI neither compares dtypes nor
+    keeps a message that does not fit. Large messages go straight from buffer to buffer once both
+    sides know of each other.
 
 WHO OWNS MPI
 
-    Initialised already: idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and leaves MPI alone otherwise. Not yet:
-    idist_initialize calls MPI_Init_thread and the end of the last world MPI_Finalize; MPI cannot begin again after that,
-    and a later idist_initialize is IDIST_ERR_STATE. If the world failed and not everybody comes to its end within a
-    second, or with ULFM at all, MPI is not finalized: it might wait for ever; mpirun ends the job when this process
-    exits. Requests move on in a thread of idist: while one is open, a program that calls MPI itself needs
-    MPI_THREAD_MULTIPLE, and so do several worlds at once. With a level below SERIALIZED (MPI_Init) there is no such
-    thread, and only the thread that initialised MPI may call idist.
+    If MPI is initialised already, idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and otherwise
+    leaves MPI alone. If not, idist_initialize calls MPI_Init_thread, and closing the last world
+    calls MPI_Finalize. MPI cannot be initialised twice, so a later idist_initialize returns
+    IDIST_ERR_STATE. MPI is not finalized when the world failed and some rank does not reach the end
+    within a second, nor after a failure under ULFM, because MPI_Finalize could block for ever;
+    mpirun ends the job when the process exits.
+
+    A thread of idist makes requests progress. While one is open, a program that itself calls MPI
+    needs MPI_THREAD_MULTIPLE; so do several worlds at once. Below MPI_THREAD_SERIALIZED (MPI_Init)
+    there is no such thread, and only the thread that initialised MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
-    A rank that dies: most MPIs end the job then, and their launchers say so. Open MPI 5 under `mpirun --with-ft ulfm`
-    does not: the survivors get IDIST_ERR_PEER_LOST, and idist_shrink gives them a group to go on with.
-    Deadlines and idist_abort in a blocking collective, idist_new_group, _split, _shrink and _agree once all ranks are in it.
-    One thread of a rank makes groups at a time.
-    Buffers of a request that failed: what all ranks have entered cannot be taken back from MPI. It has a tenth of a second
-    to end; if it does not, MPI may still use the buffers, and fn and arg of a user op, so keep them.
-    Sleep: a rank that waits for others to enter looks every 1 to 4 ms; one whose call is in MPI polls, as MPI does.
-    Same bits on all ranks: always in what goes by slips; above, as far as MPI_Allreduce gives it, as the tested MPIs do.
-    Memory of idist_alloc is plain memory, which MPI's collectives take as well as any other; with desc.shm_nbytes or
-    IDIST_SHM_MIB set, a part of an MPI window that all ranks of the host have mapped, which ends with the world.
+    Fault tolerance: most MPIs end the job when a rank dies, and their launchers report it. Open
+    MPI 5 under `mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and
+    idist_shrink gives them a group to continue with.
+
+    Deadlines and idist_abort inside blocking collectives, idist_new_group, _split, _shrink and
+    _agree, once all ranks have entered.
+
+    Several threads of one rank that make groups at the same time.
+
+    Buffers of a failed request: an operation that all ranks have entered cannot be taken back. It
+    gets a tenth of a second to end. After that MPI may still use the buffers, and the fn and arg of
+    a user-defined op, so keep them.
+
+    Sleep: a rank that waits for others to enter polls every 1 to 4 ms. A rank whose call is inside
+    MPI polls the way MPI does.
+
+    Bitwise equal results: guaranteed for what travels in headers. Otherwise as far as MPI_Allreduce
+    guarantees it, which the tested MPIs do.
+
+    Registered memory: idist_alloc returns plain memory, which suits MPI's collectives as well as
+    any other. With desc.shm_nbytes or IDIST_SHM_MIB set, it returns part of an MPI window that all
+    ranks of the host map; the window ends with the world.
+
+HOW IT FITS
+
+    It fills in an idist_backend_api for the core (idist_core.h) and calls MPI; no other room of
+    idist uses it. It shares with the ring only what the core provides: tasks, groups, fingerprints,
+    error texts.
 
 CONTENTS
 
-      [mpi:api]     the backend's entry in IDIST_BACKENDS
-      [mpi:types]   worlds, groups, tasks
-      [mpi:error]   MPI's errors, and who is lost
-      [mpi:type]    dtypes and ops
-      [mpi:native]  a call as MPI's own
-      [mpi:slip]    what every rank shows the others before a collective
-      [mpi:coll]    a collective from the first slip to the result
-      [mpi:note]    messages between two ranks: send, receive, and what ranks tell each other
-      [mpi:wait]    who waits, who is missing, who waits for whom
-      [mpi:engine]  progress, sleep, failure
-      [mpi:join]    adopt or initialise, open, shrink, close
+      [mpi:api]       the backend's entry in IDIST_BACKENDS
+      [mpi:types]     worlds, groups, tasks, and what ranks send each other
+      [mpi:error]     MPI's errors, lost ranks, and waiting with a deadline
+      [mpi:type]      dtypes and ops
+      [mpi:native]    one call as calls of MPI
+      [mpi:exchange]  the header exchange before a collective
+      [mpi:control]   control messages between two ranks
+      [mpi:coll]      a collective, from its header exchange to its result
+      [mpi:p2p]       send and receive
+      [mpi:wait]      who waits, who is missing, who waits for whom
+      [mpi:engine]    progress, sleep, cancellation, failure
+      [mpi:life]      whether MPI started us, and who initialises it
+      [mpi:open]      opening and closing a world
+      [mpi:group]     the communicators of groups; shrink and agree
+      [mpi:backend]   the table of functions that the core calls
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -76,7 +107,7 @@ extern "C" {
 // [mpi:api]  the backend's entry in IDIST_BACKENDS
 //------------------------------------------------------------------------------
 
-// The ranks of an MPI communicator; CPU memory.
+// The backend for the ranks of an MPI communicator, with buffers in CPU memory.
 IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 #undef IDIST__ENTRY_MPI
@@ -88,7 +119,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 #endif // IDIST_MPI_H
 
-// Only here for the API? Stop reading.
+// The API ends here; the implementation follows.
 
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_MPI_IMPLEMENTATION_DONE)
 #define IDIST_MPI_IMPLEMENTATION_DONE
@@ -105,186 +136,235 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #include "idist_begin.h"
 
 //------------------------------------------------------------------------------
-// [mpi:types]  worlds, groups, tasks
-// uses mem world
-// used by error type native slip coll note wait engine join
+// [mpi:types]  worlds, groups, tasks, and what ranks send each other
+// uses -
+//
+// A world has two communicators of its own: one for everything between two
+// ranks, one for the collectives of its world group. Every other group has one
+// communicator. A group keeps its collectives in a queue; only the first of them
+// exchanges headers. A task carries the phase it is in and, once MPI has it, the
+// MPI requests.
 //------------------------------------------------------------------------------
 
 #ifndef IDIST__MPI_COUNT
 #define IDIST__MPI_COUNT INT_MAX // elements in one call of MPI; tests lower it
 #endif
-#define IDIST__SLIP_BYTES \
-    24 // of contribution in a slip, which is 56 bytes then: a cache line with what MPI adds
-#define IDIST__SLIP_RANKS 64             // groups above this never use it
-#define IDIST__NOTE_BYTES ((size_t)3584) // less than the 4 KiB that MPIs send without the receiver
-#define IDIST__NAP_NS \
-    ((int64_t)20000) // the first sleep of who waits; then twice as long each time, ...
-#define IDIST__NAP_MOST_NS ((int64_t)1000000) // up to this, then slowly
-#define IDIST__NAP_LONG_NS ((int64_t)4000000) // up to this,
-#define IDIST__NAP_MOVING_NS \
-    ((int64_t)50000)            // or this while data is on its way: MPI moves it inside calls only
-#define IDIST__FAREWELL_MS 1000 // how long a failed world waits for the others before MPI_Finalize
-#define IDIST__FIND_MS 2000     // how long MPI may need to say which rank is lost
-#define IDIST__QUICK_LOOKS 64   // of a call without a task
+
+enum {
+    IDIST__HEADER_DATA_NBYTES = 24,   // makes a header 56 bytes: one cache line with MPI's envelope
+    IDIST__HEADER_MAX_RANKS = 64,     // larger groups send no contributions in headers
+    IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB without the receiver
+    IDIST__PIECE_MAX_COUNT = 1 << 30, // bytes of a message in one call of MPI
+    IDIST__QUICK_POLLS = 64,          // of a call without a task
+    IDIST__QUICK_POLLS_SHARED = 4,    // the same where ranks share cores
+    IDIST__QUICK_CONTROL_POLLS = 8,   // after a pause: MPI may need several polls for one message
+    IDIST__CONTROL_BATCH = 64,        // control messages handled in one step
+    IDIST__CLOSE_MS = 1000,           // how long a failed world waits for others to close
+    IDIST__FIND_LOST_MS = 2000        // how long MPI may take to find out which rank is lost
+};
+
+// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It stays below
+// TRANSFER while data is in flight, because most MPIs move data only inside their own calls.
+enum {
+    IDIST__POLL_FIRST_NS = 20000,
+    IDIST__POLL_TRANSFER_NS = 50000,
+    IDIST__POLL_RAMP_NS = 1000000,
+    IDIST__POLL_MAX_NS = 4000000
+};
 
 // Tags on our communicators, which nobody else uses. MPI guarantees 15 bits.
 enum {
-    IDIST__TAG_NOTE = 1,
+    IDIST__TAG_CONTROL = 1,
     IDIST__TAG_PAIRS = 2,
-    IDIST__TAG_SLIP = 16,
-    IDIST__TAG_DATA = 64,
+    IDIST__TAG_HEADER = 16, // and up: one per step of the exchange
+    IDIST__TAG_DATA = 64,   // and up: one per large message
     IDIST__TAG_RANGE = 16384
 };
 
 // What a rank shows the others of its group when it enters a collective.
-typedef struct idist__slip {
-    idist__print print;
+typedef struct idist__mpi_header {
+    idist__print fingerprint;
     uint32_t flags;
     uint32_t nbytes; // of data
-    unsigned char data[IDIST__SLIP_BYTES];
-} idist__slip;
+    unsigned char data[IDIST__HEADER_DATA_NBYTES];
+} idist__mpi_header;
 
-// BUSY: this rank has other calls under way, or several threads, so nobody may block in MPI. MANY:
-// its counts are too large for MPI. IN_PLACE: its two buffers are one, which MPI wants to hear from
-// all ranks or none.
-enum { IDIST__SLIP_BUSY = 1, IDIST__SLIP_MANY = 2, IDIST__SLIP_IN_PLACE = 4 };
+// Flags of a header. The ranks act on the union of everybody's.
+enum {
+    IDIST__HEADER_BUSY = 1,    // this rank has other calls or threads: nobody may block in MPI
+    IDIST__HEADER_LARGE = 2,   // its counts are too large for MPI
+    IDIST__HEADER_IN_PLACE = 4 // its two buffers are one; MPI requires that of all ranks or none
+};
 
-// The head of a message between two ranks; nbytes of payload follow in the same message.
+// The header of a message between two ranks. A payload of nbytes follows in the same MPI message.
 //
-//   type    what follows               fields used besides ctx and print
-//   EAGER   the message                tag
-//   LARGE   nothing                    tag, id (the sender's name for it)
-//   GRANT   nothing: send it           id (as in LARGE), tag (of MPI, to send it with)
-//   WAITS   nothing: I wait in a call  flags; id (of a LARGE), sent, got (messages of send / recv
-//   so far) HERE    nothing: I entered it too  - ABSENT  nothing: I did not         - FAIL    text:
-//   the group failed     tag (the status), sent (the sequence number of the last call committed to)
-typedef struct idist__note {
+//   type            payload             fields used besides ctx and fingerprint
+//   EAGER           the message         tag
+//   READY_TO_SEND   -                   tag, id (chosen by the sender)
+//   CLEAR_TO_SEND   -                   id (as above), tag (of MPI, for the data)
+//   WAITING         -                   flags, id (of a large send), sent, received
+//   ENTERED         -                   - (answers WAITING: we have entered the call too)
+//   ABSENT          -                   - (answers WAITING: we have not)
+//   FAILED          text: the cause     tag (the status), sent (the last call committed to)
+typedef struct idist__mpi_control {
     uint8_t type, flags;
-    uint16_t zero;
+    uint16_t padding;
     int32_t tag;
     uint64_t ctx;
-    idist__print print; // check of a message: its count
+    idist__print fingerprint; // its check is the count of a message
     uint64_t id;
-    uint32_t sent, got;
+    uint32_t sent, received; // messages to and from the addressee so far
     uint64_t nbytes;
-} idist__note;
+} idist__mpi_control;
 
-enum { IDIST__NOTE_EAGER = 1, IDIST__NOTE_LARGE, IDIST__NOTE_GRANT };
-enum { IDIST__NOTE_WAITS = 4, IDIST__NOTE_HERE, IDIST__NOTE_ABSENT, IDIST__NOTE_FAIL };
+enum {
+    IDIST__CONTROL_EAGER = 1,
+    IDIST__CONTROL_READY_TO_SEND,
+    IDIST__CONTROL_CLEAR_TO_SEND,
+    IDIST__CONTROL_WAITING,
+    IDIST__CONTROL_ENTERED,
+    IDIST__CONTROL_ABSENT,
+    IDIST__CONTROL_FAILED
+};
 
-enum { IDIST__WAITS_FOR_YOU = 1, IDIST__WAITS_ONLY = 2 }; // flags of WAITS
+// Flags of WAITING.
+enum {
+    IDIST__WAITING_FOR_YOU = 1, // the addressee has to begin something
+    IDIST__WAITING_ONLY = 2     // this is the sender's only call, and it blocks
+};
 
-typedef struct idist__outgoing { // a note under way
-    struct idist__outgoing *next;
+// A control message on its way out. The payload follows the struct.
+typedef struct idist__mpi_outgoing {
+    struct idist__mpi_outgoing *next;
     MPI_Request request;
-    idist__note note; // the payload follows
-} idist__outgoing;
+    idist__mpi_control control;
+} idist__mpi_outgoing;
 
-typedef struct idist__early { // a note that came before somebody could use it
-    struct idist__early *next;
-    int source;       // world rank
-    idist__note note; // the payload follows
-} idist__early;
+// A control message that arrived before its receive or its group. The payload follows the struct.
+typedef struct idist__mpi_unexpected {
+    struct idist__mpi_unexpected *next;
+    int source; // world rank
+    idist__mpi_control control;
+} idist__mpi_unexpected;
 
-typedef struct idist__peer { // what is known of a rank of the world
-    uint32_t sent, got;      // messages of send / recv
-    idist__note waits;       // the last WAITS
-    uint64_t absent_ctx;     // it said that it has not entered this call
+// What we know of another rank of the world.
+typedef struct idist__mpi_peer {
+    uint32_t sent, received;    // messages of send and recv
+    idist__mpi_control waiting; // its latest WAITING
+    uint64_t absent_ctx;        // it said that it has not entered call absent_seq of this group
     uint32_t absent_seq;
     bool lost;
-} idist__peer;
+} idist__mpi_peer;
 
-// What MPI hands on to a function of the user's.
+// What a user-defined op needs when MPI calls it; an attribute of the datatype points here.
 typedef struct idist__mpi_hook {
     idist__user_op user;
     idist_dtype dtype;
 } idist__mpi_hook;
 
-// A call handed to MPI: what MPI gets, which may be scratch, and what is to be done with the
-// result.
+// A call in MPI's terms: the arguments MPI gets, some of which may be scratch memory, its requests,
+// and what is freed at the end.
 typedef struct idist__native {
-    const idist_group *g;
-    const idist__call *c;
+    const idist_group *group; // NULL: nothing to run or to free
+    const idist__call *call;
     MPI_Comm comm;
-    bool blocking, many, nothing; // in MPI's blocking functions; with counts too large for MPI on
-                                  // some rank; with no data
-    int error;                    // the first one, or MPI_SUCCESS
-    MPI_Request *requests, few[4];
-    int nrequests, room;
+    bool blocking;        // uses MPI's blocking functions
+    bool large_counts;    // some rank has counts too large for MPI
+    bool no_data;         // all counts are 0
+    int error;            // the first one, or MPI_SUCCESS
+    const char *function; // of MPI, the latest one called
+    MPI_Request *requests, first_requests[4];
+    int request_count, request_capacity;
     MPI_Datatype type;
     MPI_Op op;
-    bool own_type, own_op;
+    bool owns_type, owns_op;
     const char *in;
     char *out;
     bool in_place;
-    size_t size;           // of an element of in and out
-    char *scratch;         // freed at the end,
-    int *counts;           // as are four arrays of v-forms
-    idist__mpi_hook *hook; // and what an op of the user's needs
-    const char *what;      // the function of MPI that failed
+    size_t element_size;   // of in and out
+    char *scratch;         // replaces in, out or both
+    int *counts;           // of a v-form: counts and displacements to send, then to receive
+    idist__mpi_hook *hook; // of a user-defined op
 } idist__native;
 
-typedef enum idist__phase { // of a task
-    IDIST__QUEUED,          // behind other collectives of its group
-    IDIST__ENTERING,        // its slips are under way
-    IDIST__COMMITTING,      // and once more
-    IDIST__RUNNING,         // in MPI
-    IDIST__ASKING,          // a large send waits for its receive; a receive waits for its message
-    IDIST__MOVING           // and the data is on its way
-} idist__phase;
+typedef enum idist__mpi_phase {
+    IDIST__PHASE_QUEUED,      // behind other collectives of its group
+    IDIST__PHASE_ENTERING,    // first header exchange
+    IDIST__PHASE_COMMITTING,  // second header exchange
+    IDIST__PHASE_RUNNING,     // a collective that MPI has
+    IDIST__PHASE_WAITING,     // MPI has nothing: a send or receive that waits for the other side
+    IDIST__PHASE_TRANSFERRING // a send or receive whose data is in flight
+} idist__mpi_phase;
 
-typedef struct idist__mpi_op { // the backend's part of a task
-    idist__task *next;         // in the queue or the receives of its group
-    idist__phase phase;
+// The backend's part of a task.
+typedef struct idist__mpi_op {
+    idist__task *next; // in the queue or the receives of its group
+    idist__mpi_phase phase;
     idist__native native;
-    idist__user_op user; // a copy: the op may be freed meanwhile
-    uint64_t id;         // of a large send; of a large receive its tag
-    int source;          // of a receive that was matched: world rank,
-    idist__note note;    // and the head of its message
+    idist__user_op user;        // a copy, because the user may free the op meanwhile
+    uint64_t send_id;           // of a send
+    int data_tag;               // of a large receive, counted from IDIST__TAG_DATA
+    int source;                 // of a matched large receive: world rank
+    idist__mpi_control control; // and the READY_TO_SEND that it matched
 } idist__mpi_op;
 
 typedef struct idist__mpi_group {
     MPI_Comm comm;
-    int *rank_of;             // rank in the group by world rank; -1
-    idist__print *seen;       // the latest call in which each member was seen
-    idist__task *head, *last; // collectives before RUNNING, in order; only the first one has slips
-    idist__task *receives;    // oldest first
-    idist__slip *slips;       // [i]: of rank r + i, as far as they are here
-    MPI_Request requests[2];  // of the step under way
-    int distance;             // slips that are here; g->size: all
-    int error;                // MPI did not take one
-    uint32_t slip_seq;        // the call they belong to
-    uint32_t committed;       // the last call that may block in MPI, as far as we are concerned
-    bool known;               // all members know by themselves that it failed
-    bool refused;             // a member has failed that was not committed
-    idist__print entered;     // the latest call of our own that was compared
+    int *rank_of;                         // by world rank: rank in the group, or -1
+    idist__print *last_seen;              // by rank: the latest call it is known to have entered
+    idist__task *queue_head, *queue_tail; // collectives that MPI does not have yet, in order
+    idist__task *receives;                // unmatched, oldest first
+
+    idist__mpi_header *headers; // [i]: of rank (own + i) % size
+    int header_count;           // received so far, our own included
+    MPI_Request requests[2];    // receive and send of the current step
+    int exchange_error;         // of posting that step
+    uint32_t exchange_seq;      // the call whose headers these are
+    idist__print entered;       // our latest call whose fingerprint was sent
+
+    uint32_t committed_seq; // the last call in which we allowed others to block inside MPI
+    bool failure_known;     // all members find out by themselves that the group failed
+    bool commit_refused;    // a member failed before it committed to our last call
 } idist__mpi_group;
 
-typedef struct idist__mpi { // the backend's part of a world
+// The backend's part of a world.
+typedef struct idist__mpi {
     idist__world *w;
-    MPI_Comm wire;                         // for notes and data; its ranks are those of the world
-    MPI_Comm main;                         // for collectives of the world's own group
-    bool fault_tolerant, finding, closing; // finding: inside idist__mpi_trouble
-    bool abandoned;                        // MPI may have something of ours for ever
-    bool called, threads;                  // by a thread, caller; by several
-    pthread_t caller;
-    int *told, heard; // notes sent to each rank, notes received: see idist__note_drain
-    uint32_t wakes;   // counts, and is slept on
-    int64_t nap_ns;
-    char note[sizeof(idist__note) + IDIST__NOTE_BYTES]; // the one that comes next
-    int64_t looked_ns; // when the quick way last looked at the notes
-    idist__peer *peers;
-    MPI_Request incoming;
-    idist__outgoing *outgoing, *idle, *spare; // spare: for the last word of a rank without memory
-    idist__early *early;
-    uint64_t next_id;
+    MPI_Comm p2p_comm;   // control messages and data; same ranks as the world
+    MPI_Comm world_comm; // collectives of the world group
+    bool fault_tolerant; // ULFM is on
+    bool finding_lost;   // idist__mpi_fail_group is asking who is lost
+    bool closing;        // nothing more is sent
+    bool abandoned;      // MPI may use memory of ours for ever
+    bool called;         // by a thread, last_caller
+    bool multithreaded;  // by several threads
+    pthread_t last_caller;
+    uint32_t wake_count; // a futex: sleepers wait for it to change
+    int64_t poll_ns;     // the latest pause between polls; 0: start over
+
+    // idist__control_progress and idist__mpi_deliver. Pointers, because errors need the transport,
+    // which stands further down, and the transport its handlers, which stand further down still.
+    void (*receive)(struct idist__mpi *m);
+    void (*deliver)(struct idist__mpi *m, int source, const idist__mpi_control *control,
+                    const void *payload);
+    MPI_Request incoming; // the receive from any rank that is always posted, into this buffer
+    char incoming_buffer[sizeof(idist__mpi_control) + IDIST__CONTROL_MAX_NBYTES];
+    idist__mpi_outgoing *outgoing, *free_outgoing;
+    idist__mpi_outgoing *reserve; // one per rank, to announce a failure when memory is exhausted
+    idist__mpi_unexpected *unexpected; // oldest first
+    int *sent_counts;                  // by rank: control messages sent
+    int received_count;                // control messages received
+    int64_t polled_ns;                 // when a quick call last looked for control messages
+
+    idist__mpi_peer *peers;
+    uint64_t next_send_id;
     int next_tag;
-    unsigned char burnt[IDIST__TAG_RANGE /
-                        8]; // tags of receives that were cancelled: the data may still come
-    MPI_Op ops[4];          // our own SUM, PROD, MIN, MAX
-    MPI_Comm shrunk;        // made by shrink, for the group_open that follows, of shrunk_ctx
+    unsigned char retired_tags[IDIST__TAG_RANGE / 8]; // of cancelled receives: data may yet come
+
+    MPI_Op ops[4];        // our own SUM, PROD, MIN, MAX
+    MPI_Comm shrunk_comm; // made by shrink for the group that is opened next, shrunk_ctx
     uint64_t shrunk_ctx;
-    MPI_Win win;
+    MPI_Win win; // memory of idist_alloc
     idist__window *window;
 } idist__mpi;
 
@@ -295,45 +375,46 @@ static idist__mpi_group *idist__mpi_group_of(const idist_group *g) {
 static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mpi_op *)t->impl; }
 
 //------------------------------------------------------------------------------
-// [mpi:error]  MPI's errors, and who is lost
-// uses os err world types engine
+// [mpi:error]  MPI's errors, lost ranks, and waiting with a deadline
+// uses types
 //------------------------------------------------------------------------------
 
 static idist_status idist__mpi_fail(const char *what, int error) {
     char text[MPI_MAX_ERROR_STRING + 1];
-    int kind = MPI_ERR_OTHER, n = 0;
+    int error_class = MPI_ERR_OTHER, length = 0;
 
-    MPI_Error_class(error, &kind);
-    MPI_Error_string(error, text, &n);
-    return idist__fail(kind == MPI_ERR_NO_MEM ? IDIST_ERR_NO_MEMORY : IDIST_ERR_SYSTEM, "%s: %.*s",
-                       what, n, text);
+    MPI_Error_class(error, &error_class);
+    MPI_Error_string(error, text, &length);
+    return idist__fail(error_class == MPI_ERR_NO_MEM ? IDIST_ERR_NO_MEMORY : IDIST_ERR_SYSTEM,
+                       "%s: %.*s", what, length, text);
 }
 
-// Whether an error says that a process is gone, be it that another rank said so by revoking the
+// Whether an error means that a process is lost. Another rank reports that by revoking the
 // communicator.
 static bool idist__mpi_is_loss(int error) {
 #ifdef IDIST__ULFM
-    int kind = MPI_SUCCESS;
-    MPI_Error_class(error, &kind);
-    return kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING ||
-           kind == MPIX_ERR_REVOKED;
+    int error_class = MPI_SUCCESS;
+    MPI_Error_class(error, &error_class);
+    return error_class == MPIX_ERR_PROC_FAILED || error_class == MPIX_ERR_PROC_FAILED_PENDING ||
+           error_class == MPIX_ERR_REVOKED;
 #else
     (void)error;
     return false;
 #endif
 }
 
-// Asks MPI who is lost; every group with one of them fails.
+// Asks MPI which ranks are lost, and fails every group that has one of them.
 static void idist__mpi_find_lost(idist__mpi *m) {
 #ifdef IDIST__ULFM
     MPI_Group all, failed;
-    int i, n = 0;
-    if (!m->fault_tolerant || MPIX_Comm_failure_ack(m->wire) != MPI_SUCCESS) return;
-    if (MPIX_Comm_failure_get_acked(m->wire, &failed) != MPI_SUCCESS) return;
-    MPI_Comm_group(m->wire, &all);
-    MPI_Group_size(failed, &n);
+    int i, failed_count = 0;
 
-    for (i = 0; i < n; i++) {
+    if (!m->fault_tolerant || MPIX_Comm_failure_ack(m->p2p_comm) != MPI_SUCCESS) return;
+    if (MPIX_Comm_failure_get_acked(m->p2p_comm, &failed) != MPI_SUCCESS) return;
+    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Group_size(failed, &failed_count);
+
+    for (i = 0; i < failed_count; i++) {
         int rank = -1;
         MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
         if (rank < 0 || rank >= m->w->group.size || m->peers[rank].lost) continue;
@@ -348,36 +429,34 @@ static void idist__mpi_find_lost(idist__mpi *m) {
 #endif
 }
 
-static void idist__note_progress(idist__mpi *m);
-
-// Something of MPI failed in this group, which fails with it. After a loss MPI may need a moment to
-// know whose.
-static void idist__mpi_trouble(idist__mpi *m, idist_group *g, const char *what, int error) {
+// A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
+// find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
+static void idist__mpi_fail_group(idist__mpi *m, idist_group *g, const char *what, int error) {
     char cause[400];
-    idist_status s;
-    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
+    idist_status status;
+    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_LOST_MS);
 
-    while (idist__mpi_is_loss(error) && !m->finding && g->status == IDIST_OK &&
+    while (idist__mpi_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
            idist__os_now_ns() < deadline_ns) {
-        m->finding = true;
+        m->finding_lost = true;
         idist__mpi_find_lost(m);
-        idist__note_progress(m); // perhaps another rank says what happened
-        m->finding = false;
+        m->receive(m); // another rank may tell us what happened
+        m->finding_lost = false;
     }
 
-    s = idist__mpi_fail(what, error);
+    status = idist__mpi_fail(what, error);
     snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
-    idist__group_fail(g, idist__mpi_is_loss(error) ? IDIST_ERR_PEER_LOST : s, cause);
+    idist__group_fail(g, idist__mpi_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
 }
 
-// Waits for a request of MPI, with a deadline.
+// Waits for a request of MPI. timeout_ms < 0: for ever. On IDIST_ERR_TIMEOUT MPI still has it.
 static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const char *what) {
     int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(timeout_ms);
     int done = 0, error;
 
     for (;;) {
-        if ((error = MPI_Test(request, &done, MPI_STATUS_IGNORE)) != MPI_SUCCESS)
-            return idist__mpi_fail(what, error);
+        error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (error != MPI_SUCCESS) return idist__mpi_fail(what, error);
         if (done) return IDIST_OK;
         if (idist__os_now_ns() > deadline_ns)
             return idist__fail(IDIST_ERR_TIMEOUT,
@@ -389,10 +468,10 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 
 //------------------------------------------------------------------------------
 // [mpi:type]  dtypes and ops
-// uses err base:type reduce types
+// uses types
 //------------------------------------------------------------------------------
 
-// Narrow floats only travel as such; they are reduced as F32.
+// Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
     static const MPI_Datatype types[IDIST_DTYPE_COUNT] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T,
                                                           MPI_UINT16_T, MPI_INT32_T,  MPI_UINT32_T,
@@ -403,9 +482,9 @@ static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
     return types[(unsigned)dtype < IDIST_DTYPE_COUNT ? dtype : IDIST_U8];
 }
 
-// Ops of our own, for the first four, where MPI's do something else. It does not say what MIN and
-// MAX of a NaN are, and MPICH 4 takes unsigned numbers for signed ones there; Open MPI 4 lets sums
-// of 8 and 16 bits end at the largest value.
+// Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
+// define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
+// saturates sums of 8 and 16 bits.
 static MPI_Op idist__mpi_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
     static const MPI_Op ops[IDIST_OP_COUNT] = {MPI_SUM,  MPI_PROD, MPI_MIN,
@@ -417,9 +496,9 @@ static MPI_Op idist__mpi_builtin_op(const idist__mpi *m, idist_op op, idist_dtyp
 }
 
 static void idist__mpi_reduce(void *in, void *inout, int count, MPI_Datatype type, idist_op op) {
-    int d = 0;
-    while (d < IDIST_F64 && type != idist__mpi_type((idist_dtype)d)) d++;
-    idist__reduce_table[d][op](inout, in, inout, (size_t)count);
+    int dtype = 0;
+    while (dtype < IDIST_F64 && type != idist__mpi_type((idist_dtype)dtype)) dtype++;
+    idist__reduce_table[dtype][op](inout, in, inout, (size_t)count);
 }
 
 #define IDIST__MPI_OP(name, op)                                                            \
@@ -431,8 +510,8 @@ IDIST__MPI_OP(prod, IDIST_PROD)
 IDIST__MPI_OP(min, IDIST_MIN)
 IDIST__MPI_OP(max, IDIST_MAX)
 
-// MPI tells a function of the user's neither dtype nor arg. Both hang on the datatype of the call,
-// which MPI hands on.
+// MPI passes a user-defined op neither our dtype nor the user's arg. Both are attached to the
+// datatype of the call, which MPI does pass.
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
 static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *type) {
@@ -447,112 +526,136 @@ static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *typ
 }
 
 //------------------------------------------------------------------------------
-// [mpi:native]  a call as MPI's own
-// uses os mem base:type reduce world core:call self types type
+// [mpi:native]  one call as calls of MPI
+// uses types type
+//
+// Translates an idist__call into MPI's arguments and calls MPI, blocking or with
+// requests. Most calls become one call of MPI. The exceptions:
+//
+//     counts above INT_MAX       reductions and broadcast go in pieces; everything
+//                                else as messages between each pair of ranks
+//     floats of 16 and 8 bits    reduced as F32, in scratch memory
+//     premultiplied sums         scaled in scratch memory, then summed
+//     user-defined ops           an op and a datatype of MPI for this one call
+//     IN_PLACE on some ranks     made to hold on all ranks, by copies
+//
+// The path of a call:
+//
+//     idist__native_init    allocates and prepares everything that can fail
+//     idist__native_begin   calls MPI
+//     idist__native_done    tests the requests
+//     idist__native_end     waits for the rest, writes the result, frees
+//                           everything; after an error it abandons the requests
 //------------------------------------------------------------------------------
 
+// Room for one more request, or NULL.
 static MPI_Request *idist__native_request(idist__native *nat) {
-    if (nat->nrequests == nat->room) {
-        size_t room = (size_t)nat->room * 2;
-        MPI_Request *more = (MPI_Request *)idist__mem_raw(&nat->g->w->cfg.mem, sizeof *more * room);
+    const idist_allocator *mem = &nat->group->w->cfg.mem;
+
+    if (nat->request_count == nat->request_capacity) {
+        size_t capacity = (size_t)nat->request_capacity * 2;
+        MPI_Request *more = (MPI_Request *)idist__mem_raw(mem, sizeof *more * capacity);
         if (!more) return NULL;
-        memcpy(more, nat->requests, sizeof *more * (size_t)nat->nrequests);
-        if (nat->requests != nat->few) idist__mem_free(&nat->g->w->cfg.mem, nat->requests);
+        memcpy(more, nat->requests, sizeof *more * (size_t)nat->request_count);
+        if (nat->requests != nat->first_requests) idist__mem_free(mem, nat->requests);
         nat->requests = more;
-        nat->room = (int)room;
+        nat->request_capacity = (int)capacity;
     }
 
-    nat->requests[nat->nrequests] = MPI_REQUEST_NULL;
+    nat->requests[nat->request_count] = MPI_REQUEST_NULL;
 
-    return &nat->requests[nat->nrequests++];
+    return &nat->requests[nat->request_count++];
 }
 
-// Calls the blocking function, or the other one with a request, unless an earlier one has failed.
-#define IDIST__NATIVE(nat, function, i_function, ...)               \
+// Calls `function` of MPI, or i_function with a new request. Does nothing after an error.
+#define IDIST__NATIVE(nat, function_, i_function, ...)              \
     do {                                                            \
         if ((nat)->blocking && (nat)->error == MPI_SUCCESS) {       \
-            (nat)->what = #function;                                \
-            (nat)->error = function(__VA_ARGS__);                   \
+            (nat)->function = #function_;                           \
+            (nat)->error = function_(__VA_ARGS__);                  \
         } else IDIST__NATIVE_REQUEST(nat, i_function, __VA_ARGS__); \
     } while (0)
 #define IDIST__NATIVE_REQUEST(nat, i_function, ...)                                   \
     do {                                                                              \
         MPI_Request *request_ = idist__native_request(nat);                           \
         if ((nat)->error != MPI_SUCCESS) break;                                       \
-        (nat)->what = #i_function;                                                    \
+        (nat)->function = #i_function;                                                \
         (nat)->error = request_ ? i_function(__VA_ARGS__, request_) : MPI_ERR_NO_MEM; \
     } while (0)
 
-// Any collective that only moves data, as messages between each two ranks: for counts above MPI's.
+// Runs any collective that only moves data as messages between each pair of ranks, because its
+// counts exceed MPI's.
 static void idist__native_pairs(idist__native *nat) {
-    int i, me = nat->g->rank, n = nat->g->size;
+    int i, own = nat->group->rank, size = nat->group->size;
 
-    for (i = 0; i < n && nat->error == MPI_SUCCESS; i++) {
-        size_t nsend, nrecv, at, k;
-        char *send = idist__call_part(nat->c, (char *)nat->in, me, i, true, &nsend),
-             *recv = idist__call_part(nat->c, nat->out, i, me, false, &nrecv);
+    for (i = 0; i < size && nat->error == MPI_SUCCESS; i++) {
+        size_t send_count, recv_count, at, n;
+        char *send = idist__call_part(nat->call, (char *)nat->in, own, i, true, &send_count),
+             *recv = idist__call_part(nat->call, nat->out, i, own, false, &recv_count);
 
-        if (i == me) {
-            if (nrecv) idist__copy(recv, send, nrecv * nat->size);
+        if (i == own) {
+            if (recv_count) idist__copy(recv, send, recv_count * nat->element_size);
             continue;
         }
 
-        for (at = 0; at < nrecv; at += k) {
-            k = nrecv - at < IDIST__MPI_COUNT ? nrecv - at : IDIST__MPI_COUNT;
-            IDIST__NATIVE_REQUEST(nat, MPI_Irecv, recv + at * nat->size, (int)k, nat->type, i,
-                                  IDIST__TAG_PAIRS, nat->comm);
+        for (at = 0; at < recv_count; at += n) {
+            n = recv_count - at < IDIST__MPI_COUNT ? recv_count - at : IDIST__MPI_COUNT;
+            IDIST__NATIVE_REQUEST(nat, MPI_Irecv, recv + at * nat->element_size, (int)n, nat->type,
+                                  i, IDIST__TAG_PAIRS, nat->comm);
         }
 
-        for (at = 0; at < nsend; at += k) {
-            k = nsend - at < IDIST__MPI_COUNT ? nsend - at : IDIST__MPI_COUNT;
-            IDIST__NATIVE_REQUEST(nat, MPI_Isend, send + at * nat->size, (int)k, nat->type, i,
-                                  IDIST__TAG_PAIRS, nat->comm);
+        for (at = 0; at < send_count; at += n) {
+            n = send_count - at < IDIST__MPI_COUNT ? send_count - at : IDIST__MPI_COUNT;
+            IDIST__NATIVE_REQUEST(nat, MPI_Isend, send + at * nat->element_size, (int)n, nat->type,
+                                  i, IDIST__TAG_PAIRS, nat->comm);
         }
     }
 }
 
-// Reductions and broadcast, in pieces of a length that MPI can count.
+// Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
 static void idist__native_pieces(idist__native *nat) {
-    const idist__call *c = nat->c;
-    size_t at, k, max = IDIST__MPI_COUNT,
-                  count = c->count * (c->kind == IDIST__REDUCE_SCATTER ? (size_t)nat->g->size : 1);
-    MPI_Datatype t = nat->type;
+    const idist__call *c = nat->call;
+    size_t at, n, max = IDIST__MPI_COUNT, count = c->count;
+    MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    bool root = c->root == nat->g->rank;
+    bool is_root = c->root == nat->group->rank;
 
-    for (at = 0; at < count; at += k) {
-        const void *in = nat->in_place ? MPI_IN_PLACE : nat->in + at * nat->size;
-        char *out = nat->out + at * nat->size, *at_root = root ? out : NULL;
-        int n;
-        k = count - at < max ? count - at : max;
-        n = (int)k;
+    if (c->kind == IDIST__REDUCE_SCATTER) count *= (size_t)nat->group->size;
+
+    for (at = 0; at < count; at += n) {
+        const void *in = nat->in_place ? MPI_IN_PLACE : nat->in + at * nat->element_size;
+        char *out = nat->out + at * nat->element_size, *root_out = is_root ? out : NULL;
+        int k;
+        n = count - at < max ? count - at : max;
+        k = (int)n;
 
         switch (c->kind) {
         case IDIST__ALL_REDUCE:
-        case IDIST__REDUCE_SCATTER: // with too many elements for MPI's own
-            IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, n, t, nat->op, comm);
+        case IDIST__REDUCE_SCATTER: // only one with counts too large for MPI's own
+            IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, k, type, nat->op, comm);
             break;
         case IDIST__REDUCE:
-            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, at_root, n, t, nat->op, c->root, comm);
+            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root_out, k, type, nat->op, c->root,
+                          comm);
             break;
         case IDIST__SCAN:
-            IDIST__NATIVE(nat, MPI_Scan, MPI_Iscan, in, out, n, t, nat->op, comm);
+            IDIST__NATIVE(nat, MPI_Scan, MPI_Iscan, in, out, k, type, nat->op, comm);
             break;
         case IDIST__EXSCAN:
-            IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, n, t, nat->op, comm);
+            IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, k, type, nat->op, comm);
             break;
-        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, n, t, c->root, comm); break;
+        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, k, type, c->root, comm); break;
         }
     }
 }
 
-// Whether MPI, which counts by int, can take the counts of this rank, and what they add up to.
-// Without v-forms the same on all ranks.
+// Whether the counts of this rank, and their sum, fit into MPI's int. All ranks get the same
+// answer, except in v-forms.
 static bool idist__native_fits(const idist_group *g, const idist__call *c) {
     idist__extent e;
-    int i; // Intel MPI 2021: MPI_Iallgatherv never ends when one rank gives much and another one
-           // nothing
+    int i;
 
+    // Intel MPI 2021: MPI_Iallgatherv hangs when one rank sends much and another one nothing.
     for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++)
         if (!c->recvcounts[i]) return false;
     if (!idist__kind_is_v(c->kind)) return c->count <= IDIST__MPI_COUNT / (size_t)g->size;
@@ -561,6 +664,7 @@ static bool idist__native_fits(const idist_group *g, const idist__call *c) {
            e.recv <= IDIST__MPI_COUNT;
 }
 
+// ints becomes n counts, followed by n displacements.
 static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
     size_t at = 0;
     int i;
@@ -574,168 +678,199 @@ static void idist__native_ints(const size_t *counts, const size_t *displs, int n
 }
 
 static void idist__native_move_v(idist__native *nat) {
-    const idist__call *c = nat->c;
-    int k = nat->g->size, *sends = nat->counts, *recvs = sends + 2 * k, n = (int)c->count;
+    const idist__call *c = nat->call;
+    int size = nat->group->size, n = (int)c->count, *sends = nat->counts, *recvs = sends + 2 * size;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
-    MPI_Datatype t = nat->type;
+    MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    bool root = c->root == nat->g->rank;
+    bool is_root = c->root == nat->group->rank;
 
-    if (c->sendcounts && (root || c->kind == IDIST__ALL_TO_ALLV))
-        idist__native_ints(c->sendcounts, c->senddispls, k, sends);
-    if (c->recvcounts && (root || c->kind != IDIST__GATHERV))
-        idist__native_ints(c->recvcounts, c->recvdispls, k, recvs);
-    if (c->kind == IDIST__ALL_GATHERV)
-        IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, n, t, out, recvs, recvs + k, t,
-                      comm);
-    else if (c->kind == IDIST__GATHERV)
-        IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, n, t, out, recvs, recvs + k, t, c->root,
-                      comm);
-    else if (c->kind == IDIST__SCATTERV)
-        IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + k, t, part, n, t,
+    if (c->sendcounts && (is_root || c->kind == IDIST__ALL_TO_ALLV))
+        idist__native_ints(c->sendcounts, c->senddispls, size, sends);
+    if (c->recvcounts && (is_root || c->kind != IDIST__GATHERV))
+        idist__native_ints(c->recvcounts, c->recvdispls, size, recvs);
+
+    switch (c->kind) {
+    case IDIST__ALL_GATHERV:
+        IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, n, type, out, recvs, recvs + size,
+                      type, comm);
+        break;
+    case IDIST__GATHERV:
+        IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, n, type, out, recvs, recvs + size, type,
                       c->root, comm);
-    else
-        IDIST__NATIVE(nat, MPI_Alltoallv, MPI_Ialltoallv, nat->in, sends, sends + k, t, out, recvs,
-                      recvs + k, t, comm);
+        break;
+    case IDIST__SCATTERV:
+        IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + size, type, part, n,
+                      type, c->root, comm);
+        break;
+    default:
+        IDIST__NATIVE(nat, MPI_Alltoallv, MPI_Ialltoallv, nat->in, sends, sends + size, type, out,
+                      recvs, recvs + size, type, comm);
+        break;
+    }
 }
 
 static void idist__native_move(idist__native *nat) {
-    const idist__call *c = nat->c;
+    const idist__call *c = nat->call;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
-    MPI_Datatype t = nat->type;
+    MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
     int n = (int)c->count;
 
     switch (c->kind) {
     case IDIST__BARRIER: IDIST__NATIVE(nat, MPI_Barrier, MPI_Ibarrier, comm); break;
     case IDIST__ALL_GATHER:
-        IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, n, t, out, n, t, comm);
+        IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, n, type, out, n, type, comm);
         break;
     case IDIST__GATHER:
-        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, t, out, n, t, c->root, comm);
+        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, type, out, n, type, c->root, comm);
         break;
     case IDIST__SCATTER:
-        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, t, part, n, t, c->root, comm);
+        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, type, part, n, type, c->root,
+                      comm);
         break;
     case IDIST__REDUCE_SCATTER:
-        IDIST__NATIVE(nat, MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, out, n, t,
+        IDIST__NATIVE(nat, MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, out, n, type,
                       nat->op, comm);
         break;
-    default: IDIST__NATIVE(nat, MPI_Alltoall, MPI_Ialltoall, in, n, t, out, n, t, comm); break;
+    default:
+        IDIST__NATIVE(nat, MPI_Alltoall, MPI_Ialltoall, in, n, type, out, n, type, comm);
+        break;
     }
 }
 
-// The user's op as an op of MPI, and a datatype that leads from it to us.
+// Makes the user's op an op of MPI, with a datatype that leads MPI's callback to the hook.
 static void idist__native_user_op(idist__native *nat, const idist__user_op *user) {
-    nat->hook = (idist__mpi_hook *)idist__mem_alloc(&nat->g->w->cfg.mem, sizeof *nat->hook);
-    nat->error =
-        nat->hook ? MPI_Type_contiguous((int)nat->size, MPI_BYTE, &nat->type) : MPI_ERR_NO_MEM;
-    nat->own_type = nat->error == MPI_SUCCESS;
-    if (nat->hook) nat->hook->user = *user;
-    if (nat->hook) nat->hook->dtype = nat->c->dtype;
-    if (nat->own_type) nat->error = MPI_Type_commit(&nat->type);
+    nat->hook = (idist__mpi_hook *)idist__mem_alloc(&nat->group->w->cfg.mem, sizeof *nat->hook);
+
+    if (nat->hook) {
+        nat->hook->user = *user;
+        nat->hook->dtype = nat->call->dtype;
+        nat->error = MPI_Type_contiguous((int)nat->element_size, MPI_BYTE, &nat->type);
+    } else {
+        nat->error = MPI_ERR_NO_MEM;
+    }
+
+    nat->owns_type = nat->error == MPI_SUCCESS;
+    if (nat->error == MPI_SUCCESS) nat->error = MPI_Type_commit(&nat->type);
     if (nat->error == MPI_SUCCESS)
         nat->error = MPI_Type_set_attr(nat->type, idist__mpi_keyval, nat->hook);
     if (nat->error == MPI_SUCCESS)
         nat->error = MPI_Op_create(idist__mpi_user, user->commutative, &nat->op);
-    nat->own_op = nat->error == MPI_SUCCESS;
-    if (nat->error != MPI_SUCCESS) nat->what = "MPI_Op_create";
+    nat->owns_op = nat->error == MPI_SUCCESS;
+    if (nat->error != MPI_SUCCESS) nat->function = "MPI_Op_create";
 }
 
-// What a reduction needs beyond its buffers: narrow floats are widened, premultiplied contributions
-// scaled, into scratch, which holds the result too. A reduce_scatter of more elements than MPI
-// counts is an all_reduce there.
-static void idist__native_reduction(idist__native *nat) {
-    const idist__call *c = nat->c;
-    const idist__user_op *user =
-        (int)c->op >= IDIST_OP_USER ? idist__call_user_op(nat->g, c) : NULL;
-    bool narrow = idist__type_is_narrow(c->dtype), all = c->kind == IDIST__REDUCE_SCATTER,
-         reduce = c->kind == IDIST__REDUCE;
-    size_t n = (all ? (size_t)nat->g->size : 1) * c->count, size = nat->size;
-    idist_dtype dtype = narrow ? IDIST_F32 : c->dtype;
+static void idist__native_allocate_scratch(idist__native *nat, size_t nbytes) {
+    nat->scratch = (char *)idist__mem_raw(&nat->group->w->cfg.mem, nbytes);
+    if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
+}
 
-    if (user && user->fn) {
+// Copies `count` elements of the contribution into scratch memory, widened and scaled as the call
+// requires, and lets MPI work there.
+static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dtype,
+                                const idist__user_op *user) {
+    const idist__call *c = nat->call;
+    bool widen = dtype != c->dtype, is_reduce = c->kind == IDIST__REDUCE;
+    size_t nbytes = count * nat->element_size;
+
+    // MPICH 4 crashes in an in-place MPI_Reduce, so that one gets a second buffer.
+    idist__native_allocate_scratch(nat, is_reduce ? 2 * nbytes : nbytes);
+    if (!nat->scratch) return;
+
+    if (widen) idist__type_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
+    else idist__copy(nat->scratch, c->send, nbytes);
+    if (user && !user->fn) idist__reduce_scale(nat->scratch, count, dtype, user->factor);
+
+    nat->in = nat->scratch;
+    nat->out = nat->scratch + (is_reduce ? nbytes : 0);
+    nat->in_place = !is_reduce;
+}
+
+// Sets op and datatype of a reduction, and stages its contribution where MPI cannot take the user's
+// buffers.
+static void idist__native_reduction(idist__native *nat) {
+    const idist__call *c = nat->call;
+    const idist__user_op *user = NULL;
+    bool narrow = idist__type_is_narrow(c->dtype), custom, scaled,
+         scatters = c->kind == IDIST__REDUCE_SCATTER;
+    idist_dtype dtype = c->dtype;
+
+    if ((int)c->op >= IDIST_OP_USER) user = idist__call_user_op(nat->group, c);
+    custom = user && user->fn;  // takes the dtype as it is
+    scaled = user && !user->fn; // premultiplied sum
+
+    if (custom) {
         idist__native_user_op(nat, user);
         if (nat->error != MPI_SUCCESS) return;
     } else {
-        nat->size = idist_dtype_size(dtype);
+        if (narrow) dtype = IDIST_F32;
+        nat->element_size = idist_dtype_size(dtype);
         nat->type = idist__mpi_type(dtype);
-        nat->op = idist__mpi_builtin_op(idist__mpi_of(nat->g->w), user ? IDIST_SUM : c->op, dtype);
+        nat->op =
+            idist__mpi_builtin_op(idist__mpi_of(nat->group->w), user ? IDIST_SUM : c->op, dtype);
     }
 
-    if ((narrow && !nat->hook) || (user && !user->fn) || (all && nat->many) ||
-        (reduce && nat->in_place)) {
-        nat->scratch =
-            (char *)idist__mem_raw(&nat->g->w->cfg.mem, (reduce ? 2 : 1) * n * nat->size);
-
-        if (!nat->scratch) {
-            nat->error = MPI_ERR_NO_MEM;
-            return;
-        }
-
-        if (narrow && !nat->hook)
-            idist__type_widen((float *)(void *)nat->scratch, c->send, n, c->dtype);
-        else idist__copy(nat->scratch, c->send, n * size);
-        if (user && !user->fn) idist__reduce_scale(nat->scratch, n, dtype, user->factor);
-        nat->in = nat->scratch;
-        nat->out = nat->scratch +
-                   (reduce ? n * nat->size : 0); // MPICH 4 does not survive MPI_Reduce in place
-        nat->in_place = !reduce;
-    } else if (all && nat->in_place) { // ours lies in the middle of what we send; MPI's rule for in
-                                       // place is another one
-        nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, c->count * nat->size);
-        if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
+    if ((narrow && !custom) || scaled || (scatters && nat->large_counts) ||
+        (c->kind == IDIST__REDUCE && nat->in_place)) {
+        idist__native_stage(nat, scatters ? c->count * (size_t)nat->group->size : c->count, dtype,
+                            user);
+    } else if (scatters && nat->in_place) {
+        // Our result lies in the middle of what we send, MPI's in-place result at the start.
+        idist__native_allocate_scratch(nat, c->count * nat->element_size);
         nat->out = nat->scratch;
         nat->in_place = false;
     }
 }
 
-// Some ranks are in place. Then all are; but nobody in all_to_all, where MPI is slower that way.
+// Some rank is in place, and MPI wants that of all ranks or none. So every rank becomes in place;
+// in all_to_all, where MPI is slower in place, none is.
 static void idist__native_same_place(idist__native *nat) {
-    const idist__call *c = nat->c;
-    bool spread = c->kind == IDIST__ALL_TO_ALL,
-         first = c->kind == IDIST__EXSCAN && nat->g->rank == 0;
-    size_t own = c->count * nat->size * (spread ? (size_t)nat->g->size : 1), at = 0;
+    const idist__call *c = nat->call;
+    bool is_all_to_all = c->kind == IDIST__ALL_TO_ALL,
+         first_of_exscan = c->kind == IDIST__EXSCAN && nat->group->rank == 0;
+    size_t nbytes = c->count * nat->element_size, at = 0;
 
     if (c->root >= 0 || c->kind == IDIST__REDUCE_SCATTER || nat->scratch) return;
-    if (c->kind == IDIST__ALL_GATHER) at = own * (size_t)nat->g->rank;
+    if (is_all_to_all) nbytes *= (size_t)nat->group->size;
+    if (c->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
     if (c->kind == IDIST__ALL_GATHERV)
-        at = idist__displ(c->recvcounts, c->recvdispls, nat->g->rank) * nat->size;
+        at = idist__displ(c->recvcounts, c->recvdispls, nat->group->rank) * nat->element_size;
 
-    if (nat->in_place ? spread : first) { // the first rank of an exscan must not be written to
-        nat->scratch = (char *)idist__mem_raw(&nat->g->w->cfg.mem, own);
-        if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
-        else memcpy(nat->scratch, c->send, own);
-        if (spread) nat->in = nat->scratch;
+    // The receive buffer of exscan's first rank must not be written to.
+    if (nat->in_place ? is_all_to_all : first_of_exscan) {
+        idist__native_allocate_scratch(nat, nbytes);
+        if (nat->scratch) memcpy(nat->scratch, c->send, nbytes);
+        if (is_all_to_all) nat->in = nat->scratch;
         else nat->out = nat->scratch;
-    } else if (!nat->in_place && !spread) {
-        idist__copy(nat->out + at, c->send, own);
+    } else if (!nat->in_place && !is_all_to_all) {
+        idist__copy(nat->out + at, c->send, nbytes);
     }
 
-    nat->in_place = !spread;
+    nat->in_place = !is_all_to_all;
 }
 
-// All that can fail before MPI gets the call. flags: those of all slips.
+// Does everything that can fail before MPI gets the call. flags: the union of all headers' flags.
 static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c,
                                uint32_t flags) {
     memset(nat, 0, sizeof *nat);
-    nat->what = "MPI";
-    nat->g = g;
-    nat->c = c;
+    nat->function = "MPI";
+    nat->group = g;
+    nat->call = c;
     nat->comm = idist__mpi_group_of(g)->comm;
-    nat->many = (flags & IDIST__SLIP_MANY) != 0;
+    nat->large_counts = (flags & IDIST__HEADER_LARGE) != 0;
     nat->error = MPI_SUCCESS;
-    nat->requests = nat->few;
-    nat->room = (int)IDIST__COUNT_OF(nat->few);
+    nat->requests = nat->first_requests;
+    nat->request_capacity = (int)IDIST__COUNT_OF(nat->first_requests);
     nat->type = idist__mpi_type(c->dtype);
-    nat->size = idist_dtype_size(c->dtype);
+    nat->element_size = idist_dtype_size(c->dtype);
     nat->in = (const char *)c->send;
     nat->out = (char *)c->recv;
-    nat->nothing =
-        c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind); // on all ranks
-    if (nat->nothing) return;
+    nat->no_data = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
+    if (nat->no_data) return;
+
     nat->in_place = idist__call_in_place(g, c);
     if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
 
@@ -744,45 +879,48 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
         if (!nat->counts) nat->error = MPI_ERR_NO_MEM;
     }
 
-    if (nat->error == MPI_SUCCESS && (flags & IDIST__SLIP_IN_PLACE)) idist__native_same_place(nat);
+    if (nat->error == MPI_SUCCESS && (flags & IDIST__HEADER_IN_PLACE))
+        idist__native_same_place(nat);
 }
 
-// Hands the call to MPI; with blocking, it is through after idist__native_end.
+// Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
-    const idist__call *c = nat->c;
+    const idist__call *c = nat->call;
+    bool reduces = idist__kind_reduces(c->kind), scatters = c->kind == IDIST__REDUCE_SCATTER;
 
     nat->blocking = blocking;
-    if (nat->error != MPI_SUCCESS || nat->nothing) return;
-    if ((idist__kind_reduces(c->kind) && (nat->many || c->kind != IDIST__REDUCE_SCATTER)) ||
-        c->kind == IDIST__BROADCAST)
+    if (nat->error != MPI_SUCCESS || nat->no_data) return;
+
+    if ((reduces && (nat->large_counts || !scatters)) || c->kind == IDIST__BROADCAST)
         idist__native_pieces(nat);
-    else if (nat->many) idist__native_pairs(nat);
+    else if (nat->large_counts) idist__native_pairs(nat);
     else if (idist__kind_is_v(c->kind)) idist__native_move_v(nat);
     else idist__native_move(nat);
-    if (c->kind == IDIST__REDUCE_SCATTER && nat->many)
-        nat->out += (size_t)nat->g->rank * c->count * nat->size;
+
+    if (scatters && nat->large_counts)
+        nat->out += (size_t)nat->group->rank * c->count * nat->element_size;
 }
 
 static bool idist__native_done(idist__native *nat) {
-    while (nat->nrequests && nat->error == MPI_SUCCESS) {
+    while (nat->request_count && nat->error == MPI_SUCCESS) {
         int done = 0,
-            error = MPI_Test(&nat->requests[nat->nrequests - 1], &done, MPI_STATUS_IGNORE);
+            error = MPI_Test(&nat->requests[nat->request_count - 1], &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS) nat->error = error;
         else if (!done) return false;
-        nat->nrequests--;
+        nat->request_count--;
     }
 
     return true;
 }
 
+// Converts the result of a reduction into the user's buffer.
 static void idist__native_finish(idist__native *nat) {
-    const idist__call *c = nat->c;
-    const idist_group *g = nat->g;
+    const idist__call *c = nat->call;
+    const idist_group *g = nat->group;
 
     if (!idist__kind_reduces(c->kind) || !c->count) return;
-    if ((c->kind == IDIST__REDUCE && c->root != g->rank) ||
-        (c->kind == IDIST__EXSCAN && g->rank == 0))
-        return;
+    if (c->kind == IDIST__REDUCE && c->root != g->rank) return;
+    if (c->kind == IDIST__EXSCAN && g->rank == 0) return;
 
     if (idist__type_is_narrow(c->dtype) && !nat->hook) {
         if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
@@ -790,35 +928,35 @@ static void idist__native_finish(idist__native *nat) {
         return;
     }
 
-    if (nat->out != c->recv) memcpy(c->recv, nat->out, c->count * nat->size);
+    if (nat->out != c->recv) memcpy(c->recv, nat->out, c->count * nat->element_size);
     if (!nat->hook) idist__reduce_finish(c->recv, c->count, c->dtype, c->op, g->size);
 }
 
 static void idist__native_free(idist__native *nat) {
-    const idist_allocator *mem = &nat->g->w->cfg.mem;
+    const idist_allocator *mem = &nat->group->w->cfg.mem;
 
-    if (nat->own_op) MPI_Op_free(&nat->op);
-    if (nat->own_type) MPI_Type_free(&nat->type);
-    if (nat->requests != nat->few) idist__mem_free(mem, nat->requests);
+    if (nat->owns_op) MPI_Op_free(&nat->op);
+    if (nat->owns_type) MPI_Type_free(&nat->type);
+    if (nat->requests != nat->first_requests) idist__mem_free(mem, nat->requests);
     idist__mem_free(mem, nat->scratch);
     idist__mem_free(mem, nat->counts);
     idist__mem_free(mem, nat->hook);
-    nat->g = NULL;
+    nat->group = NULL;
 }
 
-// What is with MPI cannot be taken back. It ends soon, now that all are in it or somebody is lost;
-// if not, MPI keeps what is ours, and the caller's buffers.
+// An operation cannot be taken back from MPI. It usually ends soon, because all ranks have entered
+// or one is lost. If it does not, MPI keeps our memory and the user's buffers.
 static void idist__native_abandon(idist__native *nat) {
     int64_t deadline_ns = idist__os_deadline(IDIST__FLUSH_MS);
     int i;
 
-    for (i = 0; i < nat->nrequests; i++) {
+    for (i = 0; i < nat->request_count; i++) {
         int done = 0;
 
         while (MPI_Test(&nat->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
             if (idist__os_now_ns() < deadline_ns) continue;
-            idist__mpi_of(nat->g->w)->abandoned = true;
-            nat->g = NULL;
+            idist__mpi_of(nat->group->w)->abandoned = true;
+            nat->group = NULL;
             return;
         }
     }
@@ -826,7 +964,7 @@ static void idist__native_abandon(idist__native *nat) {
     idist__native_free(nat);
 }
 
-// What was begun as blocking may have requests still.
+// Waits for the requests that are left. A blocking call has some too, if it went pair by pair.
 static int idist__native_end(idist__native *nat) {
     while (!idist__native_done(nat)) continue;
 
@@ -842,167 +980,191 @@ static int idist__native_end(idist__native *nat) {
 }
 
 //------------------------------------------------------------------------------
-// [mpi:slip]  what every rank shows the others before a collective
-// uses base:type reduce world types
+// [mpi:exchange]  the header exchange before a collective
+// uses types
 //
-// Each rank has a slip of 56 bytes and needs those of all others: an all_gather by dissemination
-// (Bruck et al., 1997). In step k a rank sends all slips it has, its own and those of the 2^k - 1
-// ranks after it, to the rank 2^k before it:
+// Every rank has a header of 56 bytes and needs those of all others: an
+// all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all
+// headers it has, its own and those of the 2^k - 1 ranks after it, to the rank
+// 2^k before it. What rank r of 5 has:
 //
-//     5 ranks, what rank r has        r        | r+1      | r+2 r+3  | r+4
-//                             before  step 0     step 1     step 2
+//         own      | r+1      | r+2 r+3  | r+4
+//         header   | step 0   | step 1   | step 2
 //
-// ceil(log2 n) steps of one message each, n slips sent in all. It is made of sends and receives,
-// not of MPI_Allgather, because that could be neither given up at a deadline nor asked who is
-// missing. Slips of consecutive calls cannot be mixed up: a step is received from one rank, on the
-// group's communicator, and MPI keeps the order.
+// This takes ceil(log2 n) steps of one message each, and n - 1 headers sent by
+// every rank. It uses sends and receives instead of MPI_Allgather, which can
+// neither be given up at a deadline nor tell us who is missing. Headers of
+// consecutive calls cannot be confused: every step receives from one rank, on
+// the group's communicator, and MPI keeps messages in order.
+//
+// A second exchange of the same headers commits: it tells everybody that this
+// rank has all headers and will come ([mpi:coll]).
 //------------------------------------------------------------------------------
 
-static int idist__slip_post(idist_group *g) {
+// Posts the current step.
+static void idist__exchange_post(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
-    int n = g->size, have = mg->distance, count = n - have < have ? n - have : have, step = 0;
-    size_t nbytes = sizeof(idist__slip) * (size_t)count;
+    int size = g->size, have = mg->header_count, count = size - have < have ? size - have : have,
+        step = 0;
+    size_t nbytes = sizeof(idist__mpi_header) * (size_t)count;
 
     while ((1 << step) < have) step++;
-    mg->error = MPI_Isend(mg->slips, (int)nbytes, MPI_BYTE, (g->rank - have + n) % n,
-                          IDIST__TAG_SLIP + step, mg->comm,
-                          &mg->requests[1]); // first, since the other one waits for it
-    if (mg->error == MPI_SUCCESS)
-        mg->error = MPI_Irecv(mg->slips + have, (int)nbytes, MPI_BYTE, (g->rank + have) % n,
-                              IDIST__TAG_SLIP + step, mg->comm, &mg->requests[0]);
 
-    return mg->error;
+    // The send goes first, because another rank waits for it.
+    mg->exchange_error =
+        MPI_Isend(mg->headers, (int)nbytes, MPI_BYTE, (g->rank - have + size) % size,
+                  IDIST__TAG_HEADER + step, mg->comm, &mg->requests[1]);
+    if (mg->exchange_error == MPI_SUCCESS)
+        mg->exchange_error =
+            MPI_Irecv(mg->headers + have, (int)nbytes, MPI_BYTE, (g->rank + have) % size,
+                      IDIST__TAG_HEADER + step, mg->comm, &mg->requests[0]);
 }
 
-// Shows our slip for call number seq; its print is what the call says, its data what it
-// contributes.
-static void idist__slip_begin(idist_group *g, const idist__print *print, uint32_t flags,
-                              const void *data, size_t nbytes) {
+// Starts the exchange for the call that the fingerprint describes; data is our contribution.
+static void idist__exchange_begin(idist_group *g, const idist__print *fingerprint, uint32_t flags,
+                                  const void *data, size_t nbytes) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
-    idist__slip *own = &mg->slips[0];
+    idist__mpi_header *own = &mg->headers[0];
 
-    own->print = *print;
+    own->fingerprint = *fingerprint;
     own->flags = flags;
     own->nbytes = (uint32_t)nbytes;
     if (nbytes) memcpy(own->data, data, nbytes);
-    mg->entered = *print;
-    mg->slip_seq = print->seq;
-    mg->distance = 1;
-    if (g->size > 1) idist__slip_post(g);
+    mg->entered = *fingerprint;
+    mg->exchange_seq = fingerprint->seq;
+    mg->header_count = 1;
+    if (g->size > 1) idist__exchange_post(g);
 }
 
-// 1: all slips are here. 0: not yet. -1: MPI failed, *error says how.
-static int idist__slip_step(idist_group *g, int *error) {
+typedef enum idist__exchange_state {
+    IDIST__EXCHANGE_FAILED = -1,
+    IDIST__EXCHANGE_PENDING = 0,
+    IDIST__EXCHANGE_DONE = 1
+} idist__exchange_state;
+
+// Moves the exchange on without blocking. On FAILED, *error says what MPI said.
+static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
 
-    while (mg->distance < g->size) {
+    while (mg->header_count < g->size) {
         int done = 0, i;
-        if ((*error = mg->error) != MPI_SUCCESS) return -1;
+        *error = mg->exchange_error;
+        if (*error != MPI_SUCCESS) return IDIST__EXCHANGE_FAILED;
 
         for (i = 0; i < 2; i++) {
-            if ((*error = MPI_Test(&mg->requests[i], &done, MPI_STATUS_IGNORE)) != MPI_SUCCESS)
-                return -1;
-            if (!done) return 0;
+            *error = MPI_Test(&mg->requests[i], &done, MPI_STATUS_IGNORE);
+            if (*error != MPI_SUCCESS) return IDIST__EXCHANGE_FAILED;
+            if (!done) return IDIST__EXCHANGE_PENDING;
         }
 
         g->w->nmoved++;
-        mg->distance = 2 * mg->distance < g->size ? 2 * mg->distance : g->size;
-        if (mg->distance < g->size) idist__slip_post(g);
+        mg->header_count = 2 * mg->header_count < g->size ? 2 * mg->header_count : g->size;
+        if (mg->header_count < g->size) idist__exchange_post(g);
     }
 
-    return 1;
+    return IDIST__EXCHANGE_DONE;
 }
 
-// Shows the slips of the call once more, which says that this rank has those of all and comes.
-static void idist__slip_commit(idist_group *g) {
+// Exchanges the headers of the call once more.
+static void idist__exchange_commit(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
-    if (idist__mpi_of(g->w)->threads) mg->slips[0].flags |= IDIST__SLIP_BUSY;
-    mg->committed = mg->slip_seq;
-    mg->distance = 1;
-    idist__slip_post(g);
+
+    if (idist__mpi_of(g->w)->multithreaded) mg->headers[0].flags |= IDIST__HEADER_BUSY;
+    mg->committed_seq = mg->exchange_seq;
+    mg->header_count = 1;
+    idist__exchange_post(g);
 }
 
-static void idist__slip_cancel(idist_group *g) {
+static void idist__exchange_cancel(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     int sent = 1;
 
     if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
     MPI_Wait(&mg->requests[0], MPI_STATUS_IGNORE);
     MPI_Test(&mg->requests[1], &sent, MPI_STATUS_IGNORE);
-    if (!sent) mg->slips = NULL; // MPI keeps them
-    if (!sent) MPI_Request_free(&mg->requests[1]);
+
+    if (!sent) {
+        mg->headers = NULL; // MPI still reads them, so they are never freed
+        MPI_Request_free(&mg->requests[1]);
+    }
 }
 
-static const idist__slip *idist__slip_of(const idist_group *g, int rank) {
-    return &idist__mpi_group_of(g)->slips[(rank - g->rank + g->size) % g->size];
+static const idist__mpi_header *idist__exchange_header(const idist_group *g, int rank) {
+    return &idist__mpi_group_of(g)->headers[(rank - g->rank + g->size) % g->size];
 }
 
-// Whether all slips are of the same call; if not, the same text on every rank.
-static bool idist__slips_agree(const idist_group *g, char *text, size_t cap) {
-    const idist__mpi_group *mg = idist__mpi_group_of(g);
-    const idist__print *first = &idist__slip_of(g, 0)->print;
+static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__mpi_header *b) {
+    return memcmp(&a->fingerprint, &b->fingerprint, sizeof a->fingerprint) == 0;
+}
+
+// Whether all headers describe the same call. If not, every rank gets the same text.
+static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
+    const idist__mpi_header *headers = idist__mpi_group_of(g)->headers, *first, *other;
     int i;
 
-    for (i = 1; i < g->size && memcmp(&mg->slips[i].print, &mg->slips[0].print, sizeof *first) == 0;
-         i++)
-        continue;
+    for (i = 1; i < g->size && idist__exchange_same_call(&headers[i], &headers[0]); i++) continue;
     if (i >= g->size) return true;
-    for (i = 1; memcmp(&idist__slip_of(g, i)->print, first, sizeof *first) == 0; i++) continue;
-    idist__mismatch_text(idist__print_difference(first, &idist__slip_of(g, i)->print), g->ranks[0],
-                         first, g->ranks[i], &idist__slip_of(g, i)->print, text, cap);
+
+    first = idist__exchange_header(g, 0);
+    for (i = 1; idist__exchange_same_call(idist__exchange_header(g, i), first); i++) continue;
+    other = idist__exchange_header(g, i);
+    idist__mismatch_text(idist__print_difference(&first->fingerprint, &other->fingerprint),
+                         g->ranks[0], &first->fingerprint, g->ranks[i], &other->fingerprint, text,
+                         capacity);
 
     return false;
 }
 
-static uint32_t idist__slip_flags(const idist_group *g) {
+static uint32_t idist__exchange_flags(const idist_group *g) {
     uint32_t flags = 0;
     int i;
-    for (i = 0; i < g->size; i++) flags |= idist__mpi_group_of(g)->slips[i].flags;
+
+    for (i = 0; i < g->size; i++) flags |= idist__mpi_group_of(g)->headers[i].flags;
     return flags;
 }
 
-// The bytes of this rank's contribution, if the result of the call follows from what fits into
-// slips; on all ranks or none. Negative: it does not.
-static int idist__slip_contribution(const idist_group *g, const idist__call *c) {
-    size_t size = idist_dtype_size(c->dtype);
-    bool all = c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL ||
-               c->kind == IDIST__SCATTER,
-         root;
+// The bytes that this rank contributes if the call fits into headers, else -1. All ranks agree on
+// whether it fits.
+static int idist__exchange_contribution(const idist_group *g, const idist__call *c) {
+    size_t nbytes = idist_dtype_size(c->dtype);
+    bool one_part_per_rank = c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL ||
+                             c->kind == IDIST__SCATTER,
+         contributes;
 
-    if (g->size > IDIST__SLIP_RANKS || idist__kind_is_v(c->kind) || c->count > IDIST__SLIP_BYTES)
-        return -1;
+    if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(c->kind)) return -1;
+    if (c->count > IDIST__HEADER_DATA_NBYTES) return -1;
     if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) return -1;
-    size *= c->count * (all ? (size_t)g->size : 1);
-    if (size > IDIST__SLIP_BYTES) return -1;
-    root = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
+    nbytes *= c->count * (one_part_per_rank ? (size_t)g->size : 1);
+    if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
+    contributes = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
 
-    return root ? (int)size : 0;
+    return contributes ? (int)nbytes : 0;
 }
 
-// The result of a call whose contributions are all in the slips. Reductions go from rank to rank,
-// in order.
-static void idist__slip_result(const idist_group *g, const idist__call *c) {
+// Computes the result of a call whose contributions are all in the headers. Reductions go in the
+// order of ranks, so the result is the same everywhere.
+static void idist__exchange_result(const idist_group *g, const idist__call *c) {
     size_t part = c->count * idist_dtype_size(c->dtype), at = 0;
-    const void *in[IDIST__SLIP_RANKS];
+    const void *in[IDIST__HEADER_MAX_RANKS];
     char *recv = (char *)c->recv;
     int i, n = g->size;
 
     if (c->kind == IDIST__SCAN) n = g->rank + 1;
     if (c->kind == IDIST__EXSCAN) n = g->rank;
-    if (!part || !n ||
-        ((c->kind == IDIST__GATHER || c->kind == IDIST__REDUCE) && c->root != g->rank))
-        return;
+    if (!part || !n) return;
+    if ((c->kind == IDIST__GATHER || c->kind == IDIST__REDUCE) && c->root != g->rank) return;
     if (c->kind == IDIST__SCATTER || c->kind == IDIST__REDUCE_SCATTER ||
         c->kind == IDIST__ALL_TO_ALL)
         at = part * (size_t)g->rank;
 
     if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER) {
         if (c->kind == IDIST__SCATTER || c->root != g->rank)
-            memcpy(recv, idist__slip_of(g, c->root)->data + at, part);
+            memcpy(recv, idist__exchange_header(g, c->root)->data + at, part);
         return;
     }
 
-    for (i = 0; i < n; i++) in[i] = idist__slip_of(g, i)->data + at;
+    for (i = 0; i < n; i++) in[i] = idist__exchange_header(g, i)->data + at;
+
     if (idist__kind_reduces(c->kind))
         idist__reduce_many(recv, in, n, c->count, c->dtype, c->op, c->op == IDIST_AVG ? n : 0);
     else
@@ -1010,142 +1172,350 @@ static void idist__slip_result(const idist_group *g, const idist__call *c) {
 }
 
 //------------------------------------------------------------------------------
-// [mpi:coll]  a collective from the first slip to the result
-// uses os err mem base:type world core:call types error type native slip engine
+// [mpi:control]  control messages between two ranks
+// uses types error
 //
-//     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ----> done
-//                  \--- somebody is BUSY -> RUNNING, in requests -/
-//                  \--- all was in the slips --------------------/   (those that bind the ranks
-//                  commit as well)
+// The transport of everything between two ranks but bulk data: user messages of
+// up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
+// about waiting and failure. One receive from any rank is always posted.
 //
-// In MPI a blocking collective does not match a non-blocking one, so all ranks need the same kind.
-// They block, which some MPIs do twice as fast, when no rank has said that it is BUSY with other
-// calls: collectives then never wait for each other in a circle. But who blocks hears of no
-// failure. So nobody does before all have committed to the call, and who has does not go away any
-// more, not even at a deadline or by idist_abort, unless one fails that has not. A rank that is
-// called by several threads says BUSY with its commitment: another one of them may make a group,
-// and block in that, before this call.
+// The path of a control message:
+//
+//     idist__control_send        copies it and posts MPI_Isend
+//     idist__control_sweep       takes the buffer back when it is sent
+//     idist__control_progress    receives it on the other rank
+//     m->deliver                 idist__mpi_deliver of [mpi:engine], which hands
+//                                it to [mpi:p2p] or [mpi:wait]
+//     idist__control_keep        keeps it if nobody can use it yet
 //------------------------------------------------------------------------------
 
+static void idist__control_post_receive(idist__mpi *m) {
+    int error = MPI_Irecv(m->incoming_buffer, (int)sizeof m->incoming_buffer, MPI_BYTE,
+                          MPI_ANY_SOURCE, IDIST__TAG_CONTROL, m->p2p_comm, &m->incoming);
+    if (error != MPI_SUCCESS) idist__mpi_fail_group(m, &m->w->group, "MPI_Irecv", error);
+}
+
+// Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
+// is lost, unless it was posted after we acknowledged the loss; so it is posted again.
+static bool idist__control_arrived(idist__mpi *m, MPI_Status *status) {
+    int arrived = 0, cancelled = 0, error = MPI_Test(&m->incoming, &arrived, status);
+
+    if (error == MPI_SUCCESS) return arrived;
+    idist__mpi_fail_group(m, &m->w->group, "MPI_Test", error);
+    if (!idist__mpi_is_loss(error)) return false;
+    idist__mpi_find_lost(m);
+
+    if (m->incoming != MPI_REQUEST_NULL) {
+        MPI_Cancel(&m->incoming);
+        arrived = MPI_Wait(&m->incoming, status) == MPI_SUCCESS;
+        if (arrived) MPI_Test_cancelled(status, &cancelled);
+    }
+
+    if (!arrived || cancelled) idist__control_post_receive(m);
+
+    return arrived && !cancelled;
+}
+
+static void idist__control_progress(idist__mpi *m) {
+    const char *payload = m->incoming_buffer + sizeof(idist__mpi_control);
+    idist__mpi_control control;
+    char cause[sizeof m->w->group.cause];
+    MPI_Status status;
+    int i;
+
+    for (i = 0; i < IDIST__CONTROL_BATCH; i++) {
+        if (m->incoming == MPI_REQUEST_NULL || !idist__control_arrived(m, &status)) break;
+        m->received_count++;
+        memcpy(&control, m->incoming_buffer, sizeof control);
+
+        // Handling a failure receives other messages, so the buffer must be free by then.
+        if (control.type == IDIST__CONTROL_FAILED) {
+            memcpy(cause, payload,
+                   control.nbytes < sizeof cause ? (size_t)control.nbytes : sizeof cause);
+            idist__control_post_receive(m);
+            m->deliver(m, status.MPI_SOURCE, &control, cause);
+        } else {
+            m->deliver(m, status.MPI_SOURCE, &control, payload);
+            idist__control_post_receive(m);
+        }
+    }
+}
+
+// A buffer for a control message; NULL: out of memory.
+static idist__mpi_outgoing *idist__control_buffer(idist__mpi *m, bool announces_failure) {
+    idist__mpi_outgoing *o = m->free_outgoing;
+
+    if (o) {
+        m->free_outgoing = o->next;
+        return o;
+    }
+
+    o = (idist__mpi_outgoing *)idist__mem_raw(&m->w->cfg.mem,
+                                              sizeof *o + IDIST__CONTROL_MAX_NBYTES);
+
+    if (!o && announces_failure && m->reserve) {
+        o = m->reserve;
+        m->reserve = o->next;
+    }
+
+    return o;
+}
+
+// Sends a control message to a rank of the world; the payload is copied. If memory runs out or MPI
+// refuses, the group fails.
+static void idist__control_send(idist__mpi *m, int rank, const idist__mpi_control *control,
+                                const void *payload, size_t nbytes) {
+    idist__mpi_outgoing *o;
+    idist_group *g;
+    int error = MPI_SUCCESS;
+
+    if (m->peers[rank].lost || m->closing) return;
+
+    if (rank == m->w->cfg.rank) {
+        idist__mpi_control own = *control;
+        own.nbytes = nbytes;
+        m->deliver(m, rank, &own, payload);
+        return;
+    }
+
+    o = idist__control_buffer(m, control->type == IDIST__CONTROL_FAILED);
+
+    if (o) {
+        o->control = *control;
+        o->control.nbytes = nbytes;
+        if (nbytes) memcpy(o + 1, payload, nbytes);
+        error = MPI_Isend(&o->control, (int)(sizeof o->control + nbytes), MPI_BYTE, rank,
+                          IDIST__TAG_CONTROL, m->p2p_comm, &o->request);
+
+        if (error == MPI_SUCCESS) {
+            o->next = m->outgoing;
+            m->outgoing = o;
+            m->sent_counts[rank]++;
+            return;
+        }
+
+        o->next = m->free_outgoing;
+        m->free_outgoing = o;
+    }
+
+    g = idist__world_find_group(m->w, control->ctx);
+    if (!g) return;
+    if (o) idist__mpi_fail_group(m, g, "MPI_Isend", error);
+    else idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+}
+
+// Takes back the buffers of messages that are sent, or whose receiver is lost.
+static void idist__control_sweep(idist__mpi *m) {
+    idist__mpi_outgoing **at = &m->outgoing;
+
+    while (*at) {
+        idist__mpi_outgoing *o = *at;
+        int done = 0;
+
+        if (MPI_Test(&o->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
+            at = &o->next;
+            continue;
+        }
+
+        *at = o->next;
+        o->next = m->free_outgoing;
+        m->free_outgoing = o;
+    }
+}
+
+// Keeps a message whose receive or group does not exist yet.
+static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_control *control,
+                                const void *payload) {
+    size_t nbytes = (size_t)control->nbytes;
+    idist__mpi_unexpected **last,
+        *u = (idist__mpi_unexpected *)idist__mem_raw(&m->w->cfg.mem, sizeof *u + nbytes);
+
+    if (!u) {
+        idist__group_fail(&m->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        return;
+    }
+
+    u->next = NULL;
+    u->source = source;
+    u->control = *control;
+    if (nbytes) memcpy(u + 1, payload, nbytes);
+    for (last = &m->unexpected; *last; last = &(*last)->next) continue;
+    *last = u;
+}
+
+// Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
+// in flight on it.
+static void idist__control_drain(idist__mpi *m) {
+    int64_t deadline_ns = idist__os_deadline(IDIST__CLOSE_MS);
+    int expected = 0;
+
+    m->closing = true;
+    MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_INT, MPI_SUM, m->p2p_comm);
+    while (m->received_count < expected && idist__os_now_ns() < deadline_ns)
+        idist__control_progress(m);
+}
+
+//------------------------------------------------------------------------------
+// [mpi:coll]  a collective, from its header exchange to its result
+// uses types error type native exchange control
+//
+//     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
+//                  |                                                 ^
+//                  |--- some rank is BUSY -> RUNNING, requests ------|
+//                  |--- all data was in the headers -----------------|
+//
+// MPI does not match a blocking collective with a non-blocking one, so all ranks
+// need the same kind. Blocking ones are twice as fast in some MPIs. The ranks
+// block if none of them is BUSY with other calls, because then collectives never
+// wait for each other in a circle.
+//
+// A rank blocked inside MPI cannot be told of a failure. So nobody blocks before
+// all have committed to the call. A rank that has committed does not leave any
+// more, not even at a deadline or because of idist_abort, unless a rank fails
+// that has not committed. A rank called by several threads says BUSY when it
+// commits: another thread may make a group, and block in that, before this call.
+//
+// Calls after which all ranks enter MPI together (idist__coll_binds) commit even
+// if their data was in the headers.
+//
+// The path of a collective:
+//
+//     idist__mpi_quick          only a blocking call while nothing else runs: enters, polls
+//                               a few times, and is done if all data was in the headers
+//     idist__mpi_start          otherwise: queues a task for the same call
+//     idist__coll_step          QUEUED: enters, unless the quick call has; polls the exchange
+//     idist__coll_entered       ENTERING done: compares the headers; commits, or runs the call
+//     idist__coll_run           COMMITTING done: hands the call to MPI
+//     idist__coll_done          RUNNING done: completes the task
+//------------------------------------------------------------------------------
+
+// In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
+// is 0 if all pairs of ranks agree.
 static bool idist__coll_balanced(const idist_group *g) {
-    uint64_t sum = 0, one;
+    uint64_t sum = 0, balance;
     int i;
 
     for (i = 0; i < g->size; i++) {
-        memcpy(&one, idist__mpi_group_of(g)->slips[i].data, sizeof one);
-        sum += one;
+        memcpy(&balance, idist__mpi_group_of(g)->headers[i].data, sizeof balance);
+        sum += balance;
     }
 
     return sum == 0;
 }
 
-// All ranks know that two of them do not agree. Which ones, and about what, they find by showing
-// all counts.
-static void idist__coll_unbalanced(const idist_group *g, const idist__task *t, char *text,
-                                   size_t cap) {
+// All ranks know that the counts of some pair differ. They exchange all counts to name the pair.
+static void idist__coll_find_unbalanced(const idist_group *g, const idist__task *t, char *text,
+                                        size_t capacity) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size, i;
     uint64_t *all = (uint64_t *)idist__mem_alloc(mem, sizeof *all * 2 * n * (n + 1)),
              *own = all ? all + 2 * n * n : NULL;
     MPI_Request request;
+    int error;
 
-    snprintf(text, cap, "the counts of two ranks differ in %s #%u",
+    snprintf(text, capacity, "the counts of two ranks differ in %s #%u",
              idist__kind_names[t->call.label], (unsigned)t->seq);
     if (!all) return;
     for (i = 0; i < n; i++) own[i] = idist__call_count(g, &t->call, (int)i, true);
     for (i = 0; i < n; i++) own[n + i] = idist__call_count(g, &t->call, (int)i, false);
 
-    if (MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
-                       idist__mpi_group_of(g)->comm, &request) != MPI_SUCCESS ||
-        idist__mpi_await(&request, IDIST__FAREWELL_MS, "MPI_Iallgather") != IDIST_OK) {
-        idist__mpi_of(g->w)->abandoned = true; // MPI may have the memory still
+    error = MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
+                           idist__mpi_group_of(g)->comm, &request);
+
+    if (error != MPI_SUCCESS ||
+        idist__mpi_await(&request, IDIST__CLOSE_MS, "MPI_Iallgather") != IDIST_OK) {
+        idist__mpi_of(g->w)->abandoned = true; // MPI may still use the memory
         return;
     }
 
     for (i = 0; i < n * n; i++) {
-        uint64_t sent = all[i / n * 2 * n + i % n], expected = all[i % n * 2 * n + n + i / n];
+        size_t from = i / n, to = i % n;
+        uint64_t sent = all[from * 2 * n + to], expected = all[to * 2 * n + n + from];
+
         if (sent == expected) continue;
-        idist__counts_text(g->ranks[i / n], sent, g->ranks[i % n], expected, "elements", t, text,
-                           cap);
+        idist__counts_text(g->ranks[from], sent, g->ranks[to], expected, "elements", t, text,
+                           capacity);
         break;
     }
 
     idist__mem_free(mem, all);
 }
 
-// Calls after which all ranks go on to a call of MPI that none may be missing from.
+// Whether all ranks enter MPI together right after this call, so that none may be missing.
 static bool idist__coll_binds(const idist__call *c) {
     return c->label == IDIST__NEW_GROUP || c->label == IDIST__SPLIT || c->label == IDIST__FINALIZE;
 }
 
-static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *print,
+// Begins the header exchange.
+static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *fingerprint,
                               bool busy) {
-    int nbytes = idist__slip_contribution(g, c);
-    uint32_t flags = busy ? IDIST__SLIP_BUSY : 0;
-    uint64_t balance = idist__kind_is_v(c->kind) ? idist__call_balance(g, c) : 0;
+    int contribution = idist__exchange_contribution(g, c);
+    const void *data = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    size_t nbytes = contribution > 0 ? (size_t)contribution : 0;
+    uint32_t flags = busy ? IDIST__HEADER_BUSY : 0;
+    uint64_t balance;
 
-    if (!idist__native_fits(g, c)) flags |= IDIST__SLIP_MANY;
-    if (idist__call_in_place(g, c)) flags |= IDIST__SLIP_IN_PLACE;
-    if (idist__kind_is_v(c->kind)) idist__slip_begin(g, print, flags, &balance, sizeof balance);
-    else
-        idist__slip_begin(g, print, flags, c->kind == IDIST__BROADCAST ? c->recv : c->send,
-                          nbytes > 0 ? (size_t)nbytes : 0);
-}
+    if (!idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
+    if (idist__call_in_place(g, c)) flags |= IDIST__HEADER_IN_PLACE;
 
-// MPI is through with the call of a task: how that went.
-static int idist__op_end(idist__mpi *m, idist__task *t) {
-    idist__mpi_op_of(t)->phase = IDIST__ASKING; // nothing of it is with MPI
-    m->nap_ns = 0;
-    m->w->nmoved++;
-    return idist__native_end(&idist__mpi_op_of(t)->native);
+    if (idist__kind_is_v(c->kind)) {
+        balance = idist__call_balance(g, c);
+        data = &balance;
+        nbytes = sizeof balance;
+    }
+
+    idist__exchange_begin(g, fingerprint, flags, data, nbytes);
 }
 
 static void idist__coll_done(idist__mpi *m, idist__task *t) {
-    const char *what = idist__mpi_op_of(t)->native.what;
-    int error = idist__op_end(m, t);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    const char *function = op->native.function;
+    int error;
+
+    op->phase = IDIST__PHASE_WAITING;
+    m->poll_ns = 0;
+    m->w->nmoved++;
+    error = idist__native_end(&op->native);
+
     if (error == MPI_SUCCESS) idist__complete(t, IDIST_OK, "");
-    else idist__mpi_trouble(m, t->group, what, error);
+    else idist__mpi_fail_group(m, t->group, function, error);
 }
 
-static void idist__coll_pop(idist__task *t) {
-    idist__mpi_group *mg = idist__mpi_group_of(t->group);
-    mg->head = idist__mpi_op_of(t)->next;
-    idist__mpi_op_of(t)->next = NULL;
-}
-
-// Takes the first collective out of the queue, to MPI unless all of it was in the slips.
+// Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
+// the headers.
 static void idist__coll_run(idist__mpi *m, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    idist__coll_pop(t);
+    idist__mpi_group_of(t->group)->queue_head = op->next;
+    op->next = NULL;
 
-    if (!op->native.g) {
-        idist__slip_result(t->group, &t->call);
+    if (!op->native.group) {
+        idist__exchange_result(t->group, &t->call);
         idist__complete(t, IDIST_OK, "");
         return;
     }
 
-    op->phase = IDIST__RUNNING;
+    op->phase = IDIST__PHASE_RUNNING;
     idist__native_begin(&op->native, blocking);
     if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
 }
 
-// All slips of the first collective are here.
+// The headers of all ranks have arrived for the first time.
 static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__native *nat = &idist__mpi_op_of(t)->native;
-    uint32_t flags = idist__slip_flags(g);
+    uint32_t flags = idist__exchange_flags(g);
     char text[400];
-    bool small = idist__slip_contribution(g, &t->call) >= 0,
-         agree = idist__slips_agree(g, text, sizeof text);
+    bool small = idist__exchange_contribution(g, &t->call) >= 0,
+         agree = idist__exchange_agree(g, text, sizeof text), commits;
 
     if (agree && idist__kind_is_v(t->call.kind) && !idist__coll_balanced(g)) {
-        idist__coll_unbalanced(g, t, text, sizeof text);
+        idist__coll_find_unbalanced(g, t, text, sizeof text);
         agree = false;
     }
 
     if (!agree) {
-        idist__mpi_group_of(g)->known = true;
+        idist__mpi_group_of(g)->failure_known = true;
         idist__group_fail(g, IDIST_ERR_MISMATCH, text);
         return;
     }
@@ -1153,88 +1523,107 @@ static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     if (!small) idist__native_init(nat, g, &t->call, flags);
 
     if (nat->error != MPI_SUCCESS) {
-        idist__mpi_trouble(m, g, nat->what, nat->error);
-    } else if (small ? idist__coll_binds(&t->call)
-                     : !(flags & (IDIST__SLIP_BUSY | IDIST__SLIP_MANY))) {
-        idist__mpi_op_of(t)->phase = IDIST__COMMITTING;
-        idist__slip_commit(g);
+        idist__mpi_fail_group(m, g, nat->function, nat->error);
+        return;
+    }
+
+    if (small) commits = idist__coll_binds(&t->call);
+    else commits = !(flags & (IDIST__HEADER_BUSY | IDIST__HEADER_LARGE));
+
+    if (commits) {
+        idist__mpi_op_of(t)->phase = IDIST__PHASE_COMMITTING;
+        idist__exchange_commit(g);
     } else {
         idist__coll_run(m, t, false);
     }
 }
 
-// What the flags of all would be. In v-forms one rank does not know whether the counts of the
-// others fit.
-static uint32_t idist__coll_guess(const idist_group *g, const idist__call *c) {
-    uint32_t flags = idist__call_in_place(g, c) ? IDIST__SLIP_IN_PLACE : 0;
-    return idist__kind_is_v(c->kind) || !idist__native_fits(g, c) ? flags | IDIST__SLIP_MANY
-                                                                  : flags;
+// The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
+// know whether the counts of the others fit.
+static uint32_t idist__coll_unchecked_flags(const idist_group *g, const idist__call *c) {
+    uint32_t flags = idist__call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
+
+    if (idist__kind_is_v(c->kind) || !idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
+    return flags;
 }
 
-// One step of the group's first collective. False when it has to wait.
+// Whether another collective of this rank has committed, so that others may block in that one
+// before they come to this call, which binds.
+static bool idist__coll_must_wait(const idist__mpi *m, const idist__task *t) {
+    const idist__task *other;
+
+    if (!idist__coll_binds(&t->call)) return false;
+
+    for (other = m->w->tasks; other; other = other->next)
+        if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
+
+    return false;
+}
+
+// One step of the first collective of a group. False: it has to wait.
 static bool idist__coll_step(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
-    const idist__task *other;
-    idist__print print;
-    int error = MPI_SUCCESS, there;
+    idist__exchange_state state;
+    int error = MPI_SUCCESS;
 
-    if (op->phase == IDIST__QUEUED && m->w->cfg.unchecked) {
-        idist__native_init(&op->native, g, &t->call, idist__coll_guess(g, &t->call));
+    if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {
+        idist__native_init(&op->native, g, &t->call, idist__coll_unchecked_flags(g, &t->call));
         idist__coll_run(m, t, !t->async);
         return true;
     }
 
-    for (other = m->w->tasks; other && op->phase == IDIST__QUEUED && idist__coll_binds(&t->call);
-         other = other->next)
-        if (idist__mpi_op_of(other)->phase == IDIST__COMMITTING)
-            return false; // others may block in that one first
+    if (op->phase == IDIST__PHASE_QUEUED) {
+        idist__print fingerprint = idist__task_print(t, 0);
+        bool busy = t->async || t->next || t->prev || idist__me.group_depth;
 
-    if (op->phase == IDIST__QUEUED) {
-        print = idist__task_print(t, 0);
-        op->phase = IDIST__ENTERING;
-        // The quick way may have begun it already.
-        if (idist__mpi_group_of(g)->slip_seq != t->seq)
-            idist__coll_enter(g, &t->call, &print,
-                              t->async || t->next || t->prev || idist__me.group_depth);
+        if (idist__coll_must_wait(m, t)) return false;
+        op->phase = IDIST__PHASE_ENTERING;
+        // The quick call that this task replaces may have begun the exchange.
+        if (idist__mpi_group_of(g)->exchange_seq != t->seq)
+            idist__coll_enter(g, &t->call, &fingerprint, busy);
     }
 
-    there = idist__slip_step(g, &error);
-    if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
-    if (there <= 0) return there != 0;
-    if (op->phase == IDIST__ENTERING) idist__coll_entered(m, t);
-    else idist__coll_run(m, t, !(idist__slip_flags(g) & IDIST__SLIP_BUSY));
+    state = idist__exchange_step(g, &error);
+    if (state == IDIST__EXCHANGE_PENDING) return false;
+
+    if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
+    else if (op->phase == IDIST__PHASE_ENTERING) idist__coll_entered(m, t);
+    else idist__coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
 
     return true;
 }
 
-// The group has failed, but others may be in MPI already and wait for us there. If so, this call
-// ends well, as theirs.
-static void idist__coll_see_through(idist__mpi *m, idist__task *t) {
-    idist__mpi_group *mg = idist__mpi_group_of(t->group);
-    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_MS);
-    bool late = false;
-    int error, there = 0;
+static void idist__coll_progress(idist__mpi *m, idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    while (mg->queue_head && g->status == IDIST_OK && idist__coll_step(m, mg->queue_head)) continue;
+}
 
-    while (!mg->refused && !there && !late) {
-        there = idist__slip_step(t->group, &error);
-        idist__note_progress(m);
+// The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
+// so, the call succeeds here as it does there.
+static void idist__coll_keep_commitment(idist__mpi *m, idist__task *t) {
+    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    idist__exchange_state state = IDIST__EXCHANGE_PENDING;
+    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_LOST_MS);
+    bool late = false;
+    int error;
+
+    while (!mg->commit_refused && state == IDIST__EXCHANGE_PENDING && !late) {
+        state = idist__exchange_step(t->group, &error);
+        idist__control_progress(m);
         late = idist__os_now_ns() > deadline_ns;
     }
 
-    if (late && !there) mg->committed--; // whoever hears of our failure does not wait for us
-    m->abandoned = m->abandoned || (late && !there);
-    if (there > 0 && !mg->refused)
-        idist__coll_run(m, t, !(idist__slip_flags(t->group) & IDIST__SLIP_BUSY));
+    if (late && state == IDIST__EXCHANGE_PENDING) {
+        mg->committed_seq--; // ranks that hear of our failure will not wait for us
+        m->abandoned = true;
+    }
+
+    if (state == IDIST__EXCHANGE_DONE && !mg->commit_refused)
+        idist__coll_run(m, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
 }
 
-static void idist__coll_progress(idist__mpi *m, idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
-    while (mg->head && g->status == IDIST_OK && idist__coll_step(m, mg->head)) continue;
-}
-
-// A blocking call that MPI gets unchecked: the most common one without the detour over
-// idist__native.
+// A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
 static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
     const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
     idist__native nat;
@@ -1246,199 +1635,169 @@ static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call 
             MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
                           idist__mpi_builtin_op(m, c->op, c->dtype), idist__mpi_group_of(g)->comm);
     } else {
-        idist__native_init(&nat, g, c, idist__coll_guess(g, c));
+        idist__native_init(&nat, g, c, idist__coll_unchecked_flags(g, c));
         idist__native_begin(&nat, true);
         error = idist__native_end(&nat);
     }
 
     if (error == MPI_SUCCESS) g->seq++;
-    else idist__mpi_trouble(m, g, "a collective of MPI", error);
+    else idist__mpi_fail_group(m, g, "a collective of MPI", error);
 
     return error == MPI_SUCCESS;
 }
 
-// A blocking call while there is nothing else: without a task, if slips are enough and the others
-// come soon. If not, or if anything is wrong, the task that follows goes on from here.
+// Polls for control messages if no quick call has for a millisecond, because the group may have
+// failed meanwhile.
+static void idist__coll_poll_control(idist__mpi *m) {
+    int64_t now_ns = idist__os_now_ns();
+    int i;
+
+    if (now_ns - m->polled_ns <= IDIST__MS) return;
+    for (i = 0; i < IDIST__QUICK_CONTROL_POLLS; i++) idist__control_progress(m);
+    m->polled_ns = now_ns;
+}
+
+// Runs a blocking collective without a task, if all data fits into headers and the others come
+// soon. Otherwise, and after any error, it returns false, and the task that follows continues the
+// exchange.
 static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__print print;
+    idist__exchange_state state = IDIST__EXCHANGE_PENDING;
+    idist__print fingerprint;
     char text[400];
-    int i, there = 0, error;
-    int64_t now;
+    int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_SHARED;
 
     if (c->kind >= IDIST__SEND || g->size == 1) return false;
     if (m->w->cfg.unchecked) return idist__coll_direct(m, g, c);
-    now = idist__os_now_ns();
-    // After a while elsewhere, hear first what was said: MPI may need some looks for that.
-    for (i = 0; i < 8 && now - m->looked_ns > IDIST__MS; i++) idist__note_progress(m);
-    if (now - m->looked_ns > IDIST__MS) m->looked_ns = now;
+    idist__coll_poll_control(m);
     if (g->status != IDIST_OK) return false;
-    print = idist__call_print(c, g->seq + 1);
-    idist__coll_enter(g, c, &print, false);
-    if (idist__slip_contribution(g, c) < 0 || idist__coll_binds(c)) return false;
-    for (i = 0; i < (m->w->spin_ns ? IDIST__QUICK_LOOKS : 4) && !there; i++)
-        there = idist__slip_step(g, &error);
-    if (there < 0) idist__mpi_trouble(m, g, "the exchange of slips", error);
-    if (there <= 0 || !idist__slips_agree(g, text, sizeof text)) return false;
-    idist__slip_result(g, c);
+
+    fingerprint = idist__call_print(c, g->seq + 1);
+    idist__coll_enter(g, c, &fingerprint, false);
+    if (idist__exchange_contribution(g, c) < 0 || idist__coll_binds(c)) return false;
+
+    for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
+        state = idist__exchange_step(g, &error);
+    if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
+    if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
+
+    idist__exchange_result(g, c);
     g->seq++;
 
     return true;
 }
 
 //------------------------------------------------------------------------------
-// [mpi:note]  messages between two ranks: send, receive, and what ranks tell each other
-// uses mem base:type world self types error native coll engine
+// [mpi:p2p]  send and receive
+// uses types error native control
 //
-// One receive for any note from anybody is posted at all times. Notes go to the group and the
-// receive that they are meant for, or wait in the list of early ones. A message of up to 3.5 KiB
-// comes with its note. A larger one:
+// A message of up to 3.5 KiB is the payload of an EAGER control message. A
+// larger one goes from buffer to buffer (rendezvous protocol):
 //
-//     sender                          receiver
-//       LARGE  (what it is, its id) ->  waits for a receive that wants it, which posts MPI_Irecv
-//              <- GRANT (id, tag)
-//       MPI_Isend with that tag ----->  from buffer to buffer
+//     sender                                receiver
+//     READY_TO_SEND (fingerprint, id) --->  matches a receive, posts MPI_Irecv
+//                                     <---  CLEAR_TO_SEND (id, tag)
+//     MPI_Isend with this tag         --->  data
+//
+// The path of a send:
+//
+//     idist__p2p_send         sends EAGER, which completes it, or READY_TO_SEND
+//     idist__p2p_cleared      WAITING done: posts the data
+//     idist__p2p_done         TRANSFERRING done: completes it
+//
+// The path of a receive:
+//
+//     idist__p2p_receive      looks for an unexpected message, or waits for one
+//     idist__p2p_match        EAGER: copies the payload, which completes it
+//     idist__p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
+//     idist__p2p_done         TRANSFERRING done: completes it
 //------------------------------------------------------------------------------
 
-static void idist__note_take(idist__mpi *m, int source, const idist__note *note,
-                             const void *payload);
-
-// Sends a note; the payload is copied. A rank that is out of memory or whose MPI refuses fails the
-// group of the note.
-static void idist__note_send(idist__mpi *m, int rank, const idist__note *note, const void *payload,
-                             size_t nbytes) {
-    idist__outgoing *o;
-    idist_group *g;
-    int error = MPI_SUCCESS;
-
-    if (m->peers[rank].lost || m->closing) return;
-
-    if (rank == m->w->cfg.rank) {
-        idist__note own = *note;
-        own.nbytes = nbytes;
-        idist__note_take(m, rank, &own, payload);
-        return;
-    }
-
-    o = m->idle;
-    if (o) m->idle = o->next;
-    else o = (idist__outgoing *)idist__mem_raw(&m->w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
-    if (!o && note->type == IDIST__NOTE_FAIL && (o = m->spare) != NULL) m->spare = o->next;
-
-    if (o) {
-        o->note = *note;
-        o->note.nbytes = nbytes;
-        if (nbytes) memcpy(o + 1, payload, nbytes);
-        error = MPI_Isend(&o->note, (int)(sizeof o->note + nbytes), MPI_BYTE, rank, IDIST__TAG_NOTE,
-                          m->wire, &o->request);
-        if (error == MPI_SUCCESS) {
-            o->next = m->outgoing;
-            m->outgoing = o;
-            m->told[rank]++;
-            return;
-        }
-
-        o->next = m->idle;
-        m->idle = o;
-    }
-
-    g = idist__world_find_group(m->w, note->ctx);
-    if (!o && g) idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
-    else if (g) idist__mpi_trouble(m, g, "MPI_Isend", error);
-}
-
-static void idist__note_sweep(idist__mpi *m) {
-    idist__outgoing **at = &m->outgoing;
-
-    while (*at) {
-        idist__outgoing *o = *at;
-        int done = 0;
-
-        if (MPI_Test(&o->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-            at = &o->next;
-            continue;
-        }
-
-        *at = o->next; // gone out, or its receiver is gone
-        o->next = m->idle;
-        m->idle = o;
-    }
-}
-
-// Data from or to the other rank's buffer, in pieces that MPI can count.
-static void idist__data_move(idist__task *t, int rank, int tag, size_t nbytes) {
+// Posts the data of a large message, in pieces that MPI can count.
+static void idist__p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
-    bool send = t->call.kind == IDIST__SEND;
-    size_t at, k, most = IDIST__MPI_COUNT < ((size_t)1 << 30) ? IDIST__MPI_COUNT : (size_t)1 << 30;
+    bool sends = t->call.kind == IDIST__SEND;
+    size_t at, n, max = IDIST__PIECE_MAX_COUNT;
 
+    if (IDIST__MPI_COUNT < max) max = IDIST__MPI_COUNT;
     idist__native_init(nat, t->group, &t->call, 0);
-    idist__mpi_op_of(t)->phase = IDIST__MOVING;
+    idist__mpi_op_of(t)->phase = IDIST__PHASE_TRANSFERRING;
 
-    for (at = 0; at < nbytes; at += k) {
-        k = nbytes - at < most ? nbytes - at : most;
-        if (send)
-            IDIST__NATIVE_REQUEST(nat, MPI_Isend, (const char *)t->call.send + at, (int)k, MPI_BYTE,
-                                  rank, tag, m->wire);
+    for (at = 0; at < nbytes; at += n) {
+        n = nbytes - at < max ? nbytes - at : max;
+        if (sends)
+            IDIST__NATIVE_REQUEST(nat, MPI_Isend, (const char *)t->call.send + at, (int)n, MPI_BYTE,
+                                  rank, tag, m->p2p_comm);
         else
-            IDIST__NATIVE_REQUEST(nat, MPI_Irecv, (char *)t->call.recv + at, (int)k, MPI_BYTE, rank,
-                                  tag, m->wire);
+            IDIST__NATIVE_REQUEST(nat, MPI_Irecv, (char *)t->call.recv + at, (int)n, MPI_BYTE, rank,
+                                  tag, m->p2p_comm);
     }
 }
 
-// A receive takes a large message.
-static void idist__receive_grant(idist__mpi *m, idist__task *t, int source,
-                                 const idist__note *note) {
-    idist__mpi_op *op = idist__mpi_op_of(t);
-    idist__note grant;
-    int turns = 0;
+// The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
+static int idist__p2p_next_tag(idist__mpi *m) {
+    int i;
 
-    memset(&grant, 0, sizeof grant);
-    grant.type = IDIST__NOTE_GRANT;
-    grant.ctx = note->ctx;
-    grant.id = note->id;
-    do m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
-    while (m->burnt[m->next_tag / 8] >> m->next_tag % 8 & 1 && ++turns < IDIST__TAG_RANGE);
-    grant.tag = IDIST__TAG_DATA + m->next_tag;
-    op->id = (uint64_t)m->next_tag;
-    op->source = source;
-    op->note = *note;
-    idist__data_move(t, source, grant.tag,
-                     (size_t)note->print.check * idist_dtype_size(t->call.dtype));
-    idist__note_send(m, source, &grant, NULL, 0);
+    for (i = 0; i < IDIST__TAG_RANGE; i++) {
+        m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
+        if (!(m->retired_tags[m->next_tag / 8] >> m->next_tag % 8 & 1)) break;
+    }
+
+    return m->next_tag;
 }
 
-// Gives a message to the oldest receive that wants it. False: there is none. Receives that it does
+// Receives the large message that READY_TO_SEND announces.
+static void idist__p2p_clear(idist__mpi *m, idist__task *t, int source,
+                             const idist__mpi_control *ready) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__mpi_control clear;
+
+    op->data_tag = idist__p2p_next_tag(m);
+    op->source = source;
+    op->control = *ready;
+
+    memset(&clear, 0, sizeof clear);
+    clear.type = IDIST__CONTROL_CLEAR_TO_SEND;
+    clear.ctx = ready->ctx;
+    clear.id = ready->id;
+    clear.tag = IDIST__TAG_DATA + op->data_tag;
+    idist__p2p_transfer(t, source, clear.tag,
+                        (size_t)ready->fingerprint.check * idist_dtype_size(t->call.dtype));
+    idist__control_send(m, source, &clear, NULL, 0);
+}
+
+// Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
 // not fit fail.
-static bool idist__receive_match(idist__mpi *m, idist_group *g, int source, const idist__note *note,
-                                 const void *payload) {
+static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
+                             const idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_group_of(g)->receives;
     int from = idist__mpi_group_of(g)->rank_of[source];
+    size_t count = (size_t)control->fingerprint.check;
 
     while (*at) {
         idist__task *t = *at;
-        idist_status s;
+        idist_status status;
         char text[256];
 
-        if (!idist__recv_wants(t, source, note->tag)) {
+        if (!idist__recv_wants(t, source, control->tag)) {
             at = &idist__mpi_op_of(t)->next;
             continue;
         }
 
         *at = idist__mpi_op_of(t)->next;
 
-        if (!idist__message_fits(&t->call, (idist_dtype)note->print.dtype,
-                                 (size_t)note->print.check, from, note->tag, &s, text,
-                                 sizeof text)) {
-            idist__complete(t, s, text);
+        if (!idist__message_fits(&t->call, (idist_dtype)control->fingerprint.dtype, count, from,
+                                 control->tag, &status, text, sizeof text)) {
+            idist__complete(t, status, text);
             continue;
         }
 
-        if (note->type == IDIST__NOTE_LARGE) {
-            idist__receive_grant(m, t, source, note);
+        if (control->type == IDIST__CONTROL_READY_TO_SEND) {
+            idist__p2p_clear(m, t, source, control);
         } else {
-            idist__copy(t->call.recv, payload, (size_t)note->nbytes);
-            idist__recv_done(t, from, note->tag, (size_t)note->print.check);
+            idist__copy(t->call.recv, payload, (size_t)control->nbytes);
+            idist__recv_done(t, from, control->tag, count);
         }
 
         return true;
@@ -1447,323 +1806,307 @@ static bool idist__receive_match(idist__mpi *m, idist_group *g, int source, cons
     return false;
 }
 
-static void idist__note_keep(idist__mpi *m, int source, const idist__note *note,
-                             const void *payload) {
-    idist__early **last,
-        *e = (idist__early *)idist__mem_raw(&m->w->cfg.mem, sizeof *e + (size_t)note->nbytes);
-
-    if (!e) {
-        idist__group_fail(&m->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
-        return;
-    }
-
-    e->next = NULL;
-    e->source = source;
-    e->note = *note;
-    if (note->nbytes) memcpy(e + 1, payload, (size_t)note->nbytes);
-    for (last = &m->early; *last; last = &(*last)->next) continue;
-    *last = e;
-}
-
-static void idist__send_begin(idist__mpi *m, idist__task *t) {
+static void idist__p2p_send(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     const idist__call *c = &t->call;
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
     int rank = g->ranks[c->root];
-    bool eager = nbytes <= IDIST__NOTE_BYTES || rank == m->w->cfg.rank;
-    idist__note note;
+    bool eager = nbytes <= IDIST__CONTROL_MAX_NBYTES || rank == m->w->cfg.rank;
+    idist__mpi_control control;
 
-    memset(&note, 0, sizeof note);
-    note.type = eager ? IDIST__NOTE_EAGER : IDIST__NOTE_LARGE;
-    note.ctx = g->ctx;
-    note.tag = c->tag;
-    note.print = idist__task_print(t, 0);
-    note.id = idist__mpi_op_of(t)->id = ++m->next_id;
+    idist__mpi_op_of(t)->send_id = ++m->next_send_id;
     m->peers[rank].sent++;
-    idist__note_send(m, rank, &note, c->send, eager ? nbytes : 0);
+
+    memset(&control, 0, sizeof control);
+    control.type = eager ? IDIST__CONTROL_EAGER : IDIST__CONTROL_READY_TO_SEND;
+    control.ctx = g->ctx;
+    control.tag = c->tag;
+    control.fingerprint = idist__task_print(t, 0);
+    control.id = idist__mpi_op_of(t)->send_id;
+    idist__control_send(m, rank, &control, c->send, eager ? nbytes : 0);
     if (eager) idist__complete(t, IDIST_OK, "");
 }
 
-static void idist__receive_begin(idist__mpi *m, idist__task *t) {
+static void idist__p2p_receive(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__task **last;
-    idist__early **at;
+    idist__mpi_unexpected **at;
 
     idist__mpi_op_of(t)->next = NULL;
     for (last = &idist__mpi_group_of(g)->receives; *last; last = &idist__mpi_op_of(*last)->next)
         continue;
     *last = t;
 
-    for (at = &m->early; *at; at = &(*at)->next) {
-        idist__early *e = *at;
-        if (e->note.ctx != g->ctx || e->note.type > IDIST__NOTE_LARGE ||
-            !idist__recv_wants(t, e->source, e->note.tag))
+    for (at = &m->unexpected; *at; at = &(*at)->next) {
+        idist__mpi_unexpected *u = *at;
+        if (u->control.ctx != g->ctx || u->control.type > IDIST__CONTROL_READY_TO_SEND ||
+            !idist__recv_wants(t, u->source, u->control.tag))
             continue;
 
-        if (idist__receive_match(m, g, e->source, &e->note, e + 1)) {
-            *at = e->next;
-            idist__mem_free(&m->w->cfg.mem, e);
+        // If the message does not fit, the receive fails and the message stays.
+        if (idist__p2p_match(m, g, u->source, &u->control, u + 1)) {
+            *at = u->next;
+            idist__mem_free(&m->w->cfg.mem, u);
         }
 
-        return; // taken, or it did not fit
-    }
-}
-
-// A GRANT: the task that it is for sends.
-static void idist__note_granted(idist__mpi *m, int source, const idist__note *note) {
-    idist__task *t;
-
-    for (t = m->w->tasks; t; t = t->next) {
-        idist__mpi_op *op = idist__mpi_op_of(t);
-        if (t->call.kind != IDIST__SEND || op->phase != IDIST__ASKING || op->id != note->id)
-            continue;
-        idist__data_move(t, source, note->tag, t->call.count * idist_dtype_size(t->call.dtype));
         return;
     }
 }
 
-// The data of a large message has gone out, or is here.
-static void idist__data_done(idist__mpi *m, idist__task *t) {
-    const idist__mpi_op *op = idist__mpi_op_of(t);
-    int error = idist__op_end(m, t);
+// CLEAR_TO_SEND has come: sends the data of the send that it names.
+static void idist__p2p_cleared(idist__mpi *m, int source, const idist__mpi_control *clear) {
+    idist__task *t;
+
+    for (t = m->w->tasks; t; t = t->next) {
+        const idist__mpi_op *op = idist__mpi_op_of(t);
+
+        if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
+        if (op->send_id != clear->id) continue;
+        idist__p2p_transfer(t, source, clear->tag, t->call.count * idist_dtype_size(t->call.dtype));
+        return;
+    }
+}
+
+// MPI has sent or received all data of a large message.
+static void idist__p2p_done(idist__mpi *m, idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    bool sends = t->call.kind == IDIST__SEND;
+    int error;
+
+    op->phase = IDIST__PHASE_WAITING;
+    m->poll_ns = 0;
+    m->w->nmoved++;
+    error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)
-        idist__mpi_trouble(m, t->group, t->call.kind == IDIST__SEND ? "MPI_Isend" : "MPI_Irecv",
-                           error);
-    else if (t->call.kind == IDIST__SEND) idist__complete(t, IDIST_OK, "");
+        idist__mpi_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
+    else if (sends) idist__complete(t, IDIST_OK, "");
     else
-        idist__recv_done(t, idist__mpi_group_of(t->group)->rank_of[op->source], op->note.tag,
-                         (size_t)op->note.print.check);
+        idist__recv_done(t, idist__mpi_group_of(t->group)->rank_of[op->source], op->control.tag,
+                         (size_t)op->control.fingerprint.check);
 }
 
 //------------------------------------------------------------------------------
 // [mpi:wait]  who waits, who is missing, who waits for whom
-// uses err world types note
+// uses types control
 //
-// A rank that has waited for a while tells the other members (WAITS). Who has entered the same call
-// answers HERE, who has not ABSENT; at the deadline the others are missing. Ranks in calls of
-// different groups, or in a receive and a collective, show each other nothing: they are found by
-// what they wait for. Neither will ever go on when, on both sides,
-//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
-//   - that call lacks something that only the other rank can begin to send,
-//   - and the other rank has not begun it.
+// A rank that has waited for a while sends WAITING to the other members of the
+// group. A member that has entered the same call answers ENTERED, one that has
+// not answers ABSENT. At the deadline those that never entered are missing.
+//
+// Ranks in calls of different groups, or one in a receive and one in a
+// collective, compare no fingerprints. Their deadlock is detected from what they
+// wait for. Two ranks are deadlocked when, on both sides,
+//   - the rank has one thread and one call, which blocks without a timeout,
+//   - that call needs something that only the other rank can begin to send,
+//   - the other rank has not begun it.
+//
+// The path of a wait:
+//
+//     idist__mpi_announce            sends WAITING
+//     idist__wait_received           on the other rank: answers it
+//     idist__wait_find_deadlock      on both: after WAITING and after ABSENT
+//     idist__mpi_missing             at the deadline
 //------------------------------------------------------------------------------
 
-// Whether t lacks something that this rank of its group has to begin.
+// Whether t needs something that this rank of its group has to begin.
 static bool idist__wait_needs(const idist__task *t, int rank) {
     const idist__mpi_group *mg = idist__mpi_group_of(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
+    int size = t->group->size;
 
-    if (idist__kind_is_p2p(t->call.kind)) return op->phase == IDIST__ASKING && t->call.root == rank;
-    if (op->phase == IDIST__QUEUED) return true;
-    return op->phase == IDIST__ENTERING &&
-           (rank - t->group->rank + t->group->size) % t->group->size >= mg->distance;
+    if (idist__kind_is_p2p(t->call.kind))
+        return op->phase == IDIST__PHASE_WAITING && t->call.root == rank;
+    if (op->phase == IDIST__PHASE_QUEUED) return true;
+
+    return op->phase == IDIST__PHASE_ENTERING &&
+           (rank - t->group->rank + size) % size >= mg->header_count;
 }
 
-// Whether what the other rank waits for may still come from us.
-static bool idist__wait_answered(const idist__mpi *m, int peer) {
-    const idist__note *waits = &m->peers[peer].waits;
-    const idist_group *g = idist__world_find_group(m->w, waits->ctx);
-    const idist__early *e;
+// Whether what the peer waits for may still come from us.
+static bool idist__wait_is_served(const idist__mpi *m, int peer) {
+    const idist__mpi_control *waiting = &m->peers[peer].waiting;
+    const idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+    const idist__mpi_unexpected *u;
 
-    if (waits->print.kind == IDIST__RECV) return waits->got != m->peers[peer].sent;
-    if (waits->print.kind != IDIST__SEND)
-        return !g || g->status != IDIST_OK || (int32_t)(waits->print.seq - g->seq) <= 0;
-    for (e = m->early; e; e = e->next) // its message lies here, and nobody wants it
-        if (e->source == peer && e->note.type == IDIST__NOTE_LARGE && e->note.id == waits->id)
+    if (waiting->fingerprint.kind == IDIST__RECV) return waiting->received != m->peers[peer].sent;
+    if (waiting->fingerprint.kind != IDIST__SEND)
+        return !g || g->status != IDIST_OK || (int32_t)(waiting->fingerprint.seq - g->seq) <= 0;
+
+    // A send is not served while its READY_TO_SEND lies here unmatched.
+    for (u = m->unexpected; u; u = u->next)
+        if (u->source == peer && u->control.type == IDIST__CONTROL_READY_TO_SEND &&
+            u->control.id == waiting->id)
             return false;
 
     return true;
 }
 
-// Whether the other rank has not begun what we wait for.
-static bool idist__wait_unbegun(const idist__mpi *m, const idist__task *ours, int peer) {
-    const idist__peer *p = &m->peers[peer];
-    if (ours->call.kind == IDIST__RECV) return p->waits.sent == p->got;
-    return ours->call.kind == IDIST__SEND ||
-           (p->absent_ctx == ours->group->ctx && p->absent_seq == ours->seq);
+// Whether the peer has not begun what our call waits for.
+static bool idist__wait_is_unbegun(const idist__mpi *m, const idist__task *own, int peer) {
+    const idist__mpi_peer *p = &m->peers[peer];
+
+    if (own->call.kind == IDIST__RECV) return p->waiting.sent == p->received;
+    if (own->call.kind == IDIST__SEND) return true;
+    return p->absent_ctx == own->group->ctx && p->absent_seq == own->seq;
 }
 
+// Fails both groups if this rank and the peer wait for each other.
 static void idist__wait_find_deadlock(idist__mpi *m, int peer) {
-    const idist__note *waits = &m->peers[peer].waits;
-    idist__task *ours = idist__world_only_call(m->w);
-    idist_group *theirs = idist__world_find_group(m->w, waits->ctx);
+    const idist__mpi_control *waiting = &m->peers[peer].waiting;
+    idist__task *own = idist__world_only_call(m->w);
+    idist_group *peer_group = idist__world_find_group(m->w, waiting->ctx);
     char cause[400];
-    bool same;
+    bool same_group;
     int rank;
 
-    if (!ours || !ours->announced || waits->flags != (IDIST__WAITS_FOR_YOU | IDIST__WAITS_ONLY))
-        return;
-    rank = idist__mpi_group_of(ours->group)->rank_of[peer];
-    same = ours->group->ctx == waits->ctx;
-    if (rank < 0 || (same && ours->seq == waits->print.seq && ours->seq)) return;
-    if (!idist__wait_needs(ours, rank) || !idist__wait_unbegun(m, ours, peer) ||
-        idist__wait_answered(m, peer))
-        return;
-    idist__deadlock_text(ours, peer, &waits->print, same, cause, sizeof cause);
-    idist__group_fail(ours->group, IDIST_ERR_MISMATCH, cause);
-    if (theirs) idist__group_fail(theirs, IDIST_ERR_MISMATCH, cause);
+    if (!own || !own->announced) return;
+    if (waiting->flags != (IDIST__WAITING_FOR_YOU | IDIST__WAITING_ONLY)) return;
+    rank = idist__mpi_group_of(own->group)->rank_of[peer];
+    if (rank < 0) return;
+    same_group = own->group->ctx == waiting->ctx;
+    if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
+    if (!idist__wait_needs(own, rank) || !idist__wait_is_unbegun(m, own, peer)) return;
+    if (idist__wait_is_served(m, peer)) return;
+
+    idist__deadlock_text(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
+    idist__group_fail(own->group, IDIST_ERR_MISMATCH, cause);
+    if (peer_group) idist__group_fail(peer_group, IDIST_ERR_MISMATCH, cause);
 }
 
-static void idist__wait_seen(idist_group *g, int source, const idist__print *print) {
-    idist__print *seen = &idist__mpi_group_of(g)->seen[idist__mpi_group_of(g)->rank_of[source]];
-    if ((int32_t)(print->seq - seen->seq) >= 0) *seen = *print;
+// Notes the latest call that a rank is known to have entered.
+static void idist__wait_seen(idist_group *g, int source, const idist__print *fingerprint) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__print *last_seen = &mg->last_seen[mg->rank_of[source]];
+
+    if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
 }
 
-// The other rank waits in a call: it learns whether we have entered it.
-static void idist__wait_heard(idist__mpi *m, int source, const idist__note *note) {
-    idist_group *g = idist__world_find_group(m->w, note->ctx);
-    idist__note answer = *note;
+// WAITING has come. In a collective the peer learns whether we have entered it too.
+static void idist__wait_received(idist__mpi *m, int source, const idist__mpi_control *waiting) {
+    idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+    idist__mpi_control answer = *waiting;
 
-    m->peers[source].waits = *note;
+    m->peers[source].waiting = *waiting;
 
-    if (!idist__kind_is_p2p((idist__kind)note->print.kind)) {
-        answer.type = IDIST__NOTE_ABSENT;
-        if (g) idist__wait_seen(g, source, &note->print);
+    if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
+        answer.type = IDIST__CONTROL_ABSENT;
+        if (g) idist__wait_seen(g, source, &waiting->fingerprint);
 
-        if (g && (int32_t)(note->print.seq - g->seq) <= 0) {
-            answer.type = IDIST__NOTE_HERE;
-            answer.print = idist__mpi_group_of(g)->entered;
+        if (g && (int32_t)(waiting->fingerprint.seq - g->seq) <= 0) {
+            answer.type = IDIST__CONTROL_ENTERED;
+            answer.fingerprint = idist__mpi_group_of(g)->entered;
         }
 
-        idist__note_send(m, source, &answer, NULL, 0);
+        idist__control_send(m, source, &answer, NULL, 0);
     }
 
     idist__wait_find_deadlock(m, source);
 }
 
-static void idist__wait_tell(const idist__task *t, int rank, int flags) {
+// Sends WAITING for t to a rank of its group.
+static void idist__wait_send(const idist__task *t, int rank, int flags) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     int peer = t->group->ranks[rank];
-    idist__note note;
+    idist__mpi_control waiting;
 
-    memset(&note, 0, sizeof note);
-    note.type = IDIST__NOTE_WAITS;
-    note.flags = (uint8_t)flags;
-    note.ctx = t->group->ctx;
-    note.print = idist__task_print(t, 0);
-    note.id = idist__mpi_op_of(t)->id;
-    note.sent = m->peers[peer].sent;
-    note.got = m->peers[peer].got;
-    idist__note_send(m, peer, &note, NULL, 0);
+    memset(&waiting, 0, sizeof waiting);
+    waiting.type = IDIST__CONTROL_WAITING;
+    waiting.flags = (uint8_t)flags;
+    waiting.ctx = t->group->ctx;
+    waiting.fingerprint = idist__task_print(t, 0);
+    waiting.id = idist__mpi_op_of(t)->send_id;
+    waiting.sent = m->peers[peer].sent;
+    waiting.received = m->peers[peer].received;
+    idist__control_send(m, peer, &waiting, NULL, 0);
 }
 
 static void idist__mpi_announce(idist__task *t) {
     idist_group *g = t->group;
     bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+    int i, flags;
 
-    for (int i = 0; i < g->size && !t->done && (p2p || !g->w->cfg.unchecked); i++) {
+    if (!p2p && g->w->cfg.unchecked) return;
+
+    for (i = 0; i < g->size && !t->done; i++) {
         if (i == g->rank || (p2p && t->call.root != i)) continue;
-        idist__wait_tell(t, i,
-                         (idist__wait_needs(t, i) ? IDIST__WAITS_FOR_YOU : 0) |
-                             (only ? IDIST__WAITS_ONLY : 0));
+        flags = only ? IDIST__WAITING_ONLY : 0;
+        if (idist__wait_needs(t, i)) flags |= IDIST__WAITING_FOR_YOU;
+        idist__wait_send(t, i, flags);
         if (!t->done) idist__wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
     }
 }
 
-static int idist__mpi_missing(idist__task *t, char *text, size_t cap) {
+static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
-    const idist__print *seen = idist__mpi_group_of(g)->seen;
-    int i, n = 0;
+    const idist__print *last_seen = idist__mpi_group_of(g)->last_seen;
+    int i, missing_count = 0;
 
-    if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__MOVING) return 0;
-    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, cap);
-    for (i = 0; i < g->size; i++)
-        if (i != g->rank && idist__wait_needs(t, i) && (int32_t)(seen[i].seq - t->seq) < 0)
-            idist__missing_rank(g, i, &seen[i], n++, text, cap);
-    if (n > 8) idist__append(text, cap, " and %d more", n - 8);
+    if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__PHASE_TRANSFERRING)
+        return 0;
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
 
-    return n;
+    for (i = 0; i < g->size; i++) {
+        if (i == g->rank || !idist__wait_needs(t, i)) continue;
+        if ((int32_t)(last_seen[i].seq - t->seq) >= 0) continue;
+        idist__missing_rank(g, i, &last_seen[i], missing_count, text, capacity);
+        missing_count++;
+    }
+
+    if (missing_count > 8) idist__append(text, capacity, " and %d more", missing_count - 8);
+
+    return missing_count;
 }
 
 //------------------------------------------------------------------------------
-// [mpi:engine]  progress, sleep, failure
-// uses os world self types error native slip coll note wait
+// [mpi:engine]  progress, sleep, cancellation, failure
+// uses types native exchange control coll p2p wait
+//
+// What the core calls while a world is open. MPI offers no way to sleep until
+// something happens, so a rank that has nothing to do sleeps beside MPI, for
+// longer and longer, and polls; a call of another thread wakes it through a futex.
+//
+// A group that fails on one rank sends FAILED to all members. Under ULFM it also
+// revokes the communicator, which brings back ranks that are blocked in MPI.
 //------------------------------------------------------------------------------
 
-static void idist__note_take(idist__mpi *m, int source, const idist__note *note,
-                             const void *payload) {
-    idist_group *g = idist__world_find_group(m->w, note->ctx);
+// Handles one control message.
+static void idist__mpi_deliver(idist__mpi *m, int source, const idist__mpi_control *control,
+                               const void *payload) {
+    idist_group *g = idist__world_find_group(m->w, control->ctx);
 
-    m->nap_ns = 0;
+    m->poll_ns = 0;
 
-    switch (note->type) {
-    case IDIST__NOTE_EAGER:
-    case IDIST__NOTE_LARGE:
-        m->peers[source].got++;
+    switch (control->type) {
+    case IDIST__CONTROL_EAGER:
+    case IDIST__CONTROL_READY_TO_SEND:
+        m->peers[source].received++;
         m->w->nmoved++;
         if (g && g->status != IDIST_OK) break;
-        if (!g || !idist__receive_match(m, g, source, note, payload))
-            idist__note_keep(m, source, note, payload);
+        if (!g || !idist__p2p_match(m, g, source, control, payload))
+            idist__control_keep(m, source, control, payload);
         break;
-    case IDIST__NOTE_GRANT: idist__note_granted(m, source, note); break;
-    case IDIST__NOTE_WAITS: idist__wait_heard(m, source, note); break;
-    case IDIST__NOTE_HERE:
-        if (g) idist__wait_seen(g, source, &note->print);
+    case IDIST__CONTROL_CLEAR_TO_SEND: idist__p2p_cleared(m, source, control); break;
+    case IDIST__CONTROL_WAITING: idist__wait_received(m, source, control); break;
+    case IDIST__CONTROL_ENTERED:
+        if (g) idist__wait_seen(g, source, &control->fingerprint);
         break;
-    case IDIST__NOTE_ABSENT:
-        m->peers[source].absent_ctx = note->ctx;
-        m->peers[source].absent_seq = note->print.seq;
+    case IDIST__CONTROL_ABSENT:
+        m->peers[source].absent_ctx = control->ctx;
+        m->peers[source].absent_seq = control->fingerprint.seq;
         idist__wait_find_deadlock(m, source);
         break;
-    case IDIST__NOTE_FAIL: // of a group that may not exist here yet
-        if (g && (int32_t)(note->sent - idist__mpi_group_of(g)->committed) < 0)
-            idist__mpi_group_of(g)->refused = true;
-        if (g) idist__group_fail(g, (idist_status)note->tag, (const char *)payload);
-        else idist__note_keep(m, source, note, payload);
+    case IDIST__CONTROL_FAILED:
+        if (!g) { // the group may not exist here yet
+            idist__control_keep(m, source, control, payload);
+            break;
+        }
+
+        if ((int32_t)(control->sent - idist__mpi_group_of(g)->committed_seq) < 0)
+            idist__mpi_group_of(g)->commit_refused = true;
+        idist__group_fail(g, (idist_status)control->tag, (const char *)payload);
         break;
     default: break;
-    }
-}
-
-static void idist__note_listen(idist__mpi *m) {
-    int error = MPI_Irecv(m->note, (int)sizeof m->note, MPI_BYTE, MPI_ANY_SOURCE, IDIST__TAG_NOTE,
-                          m->wire, &m->incoming);
-    if (error != MPI_SUCCESS) idist__mpi_trouble(m, &m->w->group, "MPI_Irecv", error);
-}
-
-// With ULFM the receive from anybody is refused while somebody is lost, unless it was posted after
-// we had heard of that.
-static bool idist__note_arrived(idist__mpi *m, MPI_Status *status) {
-    int there = 0, cancelled = 0, error = MPI_Test(&m->incoming, &there, status);
-
-    if (error == MPI_SUCCESS) return there;
-    idist__mpi_trouble(m, &m->w->group, "MPI_Test", error);
-    if (!idist__mpi_is_loss(error)) return false;
-    idist__mpi_find_lost(m);
-
-    if (m->incoming != MPI_REQUEST_NULL) {
-        MPI_Cancel(&m->incoming);
-        there = MPI_Wait(&m->incoming, status) == MPI_SUCCESS;
-        if (there) MPI_Test_cancelled(status, &cancelled);
-    }
-
-    if (!there || cancelled) idist__note_listen(m);
-
-    return there && !cancelled;
-}
-
-static void idist__note_progress(idist__mpi *m) {
-    MPI_Status status;
-    idist__note note;
-    char cause[sizeof m->w->group.cause];
-    int turns;
-
-    for (turns = 0;
-         turns < 64 && m->incoming != MPI_REQUEST_NULL && idist__note_arrived(m, &status);
-         turns++) {
-        m->heard++;
-        memcpy(&note, m->note, sizeof note);
-
-        if (note.type == IDIST__NOTE_FAIL) { // while we deal with it we listen
-            memcpy(cause, m->note + sizeof note,
-                   note.nbytes < sizeof cause ? (size_t)note.nbytes : sizeof cause);
-            idist__note_listen(m);
-            idist__note_take(m, status.MPI_SOURCE, &note, cause);
-        } else {
-            idist__note_take(m, status.MPI_SOURCE, &note, m->note + sizeof note);
-            idist__note_listen(m);
-        }
     }
 }
 
@@ -1773,22 +2116,34 @@ static void idist__mpi_progress(idist__world *w) {
     idist__task *t;
     uint32_t ended;
 
-    idist__note_progress(m);
-    if (m->outgoing) idist__note_sweep(m);
+    idist__control_progress(m);
+    if (m->outgoing) idist__control_sweep(m);
     for (g = &w->group; g; g = g->next)
         if (g->rank >= 0) idist__coll_progress(m, g);
 
+    // The list changes whenever a task ends; then start over.
     do {
         ended = w->nended;
 
         for (t = w->tasks; t && ended == w->nended; t = t->next) {
             idist__mpi_op *op = idist__mpi_op_of(t);
-            if ((op->phase != IDIST__RUNNING && op->phase != IDIST__MOVING)) continue;
+            bool running = op->phase == IDIST__PHASE_RUNNING;
+
+            if (!running && op->phase != IDIST__PHASE_TRANSFERRING) continue;
             if (!idist__native_done(&op->native)) continue;
-            if (op->phase == IDIST__RUNNING) idist__coll_done(m, t);
-            else idist__data_done(m, t);
+            if (running) idist__coll_done(m, t);
+            else idist__p2p_done(m, t);
         }
-    } while (ended != w->nended); // the list has changed
+    } while (ended != w->nended);
+}
+
+// Remembers which threads call.
+static void idist__mpi_count_threads(idist__mpi *m) {
+    pthread_t self = pthread_self();
+
+    if (m->called && !pthread_equal(m->last_caller, self)) m->multithreaded = true;
+    m->last_caller = self;
+    m->called = true;
 }
 
 static void idist__mpi_start(idist__task *t) {
@@ -1797,83 +2152,100 @@ static void idist__mpi_start(idist__task *t) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    m->threads = m->threads || (m->called && !pthread_equal(m->caller, pthread_self()));
-    m->caller = pthread_self();
-    m->called = true;
+    idist__mpi_count_threads(m);
     memset(op, 0, sizeof *op);
-    op->phase = IDIST__ASKING;
+    op->phase = IDIST__PHASE_WAITING;
 
     if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
         op->user = *idist__call_user_op(g, &t->call);
         t->call.user = &op->user;
     }
 
-    if (g->status != IDIST_OK) idist__complete(t, g->status, g->cause); // the quick way found out
-    else if (t->call.kind == IDIST__SEND) idist__send_begin(m, t);
-    else if (t->call.kind == IDIST__RECV) idist__receive_begin(m, t);
+    if (g->status != IDIST_OK) idist__complete(t, g->status, g->cause); // found by the quick call
+    else if (t->call.kind == IDIST__SEND) idist__p2p_send(m, t);
+    else if (t->call.kind == IDIST__RECV) idist__p2p_receive(m, t);
     else if (g->size == 1) idist__self_collective(t);
     else {
-        op->phase = IDIST__QUEUED;
-        if (mg->head) idist__mpi_op_of(mg->last)->next = t;
-        else mg->head = t;
-        mg->last = t;
+        op->phase = IDIST__PHASE_QUEUED;
+        if (mg->queue_head) idist__mpi_op_of(mg->queue_tail)->next = t;
+        else mg->queue_head = t;
+        mg->queue_tail = t;
         idist__coll_progress(m, g);
     }
 }
 
-// MPI cannot be slept in. We sleep beside it, for longer and longer, and look.
+// Whether MPI is moving data of some task.
+static bool idist__mpi_has_data_in_flight(const idist__world *w) {
+    const idist__task *t;
+
+    for (t = w->tasks; t; t = t->next) {
+        idist__mpi_phase phase = idist__mpi_op_of(t)->phase;
+        if (phase == IDIST__PHASE_RUNNING || phase == IDIST__PHASE_TRANSFERRING) return true;
+    }
+
+    return false;
+}
+
+// The next pause between polls, at most max_ns.
+static int64_t idist__mpi_next_pause(int64_t pause_ns, int64_t max_ns) {
+    if (!pause_ns) pause_ns = IDIST__POLL_FIRST_NS;
+    else if (pause_ns < IDIST__POLL_RAMP_NS) pause_ns *= 2;
+    else pause_ns += pause_ns / 64;
+
+    return pause_ns < max_ns ? pause_ns : max_ns;
+}
+
 static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
     idist__mpi *m = idist__mpi_of(w);
-    int64_t most = m->outgoing ? IDIST__NAP_MOVING_NS : IDIST__NAP_LONG_NS, wake_ns;
-    uint32_t wakes = m->wakes;
-    const idist__task *t;
-    bool moving = false;
+    bool in_flight = idist__mpi_has_data_in_flight(w);
+    uint32_t wake_count = m->wake_count;
+    int64_t wake_ns;
 
-    for (t = w->tasks; t && !moving; t = t->next)
-        moving = idist__mpi_op_of(t)->phase == IDIST__RUNNING ||
-                 idist__mpi_op_of(t)->phase == IDIST__MOVING;
-
-    if (moving &&
-        w->driver ==
-            IDIST__DRIVER_CALLER) { // as a blocking call of MPI would: it is moved by our looks
+    // As inside a blocking call of MPI: only our polling moves the data.
+    if (in_flight && w->driver == IDIST__DRIVER_CALLER) {
         pthread_mutex_unlock(&w->lock);
         sched_yield();
         pthread_mutex_lock(&w->lock);
         return;
     }
 
-    if (moving) most = IDIST__NAP_MOVING_NS;
-    m->nap_ns += !m->nap_ns                       ? IDIST__NAP_NS
-                 : m->nap_ns < IDIST__NAP_MOST_NS ? m->nap_ns
-                                                  : m->nap_ns / 64;
-    if (m->nap_ns > most) m->nap_ns = most;
-    wake_ns = idist__os_now_ns() + m->nap_ns;
+    m->poll_ns =
+        idist__mpi_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
+                                                                   : IDIST__POLL_MAX_NS);
+    wake_ns = idist__os_now_ns() + m->poll_ns;
     pthread_mutex_unlock(&w->lock);
-    idist__os_futex_wait(&m->wakes, wakes, wake_ns < until_ns ? wake_ns : until_ns);
+    idist__os_futex_wait(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
     pthread_mutex_lock(&w->lock);
 }
 
 static void idist__mpi_wake(idist__world *w) {
-    __atomic_fetch_add(&idist__mpi_of(w)->wakes, 1u, __ATOMIC_SEQ_CST);
-    idist__os_futex_wake(&idist__mpi_of(w)->wakes);
+    __atomic_fetch_add(&idist__mpi_of(w)->wake_count, 1u, __ATOMIC_SEQ_CST);
+    idist__os_futex_wake(&idist__mpi_of(w)->wake_count);
 }
 
-static bool idist__p2p_cancel(idist__task *t) {
+// Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
+static bool idist__mpi_cancel_p2p(idist__task *t) {
+    idist__mpi *m = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &idist__mpi_group_of(t->group)->receives;
-    bool receive = t->call.kind == IDIST__RECV;
+    bool receives = t->call.kind == IDIST__RECV;
     int i;
 
     while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
     if (*at) *at = op->next;
-    if (receive && t->announced && t->call.root >= 0)
-        idist__wait_tell(t, t->call.root, 0);       // it does not wait any more
-    if (op->phase == IDIST__ASKING) return receive; // the other side has heard of a send
-    for (i = 0; i < op->native.nrequests && receive; i++)
-        if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
-    if (receive) idist__mpi_of(t->group->w)->burnt[op->id / 8] |= (unsigned char)(1u << op->id % 8);
+
+    // It takes back what it has announced.
+    if (receives && t->announced && t->call.root >= 0) idist__wait_send(t, t->call.root, 0);
+    if (op->phase == IDIST__PHASE_WAITING) return receives;
+
+    if (receives) {
+        for (i = 0; i < op->native.request_count; i++)
+            if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
+        m->retired_tags[op->data_tag / 8] |= (unsigned char)(1u << op->data_tag % 8);
+    }
+
     idist__native_abandon(&op->native);
-    op->phase = IDIST__ASKING;
+    op->phase = IDIST__PHASE_WAITING;
 
     return false;
 }
@@ -1882,10 +2254,10 @@ static bool idist__mpi_cancel(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
-    idist__task **at = &mg->head, *before = NULL;
+    idist__task **at = &mg->queue_head, *before = NULL;
 
-    if (idist__kind_is_p2p(t->call.kind)) return idist__p2p_cancel(t);
-    if (op->native.g) idist__native_abandon(&op->native);
+    if (idist__kind_is_p2p(t->call.kind)) return idist__mpi_cancel_p2p(t);
+    if (op->native.group) idist__native_abandon(&op->native);
 
     while (*at && *at != t) {
         before = *at;
@@ -1893,8 +2265,8 @@ static bool idist__mpi_cancel(idist__task *t) {
     }
 
     if (*at) *at = op->next;
-    if (mg->last == t) mg->last = before;
-    op->phase = IDIST__ASKING;
+    if (mg->queue_tail == t) mg->queue_tail = before;
+    op->phase = IDIST__PHASE_WAITING;
 
     return false;
 }
@@ -1902,24 +2274,28 @@ static bool idist__mpi_cancel(idist__task *t) {
 static void idist__mpi_tell(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
-    idist__note note;
+    idist__task *first = mg->queue_head;
+    idist__mpi_control failed;
     int i;
 
-    if (mg->head && idist__mpi_op_of(mg->head)->phase == IDIST__COMMITTING)
-        idist__coll_see_through(m, mg->head);
-    idist__slip_cancel(g);
-    if (mg->known) return;
-    mg->known = true;
-    memset(&note, 0, sizeof note);
-    note.type = IDIST__NOTE_FAIL;
-    note.ctx = g->ctx;
-    note.tag = (int32_t)g->status;
-    note.sent = mg->committed;
+    if (first && idist__mpi_op_of(first)->phase == IDIST__PHASE_COMMITTING)
+        idist__coll_keep_commitment(m, first);
+    idist__exchange_cancel(g);
+    if (mg->failure_known) return;
+    mg->failure_known = true;
+
+    memset(&failed, 0, sizeof failed);
+    failed.type = IDIST__CONTROL_FAILED;
+    failed.ctx = g->ctx;
+    failed.tag = (int32_t)g->status;
+    failed.sent = mg->committed_seq;
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__note_send(m, g->ranks[i], &note, g->cause, strlen(g->cause) + 1);
+        if (i != g->rank)
+            idist__control_send(m, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
+
 #ifdef IDIST__ULFM
-    if (m->fault_tolerant)
-        MPIX_Comm_revoke(mg->comm); // who is in MPI comes out, after the notes have gone out
+    // After the messages: it brings back ranks that are blocked in MPI.
+    if (m->fault_tolerant) MPIX_Comm_revoke(mg->comm);
 #endif
 }
 
@@ -1933,115 +2309,166 @@ static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
 }
 
 //------------------------------------------------------------------------------
-// [mpi:join]  adopt or initialise, open, shrink, close
-// uses os err mem base:log config world group types error type slip coll wait
-// uses engine
+// [mpi:life]  whether MPI started us, and who initialises it
+// uses error
+//
+// MPI is initialised and finalized at most once in a process, so this state
+// belongs to the process and not to a world.
 //------------------------------------------------------------------------------
 
-// MPI begins and ends once per process.
-static pthread_mutex_t idist__mpi_life = PTHREAD_MUTEX_INITIALIZER;
-static int idist__mpi_worlds;  // open
-static bool idist__mpi_ours;   // initialised by us
-static int idist__mpi_threads; // that MPI has made then
-static bool idist__mpi_kept;   // not all came to the end of a failed world: MPI_Finalize would hang
+static pthread_mutex_t idist__mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+static int idist__mpi_world_count;     // open worlds
+static bool idist__mpi_initialised;    // by us
+static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
+static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
 
-static MPI_Comm idist__mpi_base(const idist__config *c) {
+static MPI_Comm idist__mpi_base_comm(const idist__config *c) {
     return c->mpi_comm ? *(const MPI_Comm *)c->mpi_comm : MPI_COMM_WORLD;
 }
 
-// A launcher of MPI started us, or the program uses MPI. A rank and size from the user or torchrun
-// are of another world.
+static bool idist__mpi_is_one_of(const char *name, const char *const *names, size_t count) {
+    size_t i;
+
+    for (i = 0; i < count; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+// Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
+// rank and size from the user or from torchrun belong to another world.
 static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
+    static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
+    static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
-    return c->backends[0] || c->mpi_comm ||
-           strstr("openmpi mvapich2 hydra jsrun pals", c->launcher) ||
-           (pmi && strstr("slurm flux none", c->launcher)) ||
-           (initialised && strcmp(c->launcher, "none") == 0);
+
+    if (c->backends[0] || c->mpi_comm) return true;
+    if (idist__mpi_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
+        return true;
+    if (pmi && idist__mpi_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
+        return true;
+
+    return initialised && strcmp(c->launcher, "none") == 0;
 }
 
 static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, int size) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
-    int n = 0;
+    int length = 0;
 
-    MPI_Get_library_version(library, &n);
+    MPI_Get_library_version(library, &length);
     library[strcspn(library, "\n,")] = 0;
 
-    return idist__fail(IDIST_ERR_ENV,
-                       "initialize: the launcher (%s%s%s) says rank %d of %d, the MPI that this "
-                       "program was linked with (%s) "
-                       "says rank %d of %d: start it with the mpirun or mpiexec of that MPI, or "
-                       "set IDIST_BACKEND=ring",
-                       c->launcher, c->rank_var ? " by " : "", c->rank_var ? c->rank_var : "",
-                       c->rank, c->world_size, library, rank, size);
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: the launcher (%s%s%s) says rank %d of %d, but the MPI that this "
+        "program is linked with (%s) says rank %d of %d; start it with the mpirun "
+        "or mpiexec of that MPI, or set IDIST_BACKEND=ring",
+        c->launcher, c->rank_var ? " by " : "", c->rank_var ? c->rank_var : "", c->rank,
+        c->world_size, library, rank, size);
+}
+
+static idist_status idist__mpi_initialise(void) {
+    int level, error;
+
+    idist__mpi_thread_count = -idist__os_nthreads();
+    error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Init_thread", error);
+    idist__mpi_thread_count += idist__os_nthreads();
+    idist__mpi_initialised = true;
+
+    return IDIST_OK;
 }
 
 static idist_status idist__mpi_claim(idist__config *c, const char **why) {
-    int initialised = 0, finalized = 0, level, rank, size, error = MPI_SUCCESS;
-    bool given = strcmp(c->launcher, "explicit") == 0;
+    int initialised = 0, finalized = 0, rank, size;
+    bool explicit_rank = strcmp(c->launcher, "explicit") == 0, size_known;
+    idist_status status;
 
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalized);
     *why = "no launcher of MPI started this process";
     if (!idist__mpi_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
     if (finalized)
-        return idist__fail(IDIST_ERR_STATE, "initialize: MPI was finalized in this process and "
-                                            "cannot begin again; to open worlds one after "
-                                            "the other, initialise MPI yourself");
+        return idist__fail(IDIST_ERR_STATE,
+                           "initialize: MPI was finalized in this process and cannot be "
+                           "initialised again; to open several worlds one after the other, "
+                           "initialise MPI yourself");
 
     if (!initialised) {
-        idist__mpi_threads = -idist__os_nthreads();
-        error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-        if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Init_thread", error);
-        idist__mpi_threads += idist__os_nthreads();
-        idist__mpi_ours = true;
+        status = idist__mpi_initialise();
+        if (status != IDIST_OK) return status;
     }
 
-    MPI_Comm_rank(idist__mpi_base(c), &rank);
-    MPI_Comm_size(idist__mpi_base(c), &size);
-    if (strcmp(c->launcher, "none") == 0) c->launcher = "mpi";
-    else if ((given || !c->mpi_comm) && (size != c->world_size || (given && rank != c->rank)))
-        return idist__mpi_sizes_differ(c, rank, size);
+    MPI_Comm_rank(idist__mpi_base_comm(c), &rank);
+    MPI_Comm_size(idist__mpi_base_comm(c), &size);
+
+    if (strcmp(c->launcher, "none") == 0) {
+        c->launcher = "mpi";
+    } else {
+        size_known = explicit_rank || !c->mpi_comm;
+        if (size_known && (size != c->world_size || (explicit_rank && rank != c->rank)))
+            return idist__mpi_sizes_differ(c, rank, size);
+    }
+
     c->rank = rank;
     c->world_size = size;
 
     return IDIST_OK;
 }
 
-// Who is where. Contributions lie in the table already.
-static idist_status idist__mpi_table(idist__mpi *m) {
+//------------------------------------------------------------------------------
+// [mpi:open]  opening and closing a world
+// uses types error type control engine life
+//
+// Opening duplicates the communicator twice, exchanges what the ranks know of
+// each other, and finds out which of them share a host. Only the first step has
+// a deadline: after it, all ranks are known to be here.
+//
+// Closing waits for control messages in flight, frees what MPI still lets us
+// free, and finalizes MPI after the last world if idist initialised it.
+//------------------------------------------------------------------------------
+
+// Exchanges the table of ranks, and compares the settings that must be equal everywhere.
+static idist_status idist__mpi_exchange_ranks(idist__mpi *m) {
     const idist__config *cfg = &m->w->cfg;
     idist__node *nodes = m->w->nodes, *own = &nodes[cfg->rank];
     int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
-    int64_t set[4] = {nbytes, -nbytes, check, -check}, most[4];
+    int64_t settings[4] = {nbytes, -nbytes, check, -check}, max[4]; // max(-x) is -min(x)
+    bool same_nbytes, same_check;
     int error;
 
     idist__copy_text(own->hostname, sizeof own->hostname, m->w->hostname);
     own->host = idist__host_key(cfg);
-    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->wire);
-    if (error == MPI_SUCCESS) error = MPI_Allreduce(set, most, 4, MPI_INT64_T, MPI_MAX, m->wire);
+    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->p2p_comm);
+    if (error == MPI_SUCCESS)
+        error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, m->p2p_comm);
     if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Allgather", error);
-    if (most[0] == -most[1] && most[2] == -most[3]) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_ENV, "initialize: %s differs between ranks",
-                       most[0] == -most[1] ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
+    same_nbytes = max[0] == -max[1];
+    same_check = max[2] == -max[3];
+    if (same_nbytes && same_check) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV, "initialize: %s differs between ranks; set it alike on all",
+                       same_nbytes ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
 }
 
-// The ranks of this host: the cores they may use together, and the window for idist_alloc.
-static idist_status idist__mpi_share(idist__mpi *m) {
+// Among the ranks of this host: counts the cores they may use together, and makes the window for
+// idist_alloc.
+static idist_status idist__mpi_share_host(idist__mpi *m) {
     idist__world *w = m->w;
     idist__cpus own, together;
     MPI_Comm host;
     void *base = NULL;
-    int error = MPI_Comm_split_type(m->wire, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), n = 1;
+    int error, size = 1;
 
+    error = MPI_Comm_split_type(m->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_split_type", error);
     MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
-    MPI_Comm_size(host, &n);
+    MPI_Comm_size(host, &size);
     idist__os_cpus(&own);
     error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
     if (error == MPI_SUCCESS) w->ncores = idist__cpus_count(&together);
 
-    if (error == MPI_SUCCESS && n > 1 && w->cfg.shm_asked) {
+    if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
         if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
                                     &m->win) != MPI_SUCCESS)
             m->win = MPI_WIN_NULL;
@@ -2054,213 +2481,166 @@ static idist_status idist__mpi_share(idist__mpi *m) {
     return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_fail("MPI_Allreduce", error);
 }
 
-static idist_status idist__mpi_make(idist__mpi *m) {
-    static MPI_User_function *const own[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min,
-                                              idist__mpi_max};
-    idist__world *w = m->w;
-    MPI_Request request;
-    int level = MPI_THREAD_SINGLE, error, i;
-    idist_status s;
+static idist_status idist__mpi_allocate(idist__mpi *m) {
+    const idist_allocator *mem = &m->w->cfg.mem;
+    size_t size = (size_t)m->w->group.size, i;
 
-    m->peers =
-        (idist__peer *)idist__mem_alloc(&w->cfg.mem, sizeof *m->peers * (size_t)w->group.size);
-    m->told = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)w->group.size);
-    if (!m->peers || !m->told) return IDIST_ERR_NO_MEMORY;
+    m->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *m->peers * size);
+    m->sent_counts = (int *)idist__mem_alloc(mem, sizeof(int) * size);
+    if (!m->peers || !m->sent_counts) return IDIST_ERR_NO_MEMORY;
 
-    for (i = 1; i < w->group.size; i++) {
-        idist__outgoing *o =
-            (idist__outgoing *)idist__mem_alloc(&w->cfg.mem, sizeof *o + IDIST__NOTE_BYTES);
+    for (i = 1; i < size; i++) {
+        idist__mpi_outgoing *o =
+            (idist__mpi_outgoing *)idist__mem_alloc(mem, sizeof *o + IDIST__CONTROL_MAX_NBYTES);
         if (!o) return IDIST_ERR_NO_MEMORY;
-        o->next = m->spare;
-        m->spare = o;
+        o->next = m->reserve;
+        m->reserve = o;
     }
 
-    MPI_Query_thread(&level);
-    w->nforeign = level < MPI_THREAD_SERIALIZED ? INT_MAX / 2 : idist__mpi_threads;
-    w->threadless =
-        level < MPI_THREAD_SERIALIZED || (idist__mpi_worlds && level < MPI_THREAD_MULTIPLE);
-    error = MPI_Comm_idup(idist__mpi_base(&w->cfg), &m->wire, &request);
+    return IDIST_OK;
+}
+
+// Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
+// rank from continuing with them.
+static idist_status idist__mpi_duplicate(idist__mpi *m) {
+    const idist__config *cfg = &m->w->cfg;
+    MPI_Request request;
+    idist_status status;
+    int error = MPI_Comm_idup(idist__mpi_base_comm(cfg), &m->p2p_comm, &request);
+
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_idup", error);
-    if ((s = idist__mpi_await(&request, w->cfg.init_timeout_ms, "initialize")) != IDIST_OK)
-        return s;
-    MPI_Comm_set_errhandler(m->wire, MPI_ERRORS_RETURN);
-    // From here on nothing keeps this rank from going on with the others.
-    error = MPI_Comm_dup(m->wire, &m->main);
+    status = idist__mpi_await(&request, cfg->init_timeout_ms, "initialize");
+    if (status != IDIST_OK) return status;
+
+    MPI_Comm_set_errhandler(m->p2p_comm, MPI_ERRORS_RETURN);
+    error = MPI_Comm_dup(m->p2p_comm, &m->world_comm);
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_dup", error);
+
 #ifdef IDIST__ULFM
     m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
 #endif
-    if ((s = idist__mpi_table(m)) != IDIST_OK || (s = idist__mpi_share(m)) != IDIST_OK) return s;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__mpi_make_ops(idist__mpi *m) {
+    static MPI_User_function *const functions[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min,
+                                                    idist__mpi_max};
+    int error, i;
+
     if (idist__mpi_keyval == MPI_KEYVAL_INVALID)
         MPI_Type_create_keyval(MPI_TYPE_NULL_COPY_FN, MPI_TYPE_NULL_DELETE_FN, &idist__mpi_keyval,
                                NULL);
-    for (i = 0; i < 4; i++)
-        if ((error = MPI_Op_create(own[i], 1, &m->ops[i])) != MPI_SUCCESS)
-            return idist__mpi_fail("MPI_Op_create", error);
-    idist__note_listen(m);
+
+    for (i = 0; i < 4; i++) {
+        error = MPI_Op_create(functions[i], 1, &m->ops[i]);
+        if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Op_create", error);
+    }
 
     return IDIST_OK;
+}
+
+static idist_status idist__mpi_make(idist__mpi *m) {
+    idist__world *w = m->w;
+    int level = MPI_THREAD_SINGLE;
+    bool one_thread;
+    idist_status status = idist__mpi_allocate(m);
+
+    if (status != IDIST_OK) return status;
+    MPI_Query_thread(&level);
+    one_thread = level < MPI_THREAD_SERIALIZED;
+    w->nforeign = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
+    w->threadless = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
+
+    status = idist__mpi_duplicate(m);
+    if (status == IDIST_OK) status = idist__mpi_exchange_ranks(m);
+    if (status == IDIST_OK) status = idist__mpi_share_host(m);
+    if (status == IDIST_OK) status = idist__mpi_make_ops(m);
+    if (status == IDIST_OK) idist__control_post_receive(m);
+
+    return status;
 }
 
 static void idist__mpi_free(idist__mpi *m) {
     const idist_allocator *mem = &m->w->cfg.mem;
 
-    idist__mem_free_list(mem, m->early);
-    idist__mem_free_list(mem, m->idle);
-    idist__mem_free_list(mem, m->spare);
+    idist__mem_free_list(mem, m->unexpected);
+    idist__mem_free_list(mem, m->free_outgoing);
+    idist__mem_free_list(mem, m->reserve);
     idist__mem_free(mem, m->peers);
-    idist__mem_free(mem, m->told);
+    idist__mem_free(mem, m->sent_counts);
     idist__mem_free(mem, m);
 }
 
 static idist_status idist__mpi_open(idist__world *w) {
     idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
-    idist_status s;
+    idist_status status;
 
-    if ((w->impl = m) == NULL) return IDIST_ERR_NO_MEMORY;
+    w->impl = m;
+    if (!m) return IDIST_ERR_NO_MEMORY;
     m->w = w;
-    m->shrunk = MPI_COMM_NULL;
+    m->receive = idist__control_progress;
+    m->deliver = idist__mpi_deliver;
+    m->shrunk_comm = MPI_COMM_NULL;
     m->win = MPI_WIN_NULL;
     m->incoming = MPI_REQUEST_NULL;
+    status = idist__mpi_make(m);
 
-    if ((s = idist__mpi_make(m)) != IDIST_OK) {
-        if (s == IDIST_ERR_ENV) MPI_Comm_free(&m->main); // settings differ: all ranks are here
-        if (s == IDIST_ERR_ENV) MPI_Comm_free(&m->wire);
-        if (s != IDIST_ERR_TIMEOUT) idist__mpi_free(m); // else MPI has the address of m->wire
-        return s;
+    // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
+    // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
+    if (status != IDIST_OK) {
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->world_comm);
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->p2p_comm);
+        if (status != IDIST_ERR_TIMEOUT) idist__mpi_free(m);
+        return status;
     }
 
-    pthread_mutex_lock(&idist__mpi_life);
-    idist__mpi_worlds++;
-    pthread_mutex_unlock(&idist__mpi_life);
+    pthread_mutex_lock(&idist__mpi_lock);
+    idist__mpi_world_count++;
+    pthread_mutex_unlock(&idist__mpi_lock);
 
     return IDIST_OK;
 }
 
-// The communicator of a group: of the world, a second one beside the wire; else made by its members
-// alone.
-static int idist__mpi_communicator(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
-    bool shrunk = m->shrunk != MPI_COMM_NULL && m->shrunk_ctx == g->ctx;
-    MPI_Group all, members;
-    int error;
-
-    if (g == &m->w->group || shrunk) {
-        *comm = shrunk ? m->shrunk : m->main;
-        if (shrunk) m->shrunk = MPI_COMM_NULL;
-        return MPI_SUCCESS;
-    }
-
-    MPI_Comm_group(m->wire, &all);
-    MPI_Group_incl(all, g->size, g->ranks, &members);
-    error = MPI_Comm_create_group(m->wire, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
-    MPI_Group_free(&members);
-    MPI_Group_free(&all);
-
-    return error;
-}
-
-static void idist__mpi_group_free(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
-    idist__mem_free(&g->w->cfg.mem, mg->rank_of);
-    idist__mem_free(&g->w->cfg.mem, mg->seen);
-    idist__mem_free(&g->w->cfg.mem, mg->slips);
-}
-
-static idist_status idist__mpi_group_open(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
-    const idist_allocator *mem = &g->w->cfg.mem;
-    const idist__early *e;
-    int i, error;
-
-    mg->comm = MPI_COMM_NULL;
-    mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
-    // Whatever happens here, the other members are in this.
-    error = idist__mpi_communicator(m, g, &mg->comm);
-    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_create_group", error);
-    mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)g->w->group.size);
-    mg->seen = (idist__print *)idist__mem_alloc(mem, sizeof *mg->seen * (size_t)g->size);
-    mg->slips = (idist__slip *)idist__mem_alloc(mem, sizeof *mg->slips * (size_t)g->size);
-
-    if (!mg->rank_of || !mg->seen || !mg->slips) {
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
-                          "a rank could not make its part of the group"); // the others have it
-        idist__mpi_group_free(g);
-        return IDIST_ERR_NO_MEMORY;
-    }
-
-    MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
-    memset(mg->rank_of, -1, sizeof(int) * (size_t)g->w->group.size);
-    for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
-    for (e = m->early; e; e = e->next)
-        if (e->note.ctx == g->ctx && e->note.type == IDIST__NOTE_FAIL)
-            idist__group_fail(g, (idist_status)e->note.tag, (const char *)(e + 1));
-    for (i = 0; i < g->size; i++)
-        if (m->peers[g->ranks[i]].lost) idist__world_lost(m->w, g->ranks[i], "its process ended");
-
-    return IDIST_OK;
-}
-
-static void idist__mpi_group_close(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
-    idist__early **at = &m->early;
-    char cause[200];
-
-    snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
-             g->w->hostname);
-    if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
-    idist__slip_cancel(g);
-
-    while (*at) {
-        idist__early *e = *at;
-
-        if (e->note.ctx != g->ctx) {
-            at = &e->next;
-            continue;
-        }
-
-        *at = e->next;
-        idist__mem_free(&g->w->cfg.mem, e);
-    }
-
-    // After a failure the others may never come to this, and MPICH 5 frees none with a message that
-    // nobody has taken.
-    if (g->status == IDIST_OK && m->w->group.status == IDIST_OK && g != &m->w->group)
-        MPI_Comm_free(&mg->comm);
-    idist__mpi_group_free(g);
-}
-
-// After a failure: waits a moment for the other ranks to come here too. Without them MPI_Finalize
-// would wait for ever, and after a loss that of Open MPI 5 may even with them.
-static bool idist__mpi_farewell(idist__mpi *m) {
+// After a failure: whether the other ranks close the world too, within a second. Without them
+// MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
+static bool idist__mpi_all_close(idist__mpi *m) {
     MPI_Request request;
-    return !m->fault_tolerant && !m->abandoned && MPI_Ibarrier(m->wire, &request) == MPI_SUCCESS &&
-           idist__mpi_await(&request, IDIST__FAREWELL_MS, "finalize") == IDIST_OK;
+
+    if (m->fault_tolerant || m->abandoned) return false;
+    if (MPI_Ibarrier(m->p2p_comm, &request) != MPI_SUCCESS) return false;
+    return idist__mpi_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
 
-// What others have said in the last barrier is still to come. A communicator is freed when nothing
-// is under way in it.
-static void idist__note_drain(idist__mpi *m) {
-    int64_t deadline_ns = idist__os_deadline(IDIST__FAREWELL_MS);
-    int expected = 0;
-    m->closing = true;
-    MPI_Reduce_scatter_block(m->told, &expected, 1, MPI_INT, MPI_SUM, m->wire);
-    while (m->heard < expected && idist__os_now_ns() < deadline_ns) idist__note_progress(m);
+// One world less; after the last one MPI is finalized, if idist initialised it and can.
+static void idist__mpi_release(idist__world *w, bool all_closed) {
+    pthread_mutex_lock(&idist__mpi_lock);
+
+    if (!all_closed && idist__mpi_initialised && !idist__mpi_never_finalize) {
+        idist__mpi_never_finalize = true;
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "finalize: not all ranks closed the world, so MPI is not finalized; the "
+                         "launcher ends the job when this process exits");
+    }
+
+    idist__mpi_world_count--;
+    if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
+        MPI_Finalize();
+    pthread_mutex_unlock(&idist__mpi_lock);
 }
 
 static void idist__mpi_close(idist__world *w, bool clean) {
     idist__mpi *m = idist__mpi_of(w);
     char text[sizeof idist__me.text];
-    bool together;
+    bool all_closed;
     int i;
 
-    memcpy(text, idist__me.text, sizeof text);
+    memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
     pthread_mutex_lock(&w->lock);
-    w->group.rank = -1; // notes that still come concern nobody
+    w->group.rank = -1; // messages that still arrive find no group
     idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
-    if (clean) idist__note_drain(m);
-    together = (clean && !m->abandoned) || idist__mpi_farewell(m);
+    if (clean) idist__control_drain(m);
+    all_closed = (clean && !m->abandoned) || idist__mpi_all_close(m);
 
     if (m->incoming != MPI_REQUEST_NULL) {
         MPI_Cancel(&m->incoming);
@@ -2268,21 +2648,16 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     }
 
     if (m->window) idist__window_close(m->window);
-    if (clean && m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
-    if (clean) MPI_Comm_free(&m->main);
-    if (clean) MPI_Comm_free(&m->wire);
-    for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
-    pthread_mutex_unlock(&w->lock);
-    pthread_mutex_lock(&idist__mpi_life);
 
-    if (!together && idist__mpi_ours && !idist__mpi_kept) {
-        idist__mpi_kept = true;
-        idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "not all ranks came to the end: MPI is not finalized");
+    if (clean) {
+        if (m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
+        MPI_Comm_free(&m->world_comm);
+        MPI_Comm_free(&m->p2p_comm);
     }
 
-    if (--idist__mpi_worlds == 0 && idist__mpi_ours && !idist__mpi_kept) MPI_Finalize();
-    pthread_mutex_unlock(&idist__mpi_life);
+    for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
+    pthread_mutex_unlock(&w->lock);
+    idist__mpi_release(w, all_closed);
     idist__mpi_free(m);
     memcpy(idist__me.text, text, sizeof text);
 }
@@ -2292,40 +2667,152 @@ static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
     return window ? idist__window_alloc(window, nbytes) : NULL;
 }
 
+//------------------------------------------------------------------------------
+// [mpi:group]  the communicators of groups; shrink and agree
+// uses types error exchange
+//------------------------------------------------------------------------------
+
+// The communicator of a group. The world's and that of a shrunk group exist already; any other is
+// made by the members alone.
+static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
+    MPI_Group all, members;
+    int error;
+
+    if (m->shrunk_comm != MPI_COMM_NULL && m->shrunk_ctx == g->ctx) {
+        *comm = m->shrunk_comm;
+        m->shrunk_comm = MPI_COMM_NULL;
+        return MPI_SUCCESS;
+    }
+
+    if (g == &m->w->group) {
+        *comm = m->world_comm;
+        return MPI_SUCCESS;
+    }
+
+    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Group_incl(all, g->size, g->ranks, &members);
+    error = MPI_Comm_create_group(m->p2p_comm, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
+
+    return error;
+}
+
+static void idist__mpi_group_free(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+
+    idist__mem_free(&g->w->cfg.mem, mg->rank_of);
+    idist__mem_free(&g->w->cfg.mem, mg->last_seen);
+    idist__mem_free(&g->w->cfg.mem, mg->headers);
+}
+
+static idist_status idist__mpi_group_open(idist_group *g) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t world_size = (size_t)g->w->group.size, size = (size_t)g->size;
+    const idist__mpi_unexpected *u;
+    int i, error;
+
+    mg->comm = MPI_COMM_NULL;
+    mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
+
+    // First of all, because the other members are in it whatever happens here.
+    error = idist__mpi_group_comm(m, g, &mg->comm);
+    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_create_group", error);
+    mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
+    mg->last_seen = (idist__print *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
+    mg->headers = (idist__mpi_header *)idist__mem_alloc(mem, sizeof *mg->headers * size);
+
+    if (!mg->rank_of || !mg->last_seen || !mg->headers) {
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
+                          "a rank ran out of memory while it made its part of the group");
+        idist__mpi_group_free(g);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
+    memset(mg->rank_of, -1, sizeof(int) * world_size);
+    for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
+
+    // What happened before the group existed here.
+    for (u = m->unexpected; u; u = u->next)
+        if (u->control.ctx == g->ctx && u->control.type == IDIST__CONTROL_FAILED)
+            idist__group_fail(g, (idist_status)u->control.tag, (const char *)(u + 1));
+    for (i = 0; i < g->size; i++)
+        if (m->peers[g->ranks[i]].lost) idist__world_lost(m->w, g->ranks[i], "its process ended");
+
+    return IDIST_OK;
+}
+
+static void idist__mpi_group_close(idist_group *g) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_unexpected **at = &m->unexpected;
+    char cause[200];
+
+    snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
+             g->w->hostname);
+    if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+    idist__exchange_cancel(g);
+
+    while (*at) {
+        idist__mpi_unexpected *u = *at;
+
+        if (u->control.ctx != g->ctx) {
+            at = &u->next;
+            continue;
+        }
+
+        *at = u->next;
+        idist__mem_free(&g->w->cfg.mem, u);
+    }
+
+    // MPI_Comm_free is collective, and after a failure the others may not call it. MPICH 5 does not
+    // free a communicator with a message that nobody has received.
+    if (g->status == IDIST_OK && m->w->group.status == IDIST_OK && g != &m->w->group)
+        MPI_Comm_free(&mg->comm);
+    idist__mpi_group_free(g);
+}
+
 #ifdef IDIST__ULFM
-// Leaves the communicator for the group_open that follows.
-static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *n, uint32_t *serial) {
+// Makes the communicator of the survivors, agrees with them on *serial, and keeps the communicator
+// for the group_open that follows.
+static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *count, uint32_t *serial) {
     idist__mpi *m = idist__mpi_of(g->w);
     MPI_Comm from = idist__mpi_group_of(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
-    int error, turns, i;
+    int error, attempt, i;
 
     if (!m->fault_tolerant) return idist__needs_ulfm("shrink");
     MPIX_Comm_revoke(from);
     error = MPIX_Comm_shrink(from, &to);
 
-    for (turns = 0; turns < g->size && error == MPI_SUCCESS; turns++) {
+    for (attempt = 0; attempt < g->size && error == MPI_SUCCESS; attempt++) {
         uint32_t own = *serial;
         MPI_Comm again = MPI_COMM_NULL;
-        int flag;
+        int agreed;
+
         MPI_Comm_set_errhandler(to, MPI_ERRORS_RETURN);
-        flag = MPI_Allreduce(&own, serial, 1, MPI_UINT32_T, MPI_MAX, to) == MPI_SUCCESS;
-        MPIX_Comm_agree(to, &flag);
-        if (flag) break;
-        *serial = own; // one more was lost meanwhile
+        agreed = MPI_Allreduce(&own, serial, 1, MPI_UINT32_T, MPI_MAX, to) == MPI_SUCCESS;
+        MPIX_Comm_agree(to, &agreed);
+        if (agreed) break;
+
+        // Another rank was lost meanwhile.
+        *serial = own;
         error = MPIX_Comm_shrink(to, &again);
         MPI_Comm_free(&to);
         to = again;
     }
 
     if (error != MPI_SUCCESS) return idist__mpi_fail("shrink: MPIX_Comm_shrink", error);
-    MPI_Comm_group(m->wire, &all);
+    MPI_Comm_group(m->p2p_comm, &all);
     MPI_Comm_group(to, &members);
-    MPI_Group_size(members, n);
-    for (i = 0; i < *n; i++) MPI_Group_translate_ranks(members, 1, &i, all, &ranks[i]);
+    MPI_Group_size(members, count);
+    for (i = 0; i < *count; i++) MPI_Group_translate_ranks(members, 1, &i, all, &ranks[i]);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
-    m->shrunk = to;
+    m->shrunk_comm = to;
     m->shrunk_ctx = idist__group_ctx(g, *serial, 0);
 
     return IDIST_OK;
@@ -2338,27 +2825,52 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
     if (!idist__mpi_of(g->w)->fault_tolerant) return idist__needs_ulfm("agree");
     MPIX_Comm_failure_ack(comm);
     error = MPIX_Comm_agree(comm, flag);
+    if (error == MPI_SUCCESS || idist__mpi_is_loss(error)) return IDIST_OK;
 
-    return error == MPI_SUCCESS || idist__mpi_is_loss(error)
-               ? IDIST_OK
-               : idist__mpi_fail("agree: MPIX_Comm_agree", error);
+    return idist__mpi_fail("agree: MPIX_Comm_agree", error);
 }
 #define IDIST__ULFM_CALLS idist__mpi_shrink, idist__mpi_agree
 #else
 #define IDIST__ULFM_CALLS NULL, NULL
 #endif
 
-const idist_backend_api *idist_mpi_backend(void) {
-    // clang-format off
-    static const idist_backend_api api = {
-        IDIST__BACKEND_ABI, sizeof(idist_backend_api), "mpi", sizeof(idist__mpi_op), sizeof(idist__mpi_group),
-        idist__mpi_claim, idist__mpi_open, idist__mpi_close,
-        idist__mpi_group_open, idist__mpi_group_close, NULL, NULL,
-        idist__mpi_quick, idist__mpi_start, idist__mpi_progress, idist__mpi_sleep, idist__mpi_wake,
-        idist__mpi_cancel, idist__mpi_tell, idist__mpi_flush, idist__mpi_announce, idist__mpi_missing,
-        idist__mpi_alloc, IDIST__ULFM_CALLS, NULL};
+//------------------------------------------------------------------------------
+// [mpi:backend]  the table of functions that the core calls
+// uses types coll wait engine life open group
+//
+// C++11 has no designated initialisers, so the entries stand in the order of the
+// fields of idist_backend_api. Each function bears the name of its field.
+//------------------------------------------------------------------------------
 
-    // clang-format on
+const idist_backend_api *idist_mpi_backend(void) {
+    static const idist_backend_api api = {
+        IDIST__BACKEND_ABI,        // abi
+        sizeof(idist_backend_api), // size
+        "mpi",                     // name
+        sizeof(idist__mpi_op),     // task_nbytes
+        sizeof(idist__mpi_group),  // group_nbytes
+        idist__mpi_claim,
+        idist__mpi_open,
+        idist__mpi_close,
+        idist__mpi_group_open,
+        idist__mpi_group_close,
+        NULL, // group_offer
+        NULL, // group_meet
+        idist__mpi_quick,
+        idist__mpi_start,
+        idist__mpi_progress,
+        idist__mpi_sleep,
+        idist__mpi_wake,
+        idist__mpi_cancel,
+        idist__mpi_tell,
+        idist__mpi_flush,
+        idist__mpi_announce,
+        idist__mpi_missing,
+        idist__mpi_alloc,
+        IDIST__ULFM_CALLS, // shrink, agree
+        NULL               // wrap
+    };
+
     return &api;
 }
 
