@@ -1,10 +1,12 @@
-/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's device memory (CUDA IPC) - MIT licence
+/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's device memory (CUDA IPC) - MIT
+licence
 
 DO THIS
 
-    Lay it beside idist_nccl.h, which includes it. There is nothing in it for you to call: idist takes this way by itself
-    where NCCL will not go, for ranks on one host that share a GPU. CUDA 12.8 or later; with an older one those ranks are
-    staged through the host, as they are where IPC is not to be had.
+    Lay it beside idist_nccl.h, which includes it. There is nothing in it for you to call: idist
+takes this way by itself where NCCL will not go, for ranks on one host that share a GPU. CUDA 12.8
+or later; with an older one those ranks are staged through the host, as they are where IPC is not to
+be had.
 
 WHAT IT COSTS
 
@@ -18,7 +20,6 @@ WHAT IT COSTS
 
 CONTENTS
 
-      [ipc:pinned]  memory of the host that devices copy from
       [ipc:ptx]     kernels that reduce what lies on one GPU
       [ipc:call]    calls between ranks of a host that reach each other's device memory
       [ipc:own]     what a rank does with device memory of its own
@@ -27,43 +28,8 @@ CONTENTS
 #include "idist_nccl.h" // which includes this file where it belongs
 #endif
 
-#if defined(IDIST__GPU_CHUNK) && !defined(IDIST_IPC_IMPLEMENTATION_DONE)
+#if defined(IDIST__INSIDE_NCCL_H) && !defined(IDIST_IPC_IMPLEMENTATION_DONE)
 #define IDIST_IPC_IMPLEMENTATION_DONE
-
-//------------------------------------------------------------------------------
-// [ipc:pinned]  memory of the host that devices copy from
-// uses cuda
-//
-// To pin memory, and to free it, takes a context, and a thread that has chosen no device would make
-// one on GPU 0, which is another rank's.
-//------------------------------------------------------------------------------
-
-static void *idist__pinned_alloc(size_t nbytes, void *user) {
-    void *p = NULL;
-    idist__home home;
-
-    (void)user;
-    idist__home_enter(&home);
-    if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) p = NULL;
-    idist__home_leave(&home);
-    return p;
-}
-
-static void idist__pinned_free(void *p, void *user) {
-    idist__home home;
-    (void)user;
-    idist__home_enter(&home);
-    cudaFreeHost(p);
-    idist__home_leave(&home);
-}
-
-idist_allocator idist_pinned_allocator(void) {
-    idist_allocator a;
-    a.alloc_fn = idist__pinned_alloc;
-    a.free_fn = idist__pinned_free;
-    a.user = NULL;
-    return a;
-}
 
 //------------------------------------------------------------------------------
 // [ipc:ptx]  kernels that work on what lies on one GPU
@@ -478,8 +444,8 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses os err mem base:log base:type hash world load nccl:types cuda nccl:agree
-// uses comm stage ptx
+// uses os err mem base:log base:type hash world gpu:types device task gpu:agree
+// uses ptx
 //
 // Each rank has an arena that the others map. A chunk of a call is given, and then taken:
 //
@@ -699,7 +665,7 @@ static bool idist__ipc_is_left(idist__world *w) {
             return false;
         }
 
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
     }
 
     left = idist__ipc_wait(w, idist__ipc_is_unused, gpu->leave_ns);
@@ -863,7 +829,7 @@ static void idist__ipc_strand(idist_group *g) {
 // the device has to do.
 typedef struct idist__ipc_return {
     idist__gpu gpu; // only the number, and what is given back: imports, arenas, library
-    int done;       // atomic: 1, or IDIST__NCCL_LEFT
+    int done;       // atomic: 1, or IDIST__JOB_LEFT
 } idist__ipc_return;
 
 static void *idist__ipc_return_work(void *arg) {
@@ -877,7 +843,7 @@ static void *idist__ipc_return_work(void *arg) {
     for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->at);
     idist__ipc_unload(&job->gpu);
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) free(job);
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT) free(job);
 
     return NULL;
 }
@@ -899,9 +865,9 @@ static bool idist__ipc_give_back(const idist__gpu *what) {
     }
 
     while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline)
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
 
-    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) {
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != 1) {
         pthread_detach(thread); // it frees the job
         return false;
     }
@@ -1455,7 +1421,7 @@ static bool idist__ipc_step(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [ipc:own]  what a rank does with device memory of its own
-// uses err world core:call nccl:types cuda ptx call
+// uses err world core:call gpu:types device ptx call
 //
 // Each of these is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------
@@ -1576,4 +1542,4 @@ IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_
     return idist__own_end(&own, name);
 }
 
-#endif // IDIST__GPU_CHUNK
+#endif // IDIST__INSIDE_NCCL_H

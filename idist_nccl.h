@@ -1,101 +1,114 @@
-/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory, over NCCL - MIT licence
+/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory, over NCCL -
+MIT licence
 
 DO THIS
 
-    Include it where idist.h is included, or on the command line; lay idist_ipc.h beside it; link the CUDA runtime:
+    Include it where idist.h is included, or on the command line; lay idist_ipc.h beside it; link
+the CUDA runtime:
 
-        cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c -L$CUDA_HOME/lib64 -lcudart -o app
+        cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c
+-L$CUDA_HOME/lib64 -lcudart -o app
 
         // app.c: every rank has 1, and all get the number of ranks
         #include <cuda_runtime_api.h>
         #include <stdio.h>
         int main(void) {
             float one = 1, *x = NULL;
-            bool ok = idist_initialize(NULL) == IDIST_OK && cudaMalloc((void **)&x, sizeof *x) == cudaSuccess;
-            if (ok) cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice);
-            if (!ok || idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK)
-                return printf("no GPU, or %s\n", idist_last_error()), 1;
-            cudaMemcpy(&one, x, sizeof one, cudaMemcpyDeviceToHost);
-            printf("rank %d on %s: %g\n", idist_get_rank(), idist_device(), one);
-            return idist_finalize() != IDIST_OK;
+            bool ok = idist_initialize(NULL) == IDIST_OK && cudaMalloc((void **)&x, sizeof *x) ==
+cudaSuccess; if (ok) cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice); if (!ok ||
+idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK) return printf("no GPU, or %s\n",
+idist_last_error()), 1; cudaMemcpy(&one, x, sizeof one, cudaMemcpyDeviceToHost); printf("rank %d on
+%s: %g\n", idist_get_rank(), idist_device(), one); return idist_finalize() != IDIST_OK;
         }
 
-    idist_initialize picks a device for each rank (local rank modulo devices; desc.device or IDIST_DEVICE) and makes it the
-    current one of the calling thread. (Another thread that has chosen none gets it with its first call on device memory; one
-    that has keeps its own.) From then on every communication call takes device pointers as well as host pointers;
-    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also
-    that of Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in IDIST_NCCL_LIB;
-    2.14 or later), unless the program is linked with it; no header of it is needed.
+    idist_initialize picks a device for each rank (local rank modulo devices; desc.device or
+IDIST_DEVICE) and makes it the current one of the calling thread. (Another thread that has chosen
+none gets it with its first call on device memory; one that has keeps its own.) From then on every
+communication call takes device pointers as well as host pointers; the runtime knows which are
+which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also that of
+Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in
+IDIST_NCCL_LIB; 2.14 or later), unless the program is linked with it; no header of it is needed.
 
 HOW DEVICE MEMORY TRAVELS
 
-    idist_device_backend() says which; desc.device_backend or IDIST_DEVICE_BACKEND asks for one, the same on all ranks.
+    idist_device_backend() says which; desc.device_backend or IDIST_DEVICE_BACKEND asks for one, the
+same on all ranks.
 
-        nccl     where each rank has a GPU of its own. Several ranks on one GPU NCCL takes from 2.30.3 on, if you ask for it
-                 here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
-        ipc      ranks of one host that share a GPU: they read each other's memory (idist_ipc.h)
-        staged   everywhere: through pinned memory and the backend of the host, a chunk at a time
+        nccl     where each rank has a GPU of its own. Several ranks on one GPU NCCL takes
+from 2.30.3 on, if you ask for it here and set NCCL_MULTI_RANK_GPU_ENABLE=1. ipc      ranks of one
+host that share a GPU: they read each other's memory (idist_ipc.h) staged   everywhere: through
+pinned memory and the backend of the host, a chunk at a time
 
-    What the one in use does not have is staged: scan, exscan, ops of your own, the bitwise and logical ones, messages
-    without a stream, reductions of I16 and U16, and those of 8-bit floats; but these NCCL has from 2.24 on, where all ranks
-    have GPUs of compute capability 9.0 or more. NCCL rounds floats of 16 and 8 bits at every step, multiplies by 1/n before
-    it adds up an AVG, and leaves open what MIN and MAX of a NaN are; the others give the bits of the host. MPI always gets
-    host memory, also one that is built for CUDA.
+    What the one in use does not have is staged: scan, exscan, ops of your own, the bitwise and
+logical ones, messages without a stream, reductions of I16 and U16, and those of 8-bit floats; but
+these NCCL has from 2.24 on, where all ranks have GPUs of compute capability 9.0 or more. NCCL
+rounds floats of 16 and 8 bits at every step, multiplies by 1/n before it adds up an AVG, and leaves
+open what MIN and MAX of a NaN are; the others give the bits of the host. MPI always gets host
+memory, also one that is built for CUDA.
 
 CALLS
 
-    blocking          begins after what the legacy default stream holds; the result is there on return. Work on other streams
-                      is yours to synchronise. (It clears what cudaGetLastError would say: ask before.)
-    opts.stream       begins after what that stream holds; what comes to the stream later sees the result. What NCCL serves
-                      is enqueued and returns, and may be captured into a graph (the first call of a group may not;
-                      destroy the graph before the group: NCCL waits for that); what it does not serve blocks while the
-                      host's part runs. Keep the buffers until the stream is through; what goes wrong then is an error
-                      of a later call.
-    opts.request      goes on beside the program until idist_wait or idist_test, or until idist_wait_stream has told a stream
-                      to wait for it. With a stream as well: begins after what the stream holds now.
-    idist_group_begin / _end   hand NCCL all calls between them at once.
+    blocking          begins after what the legacy default stream holds; the result is there on
+return. Work on other streams is yours to synchronise. (It clears what cudaGetLastError would say:
+ask before.) opts.stream       begins after what that stream holds; what comes to the stream later
+sees the result. What NCCL serves is enqueued and returns, and may be captured into a graph (the
+first call of a group may not; destroy the graph before the group: NCCL waits for that); what it
+does not serve blocks while the host's part runs. Keep the buffers until the stream is through; what
+goes wrong then is an error of a later call. opts.request      goes on beside the program until
+idist_wait or idist_test, or until idist_wait_stream has told a stream to wait for it. With a stream
+as well: begins after what the stream holds now. idist_group_begin / _end   hand NCCL all calls
+between them at once.
 
-    In one collective all ranks give device memory, or none does, else it is IDIST_ERR_MISMATCH. A rank that has nothing to
-    give or get (a v-form) says by any device pointer, or by its stream, that the others have theirs on devices. A message
-    may go from a device to the host of another rank. Over NCCL a message on a stream (without a request) needs a receive on
-    a stream, of the same count; it holds up its stream until then, so that ranks which send to each other do it between
-    group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
+    In one collective all ranks give device memory, or none does, else it is IDIST_ERR_MISMATCH. A
+rank that has nothing to give or get (a v-form) says by any device pointer, or by its stream, that
+the others have theirs on devices. A message may go from a device to the host of another rank. Over
+NCCL a message on a stream (without a request) needs a receive on a stream, of the same count; it
+holds up its stream until then, so that ranks which send to each other do it between group_begin and
+group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
 
-    The first call of a group on device memory waits for the other members; for the world that is done in idist_initialize.
-    It also connects them for every collective: NCCL alone does so in the first call of each algorithm, which then waits on
-    the host until all ranks make it. What NCCL moves by pairs of ranks (messages on a stream, all_to_all, gather, scatter,
-    the v-forms but all_gatherv) connects a pair in its first call, and that call does wait on the host for the other rank;
-    one all_to_all connects all pairs of a group. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (16 MiB; defined
-    where the implementation is compiled, alike for all ranks; 0: none): one that NCCL takes only beyond that waits once.
+    The first call of a group on device memory waits for the other members; for the world that is
+done in idist_initialize. It also connects them for every collective: NCCL alone does so in the
+first call of each algorithm, which then waits on the host until all ranks make it. What NCCL moves
+by pairs of ranks (messages on a stream, all_to_all, gather, scatter, the v-forms but all_gatherv)
+connects a pair in its first call, and that call does wait on the host for the other rank; one
+all_to_all connects all pairs of a group. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES
+(16 MiB; defined where the implementation is compiled, alike for all ranks; 0: none): one that NCCL
+takes only beyond that waits once.
 
-    All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL: different calls, ranks
-    that do not come in time and lost ones give the errors that they give on the host, the communicator is aborted, and
-    streams that waited for it go on, with garbage in the buffers. A progress thread sees to that while you wait for a
-    stream. (Over an MPI without MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
+    All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL:
+different calls, ranks that do not come in time and lost ones give the errors that they give on the
+host, the communicator is aborted, and streams that waited for it go on, with garbage in the
+buffers. A progress thread sees to that while you wait for a stream. (Over an MPI without
+MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
 
-    A call that waits inside NCCL is got out by ncclCommRevoke, from 2.28.7 on. For an older NCCL idist makes communicators
-    that do not block; one of yours that does (desc.nccl_comm, desc.nccl_config) is not aborted before the call is out. After
-    a failure a graph that holds calls of the group must not be launched again; until it is destroyed a thread waits in
-    ncclCommAbort, and from 2.28.7 on the communicator stays in memory instead.
+    A call that waits inside NCCL is got out by ncclCommRevoke, from 2.28.7 on. For an older NCCL
+idist makes communicators that do not block; one of yours that does (desc.nccl_comm,
+desc.nccl_config) is not aborted before the call is out. After a failure a graph that holds calls of
+the group must not be launched again; until it is destroyed a thread waits in ncclCommAbort, and
+from 2.28.7 on the communicator stays in memory instead.
 
-    Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a host) the host has a second
-    to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without a name.
+    Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a
+host) the host has a second to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT
+without a name.
 
-    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) lets blocking calls and requests go before what else the device
-    has to do, where both fit: the gradients of a backward pass, say. What has opts.stream alone has that stream's priority.
+    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) lets blocking calls and requests go
+before what else the device has to do, where both fit: the gradients of a backward pass, say. What
+has opts.stream alone has that stream's priority.
 
-    desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
-    fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
+    desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so
+freed, when the world fails. desc.nccl_config is for those that idist makes. Pinned memory is kept
+until the end of the world.
 
 WHEN THERE IS NO DEVICE
 
-    No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"), the CPU path works as
-    ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1") on any
-    rank, it is an error of idist_initialize on all; so are NCCL and IPC asked for where they cannot be. For a program that
-    starts without libcudart.so, link libcudart_static.a. All ranks include this header, or none does.
+    No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"),
+the CPU path works as ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason.
+Asked for by name ("cuda", "cuda:1") on any rank, it is an error of idist_initialize on all; so are
+NCCL and IPC asked for where they cannot be. For a program that starts without libcudart.so, link
+libcudart_static.a. All ranks include this header, or none does.
 
-    Where a GPU lies idle that could be used, or GPUs talk without NCCL, a warning says why and what helps. That a machine
-    has no driver, or no GPU, is none.
+    Where a GPU lies idle that could be used, or GPUs talk without NCCL, a warning says why and what
+helps. That a machine has no driver, or no GPU, is none.
 
 CONTENTS
 
@@ -157,8 +170,13 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #include "idist_begin.h"
 
+#define IDIST__INSIDE_NCCL_H
+#include "idist_gpu.h"
+#include "idist_ipc.h"
+#undef IDIST__INSIDE_NCCL_H
+
 //------------------------------------------------------------------------------
-// [nccl:load]  NCCL's functions, found at run time, so that the program also runs where there is none
+// [nccl:load]  NCCL's functions, found at run time
 // uses os
 //------------------------------------------------------------------------------
 
@@ -281,6 +299,11 @@ static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
     memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 
+//------------------------------------------------------------------------------
+// [nccl:job]  what may keep NCCL busy for ever, in threads of its own
+// uses os gpu:types device load
+//------------------------------------------------------------------------------
+
 // ncclConfig_t as 2.14 has it, which later versions take as well.
 typedef struct idist__nccl_config {
     size_t nbytes;
@@ -317,7 +340,7 @@ typedef struct idist__nccl_job {
     void *config;
     int device, rank, size;
     int result;
-    int done;                     // atomic: 1, or IDIST__NCCL_LEFT
+    int done;                     // atomic: 1, or IDIST__JOB_LEFT
     int phase;                    // atomic, of an INIT
     cudaStream_t stream;          // of an INIT: where it connects the ranks, ...
     char *room;                   // ... with this memory; its thread frees both
@@ -329,25 +352,10 @@ typedef struct idist__nccl_job {
     struct idist__nccl_job *next; // of those that end
 } idist__nccl_job;
 
-enum { IDIST__NCCL_LEFT = 2 }; // nobody waits for the job: it frees itself
-
 #ifndef IDIST_NCCL_CONNECT_BYTES
 #define IDIST_NCCL_CONNECT_BYTES (16 << 20)
 #endif
 #define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to come out of NCCL
-
-// Waits a little, longer from turn to turn.
-static void idist__nccl_nap(int *turns) {
-    struct timespec nap = {0, 50000};
-
-    if (++*turns <= 50) {
-        sched_yield();
-        return;
-    }
-
-    if (*turns > 100) nap.tv_nsec = 1000000;
-    nanosleep(&nap, NULL);
-}
 
 static bool idist__nccl_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_GIVEN_UP;
@@ -357,7 +365,7 @@ static bool idist__nccl_given_up(const idist__nccl_job *job) {
 static bool idist__nccl_stops(const idist__nccl_job *job) {
     if (job->what == IDIST__NCCL_INIT) return idist__nccl_given_up(job);
     if (job->what == IDIST__NCCL_ABORT) return idist__os_now_ns() > job->deadline_ns;
-    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__NCCL_LEFT;
+    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__JOB_LEFT;
 }
 
 // The result of a call with a communicator that does not block: IN_PROGRESS if the job must not
@@ -366,7 +374,7 @@ static int idist__nccl_settled(const idist__nccl_job *job, int result) {
     int turns = 0;
 
     while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_stops(job)) {
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             return IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -418,7 +426,7 @@ static int idist__nccl_connected(idist__nccl_job *job) {
            result == IDIST__NCCL_OK) {
         cudaGetLastError();
         if (idist__nccl_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -485,7 +493,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     thread = job->thread;
     *result = IDIST__NCCL_IN_PROGRESS;
 
-    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) !=
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) !=
         1) { // from here on it frees itself
         pthread_detach(thread);
         return false;
@@ -514,7 +522,7 @@ static void idist__nccl_end_comm(idist__nccl_job *job) {
 
     while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
         if (idist__nccl_stops(job)) return;
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
     }
 
     job->result = job->keeps && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
@@ -543,7 +551,7 @@ static void *idist__nccl_work(void *arg) {
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT)
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
         idist__nccl_job_free(job);
 
     return NULL;
@@ -570,550 +578,8 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 }
 
 //------------------------------------------------------------------------------
-// [nccl:types]  worlds, groups, tasks
-// uses world load
-//------------------------------------------------------------------------------
-
-#define IDIST__GPU_SPIN_NS ((int64_t)30000)        // that who waits for it looks before it sleeps
-#define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long it sleeps at first, ...
-#define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and later
-#define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
-#define IDIST__GPU_SLOTS 3    // one on its way out, one with the backend, one on its way in
-#define IDIST__GPU_AHEAD 1000 // calls that a rank may have enqueued and the others not begun
-#define IDIST__GPU_LET_MS 200 // how long who has given up waits for the device to be free
-#define IDIST__GPU_FAULT_MS \
-    1000                    // how long the host may take to find the rank that NCCL complains of
-#ifndef IDIST__GPU_ABORT_MS // tests wait for less
-#define IDIST__GPU_ABORT_MS 5000 // how long ncclCommAbort, or another end, may take
-#endif
-#ifndef IDIST__IPC_CHUNK                    // tests make do with less
-#define IDIST__IPC_CHUNK ((size_t)16 << 20) // bytes that others read at a time
-#endif
-#define IDIST__IPC_LOAD_MS 300000 // how long another thread may take to load the kernels
-#define IDIST__IPC_SLOTS 4        // chunks that an arena has room for
-#define IDIST__IPC_SMALL 65536    // up to here each rank adds up everything itself
-#define IDIST__IPC_RANKS 16
-#define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
-
-// How device memory gets to the other ranks. The numbers are those of cfg.device_backend. HOST: it
-// is host memory.
-typedef enum idist__gpu_path {
-    IDIST__BY_HOST_MEMORY,
-    IDIST__BY_NCCL,
-    IDIST__BY_IPC,
-    IDIST__BY_STAGING
-} idist__gpu_path;
-
-// Pinned memory, kept for the next call: to make it takes as long as many copies.
-typedef struct idist__pinned {
-    struct idist__pinned *next;
-    void *at;
-    size_t nbytes;
-} idist__pinned;
-
-// IDIST__IPC_SLOTS chunks on a device, which other ranks map. Nobody frees one that is mapped:
-// those of a group that is gone wait for the next group, and all are closed before the last barrier
-// of a world and freed after it.
-typedef struct idist__ipc_arena {
-    struct idist__ipc_arena *next;
-    char *at;
-    int rank;        // of the world, whose it is
-    uint32_t serial; // of those of that rank
-} idist__ipc_arena;
-
-// What a rank tells the others when the world begins.
-typedef struct idist__gpu_card {
-    int32_t has, named; // LACKS: it was asked for by name
-    int32_t wanted;     // cfg.device_backend
-    int32_t nccl;       // its version; 0: none
-    int32_t major;      // of the compute capability
-    int32_t adopts;     // cfg.nccl_comm is there
-    int32_t forced;     // several ranks on a GPU: the user says that NCCL takes it
-    int32_t unwell;     // an error of CUDA's that is not the plain absence of a driver or a GPU
-    uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host
-                        // ids that the user gave
-    char bus[32], why[160], why_no_nccl[160];
-} idist__gpu_card;
-
-typedef struct idist__gpu {         // of a world
-    idist_backend_api api;          // what the world's backend is now, ...
-    const idist_backend_api *under; // ... and what it was, which moves the host's memory
-    idist__nccl nccl;
-    bool nccl_f8; // it reduces floats of 8 bits
-    int device;
-    const pthread_t *thread; // the world's own
-    int (*context_state)(int device, unsigned *flags,
-                         int *active); // cuDevicePrimaryCtxGetState; NULL: not found
-    idist__gpu_card *cards;            // of all ranks
-    idist__pinned *spare;
-    struct idist__pinning *pinning; // memory that will be spare
-    int nwaiting;                   // calls that wait for the device
-    int64_t nap_ns;                 // of who waits for it
-    int64_t spin_until_ns;          // until then they take no nap
-    bool stirred;                   // a call left the queue of its group: the next one may go on
-    int64_t looked_ns;              // when NCCL was asked for errors
-    idist__nccl_job *ending;        // communicators
-    int *word;                      // barriers on streams work on it; NULL: no NCCL, or no memory
-    idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
-    uint32_t narenas;
-    bool closed;      // idist_finalize has begun: the memory of other ranks is read no more
-    bool stuck;       // something on the device never ends: what would wait for it is left alone
-    int nusers;       // threads that use this, or what a group has of a device, without the lock
-    int64_t leave_ns; // the end of the world waits for them until then; 0: it has not come
-    bool loading;     // a thread loads what follows, without the lock
-#if IDIST__IPC_KERNELS
-    cudaLibrary_t library;
-    cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
-#endif
-    idist__task *held; // by idist_group_begin, in their order
-} idist__gpu;
-
-// The device's part of a group, made by its first call on device memory.
-typedef struct idist__gpu_group {
-    idist__gpu_path path;
-    bool making, ready;         // what the members have together
-    cudaStream_t stream[3];     // out, or all of IPC; in; NCCL
-    idist__task *queue, **last; // calls that still want something of the backend, in their order
-    void *comm;                 // NULL also: it was aborted
-    bool adopted;               // it is the user's
-    bool captured;              // a graph may hold calls
-    bool launching;             // a thread hands calls to NCCL, without the lock
-    idist__nccl_gate *gate;     // whether it is inside
-    int fault;                  // what NCCL says of another rank; 0: nothing
-    int64_t fault_ns;           // when the host will not find out any more which one it is
-    idist__nccl_job *job;       // the abort
-    bool waited;                // for the abort
-    idist__ipc_arena *own;
-    char *arena[IDIST__IPC_RANKS]; // of each member
-} idist__gpu_group;
-
-typedef struct idist__gpu_slot { // a chunk that is staged
-    idist__pinned *memory;
-    cudaEvent_t out, in;
-} idist__gpu_slot;
-
-typedef enum idist__gpu_state {
-    IDIST__GPU_WAIT, // for what the caller's stream holds
-    IDIST__GPU_MOVE, // its chunks go their way
-    IDIST__GPU_END   // nothing is left to do but to wait for op->event
-} idist__gpu_state;
-
-// A call on device memory.
-typedef struct idist__gpu_op {
-    idist__gpu_path path;
-    idist__gpu_state state;
-    idist__call call;            // as the program made it; the backend gets parts of it
-    idist__print print;          // what the ranks compare
-    idist__user_op user;         // a copy: the program may free the op meanwhile
-    bool waiting;                // counted in gpu->nwaiting
-    bool running;                // the backend has a part of it
-    bool launched;               // NCCL has it
-    bool landed;                 // and all ranks have come
-    idist_status doomed;         // the host's part of a send or receive on a stream failed
-    bool pinning;                // it waits for pinned memory
-    size_t size;                 // bytes per element
-    size_t chunk;                // elements of each part of the buffers that move at a time
-    size_t nchunks, nout, nhost; // all of them; sent to the host; given to the backend
-    cudaError_t error;           // of a copy, to be told when nobody is in the middle of something
-    idist_recv_info info;
-    uint64_t slip[2]; // before a send on a stream: how many bytes
-    void *comm;       // NULL: it was aborted
-    void *away;       // what an all_to_all in place sends, out of the way
-    uint64_t
-        *counts; // where only pairs of ranks know them: ours, theirs, and what we expect of them
-    const void *holder; // the thread whose idist_group_begin holds it back
-    idist__task *held;  // the next of those
-    idist__task *after; // the next in the group's queue
-    cudaEvent_t event;  // not cleared from here on
-    uint64_t *room;     // of counts
-    idist__gpu_slot slots[IDIST__GPU_SLOTS];
-} idist__gpu_op;
-
-static idist__gpu *idist__gpu_of(const idist__world *w) { return (idist__gpu *)w->device; }
-static idist__gpu_group *idist__gpu_group_of(const idist_group *g) {
-    return (idist__gpu_group *)g->device;
-}
-static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gpu_op *)t->device; }
-
-//------------------------------------------------------------------------------
-// [nccl:cuda]  errors, pinned memory
-// uses os err mem world core:call types
-//------------------------------------------------------------------------------
-
-static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
-    cudaGetLastError(); // it is told here; the next to ask shall not hear it again
-    if (error == cudaErrorMemoryAllocation)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
-
-    return idist__fail(
-        IDIST_ERR_DEVICE, "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
-        error == cudaErrorInvalidResourceHandle
-            ? "; is the stream one of idist_device()? Each thread chooses by cudaSetDevice"
-            : "");
-}
-
-// The group fails because of this rank; idist_last_error has the reason.
-static void idist__gpu_fail_group(idist_group *g, idist_status status) {
-    char cause[300];
-    snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
-    idist__group_fail(g, status, cause);
-}
-
-// From the program, where it has the driver's library, or from that library, which the runtime has
-// loaded by now.
-static void idist__gpu_find_context_state(idist__gpu *gpu) {
-    static const char name[] = "cuDevicePrimaryCtxGetState";
-    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, name) : NULL;
-
-    if (!at) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!at && library) at = dlsym(library, name);
-    memcpy(&gpu->context_state, &at, sizeof at);
-}
-
-// Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU
-// that is another rank's. From CUDA 12 on it does, where there is none. In a thread that never
-// chose a device cudaGetDevice says 0.
-static bool idist__gpu_is_fresh(const idist__gpu *gpu, int device) {
-    unsigned flags = 0;
-    int active = 1;
-
-    if (CUDART_VERSION < 12000 || !gpu->context_state) return false;
-    return gpu->context_state(device, &flags, &active) == 0 && !active;
-}
-
-// The caller's device, while ours is the current one.
-static int idist__gpu_visit(const idist__gpu *gpu) {
-    int device = gpu->device;
-
-    cudaGetDevice(&device);
-    if (device != gpu->device) cudaSetDevice(gpu->device);
-    return device;
-}
-
-// A thread that had none stays on ours, and so does our own one.
-static void idist__gpu_return(const idist__gpu *gpu, int device) {
-    if (device == gpu->device || idist__gpu_is_fresh(gpu, device)) return;
-    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) return;
-    cudaSetDevice(device);
-}
-
-// Our own device and no capture of another thread in the way, for as long as this thread is in
-// here.
-typedef struct idist__gpu_guard {
-    int device;
-    enum cudaStreamCaptureMode mode;
-} idist__gpu_guard;
-
-static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
-    idist__gpu_guard guard;
-
-    guard.device = idist__gpu_visit(gpu);
-    guard.mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    return guard;
-}
-
-static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
-    cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    idist__gpu_return(gpu, guard.device);
-}
-
-// The device of the world that was the last to choose one, plus 1; 0: none has. Atomic. It outlives
-// the world, as its context does.
-static int idist__home_device;
-
-// As idist__gpu_enter and _leave, for what belongs to no world. They do nothing where no world ever
-// had a device.
-typedef struct idist__home {
-    idist__gpu gpu; // only what the guard needs
-    idist__gpu_guard guard;
-} idist__home;
-
-static void idist__home_enter(idist__home *home) {
-    memset(home, 0, sizeof *home);
-    home->gpu.device = __atomic_load_n(&idist__home_device, __ATOMIC_ACQUIRE) - 1;
-    if (home->gpu.device < 0) return;
-    idist__gpu_find_context_state(&home->gpu);
-    home->guard = idist__gpu_enter(&home->gpu);
-}
-
-static void idist__home_leave(const idist__home *home) {
-    if (home->gpu.device >= 0) idist__gpu_leave(&home->gpu, home->guard);
-}
-
-// To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a
-// rank which is lost. Who would abort it needs the world's lock, so a thread of its own does it.
-typedef struct idist__pinning {
-    idist__pinned *memory;
-    int device;
-    int done; // atomic
-    pthread_t thread;
-} idist__pinning;
-
-// If it cannot be pinned it serves all the same, slower.
-static void *idist__pinned_work(void *arg) {
-    idist__pinning *job = (idist__pinning *)arg;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-
-    cudaSetDevice(job->device);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaHostRegister(job->memory->at, job->memory->nbytes, cudaHostRegisterPortable);
-    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
-    return NULL;
-}
-
-// Memory that the ranks of a host share if the backend has such, else plain memory.
-static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
-    const idist_backend_api *under = idist__gpu_of(w)->under;
-    idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
-
-    if (!p) return NULL;
-    for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;)
-        p->nbytes *= 2; // none is ever given back
-    p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
-    if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
-    if (p->at) return p;
-
-    idist__mem_free(&w->cfg.mem, p);
-
-    return NULL;
-}
-
-// What a thread has pinned is spare now. False: it is not through.
-static bool idist__pinned_reap(idist__gpu *gpu) {
-    idist__pinning *job = gpu->pinning;
-
-    if (!job) return true;
-    if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
-    pthread_join(job->thread, NULL);
-    job->memory->next = gpu->spare;
-    gpu->spare = job->memory;
-    gpu->pinning = NULL;
-    free(job);
-
-    return true;
-}
-
-// Of nbytes at least. NULL with *later: a thread is pinning it, or other memory; ask again.
-static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
-    idist__gpu *gpu = idist__gpu_of(w);
-    idist__pinned **at, **best = NULL, *p;
-    idist__pinning *job;
-
-    *later = !idist__pinned_reap(gpu);
-    for (at = &gpu->spare; *at; at = &(*at)->next)
-        if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
-
-    if (best) {
-        p = *best;
-        *best = p->next;
-        return p;
-    }
-
-    if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
-
-    job = gpu->stuck ? NULL : (idist__pinning *)calloc(1, sizeof *job);
-    if (job) {
-        job->memory = p;
-        job->device = gpu->device;
-    }
-
-    if (!job || idist__os_thread(&job->thread, idist__pinned_work, job) != 0) {
-        free(job);
-        return p;
-    }
-
-    gpu->pinning = job;
-    *later = true;
-
-    return NULL;
-}
-
-static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
-    if (!*p) return;
-    (*p)->next = gpu->spare;
-    gpu->spare = *p;
-    *p = NULL;
-}
-
-static void idist__gpu_waits(idist__task *t, bool waits) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-
-    if (op->waiting == waits) return;
-    op->waiting = waits;
-    gpu->nwaiting += waits ? 1 : -1;
-    if (waits) gpu->nap_ns = IDIST__GPU_LOOK_NS;
-    if (waits) gpu->spin_until_ns = idist__os_now_ns() + IDIST__GPU_SPIN_NS;
-    if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
-        gpu->under->wake(t->group->w); // who sleeps there looks at it too
-}
-
-// Whether an event has come that a call waits for. When it cannot be told, the call has failed and
-// is gone.
-static bool idist__gpu_arrived(idist__task *t, cudaEvent_t event) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-
-    if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
-
-    if (op->error == cudaSuccess) {
-        idist__gpu_of(t->group->w)->nap_ns = IDIST__GPU_LOOK_NS;
-        return true;
-    }
-
-    if (op->error != cudaErrorNotReady) {
-        idist__gpu_fail_group(t->group, idist__gpu_fail("the device", op->error));
-        return false;
-    }
-
-    op->error = cudaSuccess;
-    cudaGetLastError();
-
-    return false;
-}
-
-// Gives the backend a part of a call. The first one carries what the ranks compare; the part may be
-// through at once.
-static void idist__gpu_part(idist__task *t, const idist__call *part) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-
-    t->call = *part;
-    t->call.label = op->call.label;
-    t->away = t->announced = false;
-    t->group->w->due_ns = 0; // it is to be announced again
-    op->running = true;
-    idist__gpu_waits(t, false);
-
-    if (!idist__kind_is_p2p(part->kind)) {
-        t->seq = ++t->group->seq;
-
-        if (!t->whole.kind) {
-            t->whole = op->print;
-            t->whole.seq = t->seq;
-        }
-    }
-
-    memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
-    gpu->under->start(t);
-}
-
-// A part that moves nothing: all ranks come, and compare.
-static void idist__gpu_meet(idist__task *t) {
-    idist__call part;
-    idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    idist__gpu_part(t, &part);
-}
-
-// The part of each rank within the buffers at send and recv: elements, and how many such parts
-// there are.
-typedef struct idist__gpu_shape {
-    size_t send, recv;   // parts that this rank has; 0: no such buffer
-    size_t most;         // any rank's
-    size_t contribution; // parts that others read, of whoever gives most
-} idist__gpu_shape;
-
-static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__call *c) {
-    size_t n = (size_t)g->size;
-    bool root = c->root == g->rank;
-    idist__gpu_shape s;
-
-    s.send = s.recv = s.most = s.contribution = 1;
-
-    switch (c->kind) {
-    case IDIST__REDUCE: s.recv = root; break;
-    case IDIST__BROADCAST: s.send = 0; break;
-    case IDIST__ALL_GATHER: s.recv = s.most = n; break;
-    case IDIST__GATHER:
-        s.recv = root ? n : 0;
-        s.most = n;
-        break;
-    case IDIST__SCATTER:
-        s.send = root ? n : 0;
-        s.most = s.contribution = n;
-        break;
-    case IDIST__REDUCE_SCATTER: s.send = s.most = s.contribution = n; break;
-    case IDIST__ALL_TO_ALL: s.send = s.recv = s.most = s.contribution = n; break;
-    case IDIST__BARRIER: s.send = s.recv = 0; break;
-    default: break;
-    }
-
-    return s;
-}
-
-// Copies k elements of each of `parts` parts that lie to_count and from_count elements apart.
-static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, size_t from_count,
-                                   size_t k, size_t parts, size_t size, cudaStream_t stream) {
-    cudaError_t error = cudaSuccess;
-    size_t i;
-
-    for (i = 0; i < parts && k && to != from && error == cudaSuccess; i++)
-        error = cudaMemcpyAsync((char *)to + i * to_count * size,
-                                (const char *)from + i * from_count * size, k * size,
-                                cudaMemcpyDefault, stream);
-    return error;
-}
-
-//------------------------------------------------------------------------------
-// [nccl:agree]  what the members of a group tell each other
-// uses err mem world core:call
-//------------------------------------------------------------------------------
-
-// Each member's nbytes, to all. The lock is held, and given up while waiting.
-static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all,
-                                        size_t nbytes) {
-    idist__call c;
-    idist_opts o;
-    idist_status s;
-    int depth = idist__me.group_depth; // the caller may be between group_begin and group_end
-
-    memset(&o, 0, sizeof o);
-    o.group = g;
-    idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
-    c.label = IDIST__FIRST_DEVICE_CALL;
-    idist__me.group_depth = 0;
-    s = idist__call_locked(g, &c, &o);
-    idist__me.group_depth = depth;
-
-    return s;
-}
-
-typedef struct idist__gpu_outcome { // of one member
-    int32_t failed;
-    char why[200];
-} idist__gpu_outcome;
-
-// Whether all of them could do it. If not, *why is the reason of the first that could not.
-static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why, size_t cap,
-                                         bool *all) {
-    idist__gpu_outcome mine,
-        *theirs =
-            (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
-    idist_status s;
-    int i;
-
-    *all = false;
-    if (!theirs) return IDIST_ERR_NO_MEMORY;
-    memset(&mine, 0, sizeof mine);
-    mine.failed = failed;
-    idist__copy_text(mine.why, sizeof mine.why, why);
-    s = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
-    for (i = 0; s == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
-    *all = s == IDIST_OK && i == g->size;
-    if (s == IDIST_OK && !*all) snprintf(why, cap, "rank %d: %.200s", g->ranks[i], theirs[i].why);
-    idist__mem_free(&g->w->cfg.mem, theirs);
-
-    return s;
-}
-
-//------------------------------------------------------------------------------
-// [nccl:comm]  calls that NCCL serves
-// uses os err mem base:log base:type world core:call load types cuda
-//
-// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by
-// the backend of the host (idist__nccl_meet), so that calls that differ, late ranks and lost ones
-// are found as they are on the host: NCCL itself would wait for ever. When a group fails its
-// communicator is aborted, which ends what runs on the device.
+// [nccl:issue]  which of NCCL's functions serve a call
+// uses base:type world core:call gpu:types task load
 //------------------------------------------------------------------------------
 
 static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text, size_t cap) {
@@ -1128,10 +594,6 @@ static int idist__nccl_type(idist_dtype dtype) {
     static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3,  4,
                                                          5, 6, 9,  7,  8, 10, 11};
     return types[dtype];
-}
-
-static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) {
-    return (int)c->op >= IDIST_OP_USER && !idist__call_user_op(g, c)->fn;
 }
 
 // Whether NCCL has such a call; the same on all ranks. Between two ranks only on a stream: it knows
@@ -1239,7 +701,7 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
 
 static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
                              cudaStream_t stream) {
-    const idist__nccl *nccl = &gpu->nccl;
+    const idist__nccl *nccl = gpu->nccl;
     const idist__call *c = &op->call;
     void *comm = op->comm;
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
@@ -1267,6 +729,11 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
     return idist__nccl_reduce(nccl, g, c, comm, stream);
 }
 
+//------------------------------------------------------------------------------
+// [nccl:abort]  the end of a communicator
+// uses os err base:log world gpu:types device load job issue
+//------------------------------------------------------------------------------
+
 // Ends what runs of the group on the device. It takes its time, in a thread of its own. Without
 // ncclCommRevoke a thread that is inside NCCL does it when it comes out, which it does at once
 // unless the communicator is one of the user's that blocks.
@@ -1275,9 +742,9 @@ static void idist__nccl_abort(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
     if (!gg || !gg->comm) return;
-    if (!gpu->nccl.CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
+    if (!gpu->nccl->CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
 
-    gg->job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
+    gg->job = idist__nccl_job_new(gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
 
     if (gg->job) {
@@ -1289,8 +756,8 @@ static void idist__nccl_abort(idist_group *g) {
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
                          "a CUDA graph may hold calls of the group that failed: it must not be "
                          "launched again, and %s",
-                         gpu->nccl.CommRevoke ? "the communicator stays in memory"
-                                              : "a thread of NCCL's waits until it is destroyed");
+                         gpu->nccl->CommRevoke ? "the communicator stays in memory"
+                                               : "a thread of NCCL's waits until it is destroyed");
     if (idist__nccl_job_start(gg->job)) return;
 
     gg->job = NULL;
@@ -1309,7 +776,7 @@ static void idist__nccl_abort_wait(idist_group *g) {
     idist__nccl_abort(g);
     if (!gg || !gg->job || gg->waited) return;
     gg->waited = true;
-    while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+    while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__gpu_nap(&turns);
 }
 
 // Begins an abort that a thread inside NCCL still has to begin, and waits for it. IN_PROGRESS: it
@@ -1321,7 +788,7 @@ static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *lef
 
     *left = false;
     for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g))
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
     if (gg->job) *left = !idist__nccl_job_join(gg->job, deadline_ns, &result);
     if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
     gg->job = NULL;
@@ -1336,7 +803,7 @@ static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *lef
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool stays = gg->captured && !gpu->nccl.CommRevoke, left;
+    bool stays = gg->captured && !gpu->nccl->CommRevoke, left;
     int64_t deadline = idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS);
     int result = idist__nccl_abort_join(g, deadline, &left);
     char text[256];
@@ -1354,7 +821,7 @@ static void idist__nccl_abort_end(idist_group *g) {
                          IDIST__NCCL_LEAVE_MS);
     else if (!left)
         idist__log_print(&g->w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
-                         idist__nccl_text(&gpu->nccl, result, text, sizeof text));
+                         idist__nccl_text(gpu->nccl, result, text, sizeof text));
 }
 
 // What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the
@@ -1372,12 +839,12 @@ static void idist__nccl_fault(idist_group *g, int result) {
         return;
     }
 
-    idist__nccl_text(&idist__gpu_of(g->w)->nccl, result, text, sizeof text);
+    idist__nccl_text(idist__gpu_of(g->w)->nccl, result, text, sizeof text);
     idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
 }
 
 static void idist__nccl_look(idist_group *g) {
-    const idist__nccl *nccl = &idist__gpu_of(g->w)->nccl;
+    const idist__nccl *nccl = idist__gpu_of(g->w)->nccl;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int state = IDIST__NCCL_OK;
     char text[256];
@@ -1400,6 +867,16 @@ static void idist__nccl_look(idist_group *g) {
         return;
     idist__nccl_fault(g, state);
 }
+
+//------------------------------------------------------------------------------
+// [nccl:launch]  calls that NCCL serves
+// uses mem world core:call gpu:types device task load job issue abort
+//
+// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by
+// the backend of the host (idist__nccl_meet), so that calls that differ, late ranks and lost ones
+// are found as they are on the host: NCCL itself would wait for ever. When a group fails its
+// communicator is aborted, which ends what runs on the device.
+//------------------------------------------------------------------------------
 
 // The stream that a call goes to.
 static cudaStream_t idist__nccl_stream(const idist__task *t) {
@@ -1518,7 +995,7 @@ static void idist__nccl_enters(const idist__task *first, int inside) {
 // Until communicators that do not block have begun these calls. They may be aborted meanwhile.
 static int idist__nccl_wait(const idist__task *first) {
     idist__world *w = first->group->w;
-    const idist__nccl *nccl = &idist__gpu_of(w)->nccl;
+    const idist__nccl *nccl = idist__gpu_of(w)->nccl;
     int turns = 0, result = IDIST__NCCL_OK;
     const idist__task *t = first;
 
@@ -1532,7 +1009,7 @@ static int idist__nccl_wait(const idist__task *first) {
             result = IDIST__NCCL_INTERNAL_ERROR;
         pthread_mutex_unlock(&w->lock);
 
-        if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_nap(&turns);
+        if (result == IDIST__NCCL_IN_PROGRESS) idist__gpu_nap(&turns);
         else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->held;
         else return result;
     }
@@ -1556,13 +1033,13 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
             *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
     }
 
-    if (several) result = gpu->nccl.GroupStart();
+    if (several) result = gpu->nccl->GroupStart();
     for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result);
          t = idist__gpu_op_of(t)->held)
         result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
                                                     idist__nccl_stream(t)),
                                   result);
-    if (several) result = idist__nccl_both(result, gpu->nccl.GroupEnd());
+    if (several) result = idist__nccl_both(result, gpu->nccl->GroupEnd());
     idist__nccl_enters(first, 0);
     if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
 
@@ -1626,235 +1103,9 @@ static void idist__nccl_launch(idist__task *first) {
 }
 
 //------------------------------------------------------------------------------
-// [nccl:stage]  calls that go through pinned memory, a chunk at a time
-// uses world core:call types cuda
-//
-// The backend of the host gets each chunk as a call of its own, with pinned memory for its buffers.
-// While it has one, the next is on its way out of the device and the one before on its way in:
-//
-//     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
-//     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
-//     in          0  1  2  3
-//
-// Calls whose parts differ in size (v-forms, send and receive) go as a whole.
-//------------------------------------------------------------------------------
-
-static void idist__gpu_dequeue(idist__task *t) {
-    idist__gpu_group *gg = idist__gpu_group_of(t->group);
-    idist__task **at;
-
-    for (at = &gg->queue; *at; at = &idist__gpu_op_of(*at)->after) {
-        if (*at != t) continue;
-        if ((*at = idist__gpu_op_of(t)->after) == NULL) gg->last = at;
-        idist__gpu_of(t->group->w)->stirred = true;
-        return;
-    }
-}
-
-static void idist__gpu_release(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    int i;
-
-    idist__gpu_waits(t, false);
-    idist__gpu_dequeue(t);
-    for (i = 0; i < IDIST__GPU_SLOTS; i++) // the next to use them comes after these copies
-        idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
-}
-
-static void idist__gpu_over(idist__task *t) {
-    idist__gpu_op_of(t)->state = IDIST__GPU_END;
-    t->away = false;
-    idist__complete(t, IDIST_OK, "");
-}
-
-static bool idist__gpu_goes_whole(const idist__call *c) {
-    return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
-}
-
-static void idist__gpu_plan(idist__task *t, size_t nbytes, size_t parts) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-
-    op->nout = op->nhost = 0;
-    op->nchunks = 1;
-    op->chunk = c->count;
-    if (idist__gpu_goes_whole(c) || c->kind == IDIST__BARRIER) return;
-    op->chunk = nbytes / parts / op->size;
-    if (op->chunk > 1024) op->chunk &= ~(size_t)1023;
-    if (!op->chunk) op->chunk = 1;
-    if (op->chunk > c->count) op->chunk = c->count;
-    if (op->chunk) op->nchunks = (c->count + op->chunk - 1) / op->chunk;
-}
-
-// Where chunk `nth` lies in pinned memory: in place where the call may be.
-static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
-    idist_group *g = t->group;
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    size_t at = nth * op->chunk, nsend, nrecv, recv_at = 0;
-    idist__extent e;
-
-    *part = op->call;
-    if (!idist__gpu_goes_whole(part))
-        part->count = part->count - at < op->chunk ? part->count - at : op->chunk;
-    if (part->kind == IDIST__RECV) part->info = &op->info;
-    if (op->user.used) part->user = &op->user;
-    if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // it was looked at before
-    nsend = e.send * op->size;
-    nrecv = e.recv * op->size;
-    if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
-    else if (e.send) recv_at = e.send_at * op->size;
-    if (!slot->memory &&
-        (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64, &op->pinning)) == NULL)
-        return false;
-    op->pinning = false;
-    part->recv = (char *)slot->memory->at + recv_at;
-    part->send = (char *)slot->memory->at + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
-    if (!e.send) part->send = NULL;
-    if (!e.recv) part->recv = NULL;
-
-    return true;
-}
-
-// What goes from rank to rank starts at the device and ends there: the next chunk out, ...
-static bool idist__stage_out(idist__task *t) {
-    idist_group *g = t->group;
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    idist__gpu_slot *slot = &op->slots[op->nout % IDIST__GPU_SLOTS];
-    size_t at = op->nout * op->chunk * op->size;
-    cudaError_t error = cudaSuccess;
-    idist__call part;
-    idist__extent e;
-
-    if (!idist__stage_slot(t, op->nout, &part)) {
-        if (op->pinning) return false;
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
-                          "a rank has no memory to stage a device buffer in");
-        return false;
-    }
-
-    if (op->nout >= IDIST__GPU_SLOTS) error = cudaStreamWaitEvent(gg->stream[0], slot->in, 0);
-    if (error == cudaSuccess && idist__gpu_goes_whole(c) && part.send &&
-        idist__extent_of(g, &part, &e) == IDIST_OK)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1, op->size,
-                                gg->stream[0]);
-    else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
-        error = idist__gpu_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
-                                gg->stream[0]);
-    else if (error == cudaSuccess && !idist__gpu_goes_whole(c) && part.send)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, part.count,
-                                (const char *)c->send + at, c->count, part.count,
-                                idist__gpu_shape_of(g, c).send, op->size, gg->stream[0]);
-    if (op->error == cudaSuccess) op->error = error; // the first one stays
-    if (op->error == cudaSuccess) op->error = cudaEventRecord(slot->out, gg->stream[0]);
-    op->nout++;
-
-    return true;
-}
-
-// A v-form puts back the parts that it filled, a receive what it got.
-static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
-                                         cudaStream_t stream) {
-    const idist_group *g = t->group;
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    cudaError_t error = cudaSuccess;
-    size_t count;
-    int i;
-
-    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV) {
-        count = c->kind == IDIST__RECV ? op->info.count : c->count;
-        return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
-    }
-
-    for (i = 0; i < g->size && error == cudaSuccess; i++) {
-        char *to = idist__call_part(c, (char *)c->recv, i, g->rank, false, &count);
-        error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1,
-                                op->size, stream);
-    }
-
-    return error;
-}
-
-// ... and the one that the backend is through with, in.
-static cudaError_t idist__stage_in(idist__task *t) {
-    idist_group *g = t->group;
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    size_t nth = op->nhost - 1, at = nth * op->chunk * op->size;
-    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
-                 (c->kind == IDIST__EXSCAN && g->rank == 0);
-    cudaError_t error = cudaSuccess;
-    idist__call part;
-
-    if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
-    if (idist__gpu_goes_whole(c) && part.recv)
-        error = idist__stage_in_whole(t, &part, gg->stream[1]);
-    else if (part.recv && !keeps)
-        error = idist__gpu_copy((char *)c->recv + at, c->count, part.recv, part.count, part.count,
-                                idist__gpu_shape_of(g, c).recv, op->size, gg->stream[1]);
-    if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[1]);
-
-    return error;
-}
-
-// One step of the call at the head of its group's queue. False: it waits, or is gone.
-static bool idist__stage_step(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__call part;
-
-    if (op->running) return false;
-    idist__gpu_waits(t, true);
-
-    if (op->state == IDIST__GPU_WAIT) {
-        if (!idist__gpu_arrived(t, op->event)) return false;
-        op->state = IDIST__GPU_MOVE;
-    }
-
-    while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS &&
-           op->error == cudaSuccess)
-        if (!idist__stage_out(t)) {
-            if (!op->pinning || op->nout == op->nhost) return false;
-            break; // what is out goes on
-        }
-
-    if (!idist__gpu_arrived(t, op->slots[op->nhost % IDIST__GPU_SLOTS].out)) return false;
-    idist__stage_slot(t, op->nhost++, &part);
-    if (op->nhost == op->nchunks)
-        idist__gpu_dequeue(t); // the calls behind it may have the backend now
-    idist__gpu_part(t, &part);
-
-    return true;
-}
-
-// The backend is through with a chunk. True: the call is over.
-static bool idist__stage_landed(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    cudaError_t error = idist__stage_in(t);
-
-    if (op->call.info) *op->call.info = op->info;
-    if (op->error == cudaSuccess) op->error = error;
-    if (op->nhost < op->nchunks) return false;
-    op->state = IDIST__GPU_END;
-    if (op->error == cudaSuccess && !idist__gpu_shape_of(t->group, &op->call).recv) return true;
-    if (op->error == cudaSuccess)
-        op->error = cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[1]);
-    if (op->error == cudaSuccess && t->stream && !t->async)
-        op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
-    t->followed = op->error == cudaSuccess;
-
-    return false;
-}
-
-#include "idist_ipc.h" // uses cuda agree comm stage . used by setup engine
-
-//------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory: chosen alike by all members, made at its first call
-// uses os err mem base:log world load types cuda agree comm ipc:call
+// uses os err mem base:log world gpu:types device gpu:agree ipc:call load job
+// uses issue abort
 //------------------------------------------------------------------------------
 
 static bool idist__gpu_same(const idist_group *g, int a, int b) { // one GPU
@@ -1885,7 +1136,7 @@ static idist__gpu_path idist__gpu_choose(const idist_group *g) {
     int a, b;
 
     if (first->wanted) return (idist__gpu_path)first->wanted;
-    if (gpu->nccl.version && !idist__gpu_shared(g, &a, &b)) return IDIST__BY_NCCL;
+    if (gpu->nccl->version && !idist__gpu_shared(g, &a, &b)) return IDIST__BY_NCCL;
 
     return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g)
                ? IDIST__BY_IPC
@@ -1941,7 +1192,7 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
     if (result == IDIST__NCCL_OK) return true;
     idist__nccl_abort(g); // NCCL may leave something even so
     snprintf(why, cap, "ncclCommInitRank: %s",
-             idist__nccl_text(&idist__gpu_of(w)->nccl, result, text, sizeof text));
+             idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
@@ -1952,9 +1203,9 @@ static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
 
-    if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK ||
-        gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
-        gpu->nccl.CommCuDevice(comm, &device) != IDIST__NCCL_OK)
+    if (gpu->nccl->CommCount(comm, &n) != IDIST__NCCL_OK ||
+        gpu->nccl->CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
+        gpu->nccl->CommCuDevice(comm, &device) != IDIST__NCCL_OK)
         snprintf(why, cap, "desc.nccl_comm is no communicator");
     else if (n != g->size || rank != g->rank || device != gpu->device)
         snprintf(why, cap,
@@ -1997,7 +1248,7 @@ static void idist__nccl_make_word(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     void *word = NULL;
 
-    if (!gpu->nccl.version) return;
+    if (!gpu->nccl->version) return;
     pthread_mutex_unlock(&w->lock);
     if (cudaMalloc(&word, sizeof *gpu->word) != cudaSuccess) cudaGetLastError();
     idist__world_lock(w);
@@ -2027,7 +1278,7 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
                                           size_t cap) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    idist__nccl_job *job = idist__nccl_job_new(gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
     bool adopt = g == &g->w->group && g->w->cfg.nccl_comm;
     cudaError_t error;
 
@@ -2040,7 +1291,7 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
 
     memset(card, 0, sizeof *card);
     snprintf(why, cap, "ncclGetUniqueId failed");
-    if (g->rank == 0 && !adopt) card->failed = gpu->nccl.GetUniqueId(&card->id) != IDIST__NCCL_OK;
+    if (g->rank == 0 && !adopt) card->failed = gpu->nccl->GetUniqueId(&card->id) != IDIST__NCCL_OK;
     if (adopt && (job->comm = idist__nccl_adopt(g, why, cap)) == NULL) card->failed = true;
 
     error = gpu->word ? idist__nccl_make_room(g, job) : cudaErrorMemoryAllocation;
@@ -2159,7 +1410,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses err world core:call types cuda comm setup ipc:call
+// uses err world core:call gpu:types device ipc:call issue setup
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
@@ -2294,8 +1545,8 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the part of a backend that concerns device memory, over the one that moves host memory
-// uses os err mem base:log base:type world core:call self group load types cuda
-// uses comm stage setup route ipc:call
+// uses os err mem base:log base:type world core:call self group gpu:types
+// uses device pinned task stage ipc:call job abort launch setup route
 //
 // A group gives the backend its calls, and the parts of them, in the order in which the program
 // made them, so that all ranks number them alike: a call whose next part is not ready holds up
@@ -2699,7 +1950,7 @@ static void idist__gpu_group_close(idist_group *g) {
 
         if (gg->comm && !gg->adopted) {
             idist__nccl_job *job =
-                idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
+                idist__nccl_job_new(gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
 
             if (idist__nccl_job_start(job)) {
                 job->next = gpu->ending;
@@ -2732,7 +1983,7 @@ static void idist__gpu_free(idist__world *w) {
     if (gpu->word && !gpu->stuck) cudaFree(gpu->word);
 
     for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "cudaHostRegister has not come back: the device is busy");
@@ -2790,8 +2041,8 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os err mem base:log sock config world load types cuda agree setup route
-// uses engine
+// uses os err mem base:log sock config world gpu:types device gpu:agree load
+// uses setup route engine
 //------------------------------------------------------------------------------
 
 typedef enum idist__gpu_has {
@@ -2918,8 +2169,8 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
     if (card->has == IDIST__GPU_HAS) idist__gpu_find_context_state(gpu);
 
     if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
-        idist__nccl_load(&gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
-        card->nccl = gpu->nccl.version;
+        idist__nccl_load(gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
+        card->nccl = gpu->nccl->version;
         card->forced = idist__nccl_is_forced(card->nccl);
     } else {
         snprintf(card->why_no_nccl, sizeof card->why_no_nccl, "not asked for");
@@ -2945,7 +2196,7 @@ static idist_status idist__gpu_agree_way(idist__world *w) {
         gpu->nccl_f8 = (i == 0 || gpu->nccl_f8) && cards[i].nccl >= 22400 && cards[i].major >= 9;
     }
 
-    if (without >= 0 || other >= 0) gpu->nccl.version = 0;
+    if (without >= 0 || other >= 0) gpu->nccl->version = 0;
     if (cards[0].wanted == IDIST__BY_NCCL && without >= 0)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without,
                            cards[without].why_no_nccl);
@@ -3051,14 +2302,22 @@ static void idist__gpu_install(idist__world *w) {
     w->follow = idist__gpu_follow;
 }
 
+// The memory that a world's `device` points to.
+typedef struct idist__nccl_world {
+    idist__gpu gpu; // first: it is freed by this address
+    idist__nccl nccl;
+} idist__nccl_world;
+
 static idist_status idist__gpu_wrap(idist__world *w) {
     static const char *const names[] = {"none", "nccl", "ipc", "staged"};
     int n = w->group.size, nthreads = idist__os_nthreads();
-    idist__gpu *gpu = (idist__gpu *)idist__mem_alloc(&w->cfg.mem, sizeof *gpu);
+    idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
+    idist__gpu *gpu = both ? &both->gpu : NULL;
     idist__gpu_card mine;
     idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
 
+    if (gpu) gpu->nccl = &both->nccl;
     w->device = gpu;
     if (gpu && (gpu->cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem,
                                                                  sizeof mine * (size_t)n)) == NULL)
