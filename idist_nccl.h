@@ -1,128 +1,145 @@
-/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory, over NCCL -
-MIT licence
+/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory - MIT licence
 
 DO THIS
 
-    Include it where idist.h is included, or on the command line; lay idist_ipc.h beside it; link
-the CUDA runtime:
+    Include it where idist.h is included, or on the command line, with idist_gpu.h and idist_ipc.h
+    beside it, and link the CUDA runtime:
 
-        cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c
--L$CUDA_HOME/lib64 -lcudart -o app
+        cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c \
+            -L$CUDA_HOME/lib64 -lcudart -o app
 
-        // app.c: every rank has 1, and all get the number of ranks
+        // app.c: every rank contributes 1; all of them get the number of ranks
         #include <cuda_runtime_api.h>
         #include <stdio.h>
         int main(void) {
             float one = 1, *x = NULL;
-            bool ok = idist_initialize(NULL) == IDIST_OK && cudaMalloc((void **)&x, sizeof *x) ==
-cudaSuccess; if (ok) cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice); if (!ok ||
-idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK) return printf("no GPU, or %s\n",
-idist_last_error()), 1; cudaMemcpy(&one, x, sizeof one, cudaMemcpyDeviceToHost); printf("rank %d on
-%s: %g\n", idist_get_rank(), idist_device(), one); return idist_finalize() != IDIST_OK;
+            bool ok = idist_initialize(NULL) == IDIST_OK;
+            ok = ok && cudaMalloc((void **)&x, sizeof *x) == cudaSuccess;
+            if (ok) cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice);
+            if (!ok || idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK)
+                return printf("no GPU, or %s\n", idist_last_error()), 1;
+            cudaMemcpy(&one, x, sizeof one, cudaMemcpyDeviceToHost);
+            printf("rank %d on %s: %g\n", idist_get_rank(), idist_device(), one);
+            return idist_finalize() != IDIST_OK;
         }
 
-    idist_initialize picks a device for each rank (local rank modulo devices; desc.device or
-IDIST_DEVICE) and makes it the current one of the calling thread. (Another thread that has chosen
-none gets it with its first call on device memory; one that has keeps its own.) From then on every
-communication call takes device pointers as well as host pointers; the runtime knows which are
-which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also that of
-Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in
-IDIST_NCCL_LIB; 2.14 or later), unless the program is linked with it; no header of it is needed.
+    idist_initialize picks a device for each rank (local rank modulo the number of devices;
+    desc.device or IDIST_DEVICE overrides that) and makes it the calling thread's current device.
+    (Another thread that has not chosen a device gets it with its first call on device memory; one
+    that has keeps its own.) From then on every communication call takes device pointers as well as
+    host pointers; the CUDA runtime tells them apart. Managed memory counts as host memory.
+
+    NCCL 2.14 or later is loaded at run time unless the program is linked with it; its header is not
+    needed. It is looked for in the file that IDIST_NCCL_LIB names, or else as libnccl.so.2 where
+    the loader looks and in Python's package nvidia-nccl (in VIRTUAL_ENV, CONDA_PREFIX, ~/.local and
+    the system).
 
 HOW DEVICE MEMORY TRAVELS
 
-    idist_device_backend() says which; desc.device_backend or IDIST_DEVICE_BACKEND asks for one, the
-same on all ranks.
+    idist_device_backend() names the device backend in use. desc.device_backend or
+    IDIST_DEVICE_BACKEND asks for one, which must be the same on all ranks.
 
-        nccl     where each rank has a GPU of its own. Several ranks on one GPU NCCL takes
-from 2.30.3 on, if you ask for it here and set NCCL_MULTI_RANK_GPU_ENABLE=1. ipc      ranks of one
-host that share a GPU: they read each other's memory (idist_ipc.h) staged   everywhere: through
-pinned memory and the backend of the host, a chunk at a time
+        nccl     where each rank has a GPU of its own. NCCL 2.30.3 or later also takes several ranks
+                 on one GPU, if you ask for nccl here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
+        ipc      for ranks of one host that share a GPU: they read each other's memory (idist_ipc.h)
+        staged   everywhere: through pinned memory and the host's backend, a chunk at a time
 
-    What the one in use does not have is staged: scan, exscan, ops of your own, the bitwise and
-logical ones, messages without a stream, reductions of I16 and U16, and those of 8-bit floats; but
-these NCCL has from 2.24 on, where all ranks have GPUs of compute capability 9.0 or more. NCCL
-rounds floats of 16 and 8 bits at every step, multiplies by 1/n before it adds up an AVG, and leaves
-open what MIN and MAX of a NaN are; the others give the bits of the host. MPI always gets host
-memory, also one that is built for CUDA.
+    What the device backend does not support is staged: scan, exscan, user-defined ops, bitwise and
+    logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats. (NCCL
+    supports the latter from 2.24 on if all ranks have GPUs of compute capability 9.0 or more.)
+
+    NCCL rounds 16-bit and 8-bit floats at every step, multiplies by 1/n before it sums for an AVG,
+    and does not define MIN and MAX of a NaN. The other device backends give the same bits as the
+    host. MPI is always given host memory, even if it was built for CUDA.
 
 CALLS
 
-    blocking          begins after what the legacy default stream holds; the result is there on
-return. Work on other streams is yours to synchronise. (It clears what cudaGetLastError would say:
-ask before.) opts.stream       begins after what that stream holds; what comes to the stream later
-sees the result. What NCCL serves is enqueued and returns, and may be captured into a graph (the
-first call of a group may not; destroy the graph before the group: NCCL waits for that); what it
-does not serve blocks while the host's part runs. Keep the buffers until the stream is through; what
-goes wrong then is an error of a later call. opts.request      goes on beside the program until
-idist_wait or idist_test, or until idist_wait_stream has told a stream to wait for it. With a stream
-as well: begins after what the stream holds now. idist_group_begin / _end   hand NCCL all calls
-between them at once.
+    blocking          starts after the work in the legacy default stream; the result is there on
+                      return. Synchronise other streams yourself. (The call clears CUDA's last
+                      error: read cudaGetLastError before it.)
+    opts.stream       starts after the work in that stream; work added to the stream later sees the
+                      result. A call that NCCL supports is enqueued and returns; it may be captured
+                      into a graph, except for the first call of a group. (Destroy the graph before
+                      the group: NCCL waits for that.) Other calls block while the host does its
+                      part. Keep the buffers until the stream has finished with them; an error after
+                      the return is reported by a later call.
+    opts.request      proceeds beside the program until idist_wait or idist_test, or until
+                      idist_wait_stream makes a stream wait for it. With a stream as well, it starts
+                      after the work that is in the stream now.
+    idist_group_begin / _end   hand all calls between them to NCCL at once.
 
-    In one collective all ranks give device memory, or none does, else it is IDIST_ERR_MISMATCH. A
-rank that has nothing to give or get (a v-form) says by any device pointer, or by its stream, that
-the others have theirs on devices. A message may go from a device to the host of another rank. Over
-NCCL a message on a stream (without a request) needs a receive on a stream, of the same count; it
-holds up its stream until then, so that ranks which send to each other do it between group_begin and
-group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
+    In one collective either all ranks pass device memory or none does; otherwise the call is
+    IDIST_ERR_MISMATCH. A rank that contributes and receives nothing (in a v-form) shows with any
+    device pointer, or with its stream, that the others use device memory. A message may go from a
+    device to the host memory of another rank.
 
-    The first call of a group on device memory waits for the other members; for the world that is
-done in idist_initialize. It also connects them for every collective: NCCL alone does so in the
-first call of each algorithm, which then waits on the host until all ranks make it. What NCCL moves
-by pairs of ranks (messages on a stream, all_to_all, gather, scatter, the v-forms but all_gatherv)
-connects a pair in its first call, and that call does wait on the host for the other rank; one
-all_to_all connects all pairs of a group. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES
-(16 MiB; defined where the implementation is compiled, alike for all ranks; 0: none): one that NCCL
-takes only beyond that waits once.
+    Over NCCL a send on a stream (without a request) needs a receive on a stream, of the same count.
+    It blocks its stream until then, so ranks that send to each other must do so between group_begin
+    and group_end. Tags are compared, not matched: messages between two ranks arrive in order.
 
-    All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL:
-different calls, ranks that do not come in time and lost ones give the errors that they give on the
-host, the communicator is aborted, and streams that waited for it go on, with garbage in the
-buffers. A progress thread sees to that while you wait for a stream. (Over an MPI without
-MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
+    The first call of a group on device memory waits for the other members; for the world that
+    happens in idist_initialize. It also connects the members for every collective, because NCCL
+    alone connects them in the first call of each algorithm, which then waits on the host until all
+    ranks make it. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (default 16 MiB; defined
+    where the implementation is compiled, the same for all ranks; 0 tries none): one that NCCL
+    chooses only for larger calls waits once.
 
-    A call that waits inside NCCL is got out by ncclCommRevoke, from 2.28.7 on. For an older NCCL
-idist makes communicators that do not block; one of yours that does (desc.nccl_comm,
-desc.nccl_config) is not aborted before the call is out. After a failure a graph that holds calls of
-the group must not be launched again; until it is destroyed a thread waits in ncclCommAbort, and
-from 2.28.7 on the communicator stays in memory instead.
+    What NCCL moves between pairs of ranks (messages on a stream, all_to_all, gather, scatter, and
+    the v-forms except all_gatherv) connects a pair in its first call, and that call does wait on
+    the host for the other rank. One all_to_all connects all pairs of a group.
 
-    Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a
-host) the host has a second to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT
-without a name.
+FAILURES
 
-    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) lets blocking calls and requests go
-before what else the device has to do, where both fit: the gradients of a backward pass, say. What
-has opts.stream alone has that stream's priority.
+    The ranks compare their calls and watch each other through the host's backend, beside NCCL.
+    Different calls, late ranks and lost ranks give the same errors as on the host. The communicator
+    is aborted, and streams that waited for it go on, with undefined contents in the buffers. A
+    progress thread does this while you wait for a stream. (An MPI without MPI_THREAD_MULTIPLE
+    allows no such thread: there the next call notices.)
 
-    desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so
-freed, when the world fails. desc.nccl_config is for those that idist makes. Pinned memory is kept
-until the end of the world.
+    A call that waits inside NCCL is released by ncclCommRevoke, from 2.28.7 on. For an older NCCL
+    idist creates non-blocking communicators; a blocking one of yours (desc.nccl_comm,
+    desc.nccl_config) is not aborted before the call has returned. After a failure, do not launch a
+    graph again that holds calls of the group. Until the graph is destroyed a thread waits in
+    ncclCommAbort; from 2.28.7 on the communicator stays in memory instead.
+
+    When NCCL itself reports that a peer is gone or late (over InfiniBand and sockets, not inside a
+    host), the host has a second to find out which. After that the error is IDIST_ERR_PEER_LOST or
+    IDIST_ERR_TIMEOUT without the name of a rank.
+
+OPTIONS
+
+    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) gives blocking calls and requests
+    priority over other work of the device: for the gradients of a backward pass, say. A call with
+    opts.stream alone has the priority of that stream.
+
+    desc.nccl_comm provides a communicator for the world. It stays yours, but is aborted, and so
+    freed, when the world fails. desc.nccl_config configures the communicators that idist creates.
+    Pinned memory is kept until the end of the world.
 
 WHEN THERE IS NO DEVICE
 
-    No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"),
-the CPU path works as ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason.
-Asked for by name ("cuda", "cuda:1") on any rank, it is an error of idist_initialize on all; so are
-NCCL and IPC asked for where they cannot be. For a program that starts without libcudart.so, link
-libcudart_static.a. All ranks include this header, or none does.
+    If there is no driver or no device, even on one rank only, the world has no device:
+    idist_device() is "cpu", calls on host memory work as ever, and a call with opts.stream is
+    IDIST_ERR_NO_DEVICE with the reason. If any rank asks for a device by name ("cuda", "cuda:1"),
+    idist_initialize fails on all ranks instead; so it does when NCCL or IPC is asked for and cannot
+    be used. A program that must start without libcudart.so links libcudart_static.a. Either all
+    ranks include this header or none does.
 
-    Where a GPU lies idle that could be used, or GPUs talk without NCCL, a warning says why and what
-helps. That a machine has no driver, or no GPU, is none.
+    A warning with reason and remedy is logged when a usable GPU stays idle, or when GPUs
+    communicate without NCCL. A machine without a driver or a GPU causes no warning.
 
 CONTENTS
 
       [nccl:api]     the backend's entry in IDIST_BACKENDS
       [nccl:load]    NCCL's functions, found at run time
-      [nccl:types]   worlds, groups, tasks
-      [nccl:cuda]    errors, pinned memory
-      [nccl:agree]   what the members of a group tell each other
-      [nccl:comm]    calls that NCCL serves
-      [nccl:stage]   calls that go through pinned memory
+      [nccl:job]     NCCL calls that may never return, each in a thread of its own
+      [nccl:issue]   which functions of NCCL serve a call
+      [nccl:abort]   errors of NCCL, and aborting a communicator
+      [nccl:launch]  calls that NCCL serves
       [nccl:setup]   how a group moves device memory
       [nccl:route]   which calls are for the device
-      [nccl:engine]  the part of a backend that concerns device memory
-      [nccl:join]    which device and which way, agreed by all ranks
+      [nccl:engine]  the device's part of a backend
+      [nccl:join]    the device and the device backend that all ranks agree on
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -138,16 +155,16 @@ extern "C" {
 // [nccl:api]  the backend's entry in IDIST_BACKENDS
 //------------------------------------------------------------------------------
 
-// Device memory, beside the backend that the world has for host memory.
+// Moves device memory, beside the backend that the world has for host memory.
 IDIST_API const idist_backend_api *idist_nccl_backend(void);
 
-// The communicator of a group (NULL: the world), an ncclComm_t, for calls of your own; NULL, and
-// idist_last_error, where the group does not use NCCL. It stays idist's. The first time collective,
-// as is a group's first call on device memory.
+// The ncclComm_t of a group (NULL: the world), for calls of your own. NULL if the group does not
+// use NCCL; idist_last_error says why. The communicator stays idist's. The first such call on a
+// group is collective, as is the group's first call on device memory.
 IDIST_API void *idist_nccl_comm(idist_group *group);
 
-// Pinned host memory, for the batches of a loader (idist_train.h) say: copies to and from a device
-// go on by themselves.
+// Pinned host memory, for the batches of a loader (idist_train.h), say: copies between it and a
+// device run asynchronously.
 IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #undef IDIST__ENTRY_NCCL
@@ -184,7 +201,8 @@ typedef struct idist__nccl_id { // ncclUniqueId
     char bytes[128];
 } idist__nccl_id;
 
-// NCCL's enums are ints, and ncclComm_t is a pointer.
+// NCCL's enums are ints and ncclComm_t is a pointer: nccl.h is not needed. tests/gpu/nccl_abi.c
+// compares these numbers with those of an nccl.h.
 enum {
     IDIST__NCCL_OK = 0,
     IDIST__NCCL_CUDA_ERROR = 1,
@@ -202,34 +220,40 @@ enum {
 };
 
 // clang-format off
-#define IDIST__NCCL_FUNCTIONS(X)                                                                                     \
-    X(int, GetVersion, (int *version))                                                                               \
-    X(int, GetUniqueId, (idist__nccl_id *id))                                                                        \
-    X(const char *, GetErrorString, (int result))                                                                    \
-    X(const char *, GetLastError, (void *comm))                                                                      \
-    X(int, CommInitRankConfig, (void **comm, int size, idist__nccl_id id, int rank, void *config))                   \
-    X(int, CommFinalize, (void *comm))                                                                               \
-    X(int, CommDestroy, (void *comm))                                                                                \
-    X(int, CommAbort, (void *comm))                                                                                  \
-    X(int, CommGetAsyncError, (void *comm, int *result))                                                             \
-    X(int, CommCount, (void *comm, int *size))                                                                       \
-    X(int, CommUserRank, (void *comm, int *rank))                                                                    \
-    X(int, CommCuDevice, (void *comm, int *device))                                                                  \
-    X(int, RedOpCreatePreMulSum, (int *op, void *factor, int type, int on_host, void *comm))                         \
-    X(int, RedOpDestroy, (int op, void *comm))                                                                       \
-    X(int, GroupStart, (void))                                                                                       \
-    X(int, GroupEnd, (void))                                                                                         \
-    X(int, AllReduce, (const void *send, void *recv, size_t count, int type, int op, void *comm, cudaStream_t))      \
-    X(int, Reduce, (const void *send, void *recv, size_t count, int type, int op, int root, void *comm, cudaStream_t)) \
-    X(int, Broadcast, (const void *send, void *recv, size_t count, int type, int root, void *comm, cudaStream_t))    \
-    X(int, AllGather, (const void *send, void *recv, size_t count, int type, void *comm, cudaStream_t))              \
-    X(int, ReduceScatter, (const void *send, void *recv, size_t count, int type, int op, void *comm, cudaStream_t))  \
-    X(int, Send, (const void *send, size_t count, int type, int to, void *comm, cudaStream_t))                       \
+#define IDIST__NCCL_FUNCTIONS(X)                                                                  \
+    X(int, GetVersion, (int *version))                                                            \
+    X(int, GetUniqueId, (idist__nccl_id *id))                                                     \
+    X(const char *, GetErrorString, (int result))                                                 \
+    X(const char *, GetLastError, (void *comm))                                                   \
+    X(int, CommInitRankConfig, (void **comm, int size, idist__nccl_id id, int rank,               \
+                                void *config))                                                    \
+    X(int, CommFinalize, (void *comm))                                                            \
+    X(int, CommDestroy, (void *comm))                                                             \
+    X(int, CommAbort, (void *comm))                                                               \
+    X(int, CommGetAsyncError, (void *comm, int *result))                                          \
+    X(int, CommCount, (void *comm, int *size))                                                    \
+    X(int, CommUserRank, (void *comm, int *rank))                                                 \
+    X(int, CommCuDevice, (void *comm, int *device))                                               \
+    X(int, RedOpCreatePreMulSum, (int *op, void *factor, int type, int on_host, void *comm))      \
+    X(int, RedOpDestroy, (int op, void *comm))                                                    \
+    X(int, GroupStart, (void))                                                                    \
+    X(int, GroupEnd, (void))                                                                      \
+    X(int, AllReduce, (const void *send, void *recv, size_t count, int type, int op,              \
+                       void *comm, cudaStream_t))                                                 \
+    X(int, Reduce, (const void *send, void *recv, size_t count, int type, int op,                 \
+                    int root, void *comm, cudaStream_t))                                          \
+    X(int, Broadcast, (const void *send, void *recv, size_t count, int type, int root,            \
+                       void *comm, cudaStream_t))                                                 \
+    X(int, AllGather, (const void *send, void *recv, size_t count, int type,                      \
+                       void *comm, cudaStream_t))                                                 \
+    X(int, ReduceScatter, (const void *send, void *recv, size_t count, int type,                  \
+                           int op, void *comm, cudaStream_t))                                     \
+    X(int, Send, (const void *send, size_t count, int type, int to, void *comm, cudaStream_t))    \
     X(int, Recv, (void *recv, size_t count, int type, int from, void *comm, cudaStream_t))
 // clang-format on
 
 typedef struct idist__nccl {
-    int version;                              // 22809: 2.28.9; 0: there is none
+    int version;                              // 22809 is 2.28.9; 0: no NCCL
     int (*CommRevoke)(void *comm, int flags); // NULL: not in this version
 #define IDIST__X(result, name, args) result(*name) args;
     IDIST__NCCL_FUNCTIONS(IDIST__X)
@@ -240,7 +264,7 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// The library of a Python package (nvidia-nccl-cu12, which PyTorch brings along) below this folder.
+// The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
 static void *idist__nccl_in_python(const char *prefix, const char *below) {
     char pattern[512];
     void *library = NULL;
@@ -258,7 +282,7 @@ static void *idist__nccl_in_python(const char *prefix, const char *below) {
     return library;
 }
 
-// Where the loader looks, then in the environments of Python.
+// Looks where the loader does, then in Python's environments.
 static void *idist__nccl_open(void) {
     void *library = dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL);
 
@@ -267,113 +291,127 @@ static void *idist__nccl_open(void) {
     if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
     if (!library) library = idist__nccl_in_python("/usr/local", "");
     if (!library) library = idist__nccl_in_python("/usr", "");
-    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for the reason
+    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for dlerror
 }
 
-// Fills the table, or says why not: from what the program is linked with, else from the library,
-// which stays loaded because it has threads.
-static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
+// Fills the table, or stores the reason why not. A library that is linked with the program comes
+// first. The library is never unloaded, because it has threads.
+static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
-    void *library = file ? NULL : dlopen(NULL, RTLD_NOW),
-         *at; // the program and what it is linked with
+    void *library = file ? NULL : dlopen(NULL, RTLD_NOW); // the program and its libraries
+    void *at;
 
     if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
     if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
 
     if (!library) {
         const char *text = dlerror();
-        snprintf(why, cap, "NCCL could not be loaded: %s", text ? text : "no reason given");
+        snprintf(reason, capacity, "NCCL could not be loaded: %s", text ? text : "no reason given");
         return;
     }
 #define IDIST__X(result, name, args)                                  \
     if ((at = dlsym(library, "nccl" #name)) == NULL) missing = #name; \
-    memcpy(&nccl->name, &at, sizeof at); // C knows no other way from an object to a function
+    memcpy(&nccl->name, &at, sizeof at); // C does not convert object pointers to function pointers
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
     if (missing)
-        snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
+        snprintf(reason, capacity, "the NCCL that was loaded has no nccl%s; use 2.14 or later",
+                 missing);
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
-        snprintf(why, cap, "ncclGetVersion failed");
+        snprintf(reason, capacity, "ncclGetVersion failed");
 
     at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
     memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 
 //------------------------------------------------------------------------------
-// [nccl:job]  what may keep NCCL busy for ever, in threads of its own
+// [nccl:job]  NCCL calls that may never return, each in a thread of its own
 // uses os gpu:types device load
+//
+// Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
+// in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
+//
+//     group set up     JOB_INIT       idist__nccl_init_wait, up to the init time-out
+//     group failed     JOB_ABORT      idist__nccl_abort_join
+//     group closed     JOB_FINALIZE   idist__nccl_reap, at the end of the world
+//
+// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
+// makes every call return first. Before that idist makes communicators non-blocking, so that calls
+// return at once, and the abort waits at the gate until nobody is inside.
 //------------------------------------------------------------------------------
 
-// ncclConfig_t as 2.14 has it, which later versions take as well.
+// ncclConfig_t of NCCL 2.14, which later versions accept too.
 typedef struct idist__nccl_config {
     size_t nbytes;
     unsigned magic, version;
     int blocking;
 } idist__nccl_config;
 
-typedef enum idist__nccl_what {
-    IDIST__NCCL_INIT,
-    IDIST__NCCL_ABORT,
-    IDIST__NCCL_END
-} idist__nccl_what;
+typedef enum idist__nccl_job_kind {
+    IDIST__JOB_INIT,    // creates a communicator and connects its ranks
+    IDIST__JOB_ABORT,   // releases whoever is inside, and frees it
+    IDIST__JOB_FINALIZE // ends it together with the other ranks
+} idist__nccl_job_kind;
 
-// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end outlives
-// the world.
+// Whether a thread is inside a call of NCCL with a communicator. On the heap, because a job that
+// never ends outlives the world.
 typedef struct idist__nccl_gate {
     int inside; // atomic
 } idist__nccl_gate;
 
-typedef enum idist__nccl_phase { // of an INIT
-    IDIST__NCCL_STARTS,
-    IDIST__NCCL_CONNECTS, // the communicator is there
-    IDIST__NCCL_OVER,     // the communicator is no longer the job's
-    IDIST__NCCL_GIVEN_UP  // nobody waits for it any more
+// The phases of a JOB_INIT.
+typedef enum idist__nccl_phase {
+    IDIST__INIT_CREATING,
+    IDIST__INIT_CONNECTING, // the communicator exists
+    IDIST__INIT_DONE,       // the job no longer owns the communicator
+    IDIST__INIT_GIVEN_UP    // nobody waits for the job any more
 } idist__nccl_phase;
-
-// What may take NCCL for ever, in a thread of its own.
 typedef struct idist__nccl_job {
-    idist__nccl nccl; // a copy: a job that does not end outlives the world
-    idist__nccl_what what;
-    void *comm;
-    idist__nccl_id id;
-    idist__nccl_config own; // where the user has none
-    void *config;
+    idist__nccl nccl; // a copy: the job may outlive the world
+    idist__nccl_job_kind kind;
     int device, rank, size;
     int result;
-    int done;                     // atomic: 1, or IDIST__JOB_LEFT
-    int phase;                    // atomic, of an INIT
-    cudaStream_t stream;          // of an INIT: where it connects the ranks, ...
-    char *room;                   // ... with this memory; its thread frees both
-    idist__nccl_gate *gate;       // of an ABORT: waits until nobody is inside, ...
-    struct idist__nccl_job *init; // ... and until this INIT, given up, has ended; then frees it
-    int64_t deadline_ns;          // of an ABORT's waits
-    bool keeps;                   // an ABORT that must not free: a graph holds calls
+    int done; // atomic: IDIST__JOB_*
+    void *comm;
     pthread_t thread;
-    struct idist__nccl_job *next; // of those that end
+    struct idist__nccl_job *next; // in gpu->ending_jobs
+    // JOB_INIT:
+    int phase; // atomic: idist__nccl_phase
+    idist__nccl_id id;
+    void *config;
+    idist__nccl_config own_config; // used if the user has none
+    cudaStream_t stream;           // where it connects the ranks, ...
+    char *buffer;                  // ... with this memory; its thread frees both
+    // JOB_ABORT:
+    idist__nccl_gate *gate;           // it waits until nobody is inside, ...
+    struct idist__nccl_job *init_job; // ... and until this JOB_INIT ends, which it then frees
+    int64_t deadline_ns;              // of both waits
+    bool keep_memory;                 // a graph holds calls: do not free the communicator
 } idist__nccl_job;
 
 #ifndef IDIST_NCCL_CONNECT_BYTES
 #define IDIST_NCCL_CONNECT_BYTES (16 << 20)
 #endif
-#define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to come out of NCCL
+#define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to leave NCCL
 
-static bool idist__nccl_given_up(const idist__nccl_job *job) {
-    return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_GIVEN_UP;
+static bool idist__nccl_is_given_up(const idist__nccl_job *job) {
+    return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Whether a job must not wait any longer. An END waits for the other ranks until the world is gone.
-static bool idist__nccl_stops(const idist__nccl_job *job) {
-    if (job->what == IDIST__NCCL_INIT) return idist__nccl_given_up(job);
-    if (job->what == IDIST__NCCL_ABORT) return idist__os_now_ns() > job->deadline_ns;
+// Whether a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the world is
+// gone.
+static bool idist__nccl_must_stop(const idist__nccl_job *job) {
+    if (job->kind == IDIST__JOB_INIT) return idist__nccl_is_given_up(job);
+    if (job->kind == IDIST__JOB_ABORT) return idist__os_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__JOB_LEFT;
 }
 
-// The result of a call with a communicator that does not block: IN_PROGRESS if the job must not
-// wait for it any longer.
-static int idist__nccl_settled(const idist__nccl_job *job, int result) {
+// The final result of a call with a non-blocking communicator; IN_PROGRESS if the job must stop
+// waiting first.
+static int idist__nccl_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
-    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_stops(job)) {
+    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_must_stop(job)) {
         idist__gpu_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             return IDIST__NCCL_INTERNAL_ERROR;
@@ -382,17 +420,18 @@ static int idist__nccl_settled(const idist__nccl_job *job, int result) {
     return result;
 }
 
-// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT): that call then waits,
-// on the host, until all ranks make it. A program whose ranks run ahead of each other would hang
-// there, so every algorithm is used here, where all ranks are. Which one NCCL takes depends on the
-// kind of call and its size, and on whether a switch can do the reduction: floats that are added
-// up, it can, products it cannot. Broadcast and reduce have the ring, as have products of some
-// size. Larger calls than IDIST_NCCL_CONNECT_BYTES may get an algorithm that no size below them
-// gets, on large clusters. Pairs of ranks are left to their first message: all of them would take
-// hundreds of MB that a program without messages never needs.
+// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT). That call waits on
+// the host until all ranks make it, and a program whose ranks run ahead of each other would hang
+// there. So every algorithm is used once here, where all ranks are.
+//
+// Which algorithm NCCL takes depends on the operation, the size, and whether a switch can do the
+// reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do products
+// of some size. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an algorithm
+// that no smaller size gets. Pairs of ranks are left to their first message: connecting all of them
+// would take hundreds of MB that a program without messages never needs.
 static int idist__nccl_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
-    char *at = job->room;
+    char *at = job->buffer;
     size_t nbytes;
     int step, result = IDIST__NCCL_OK;
 
@@ -401,23 +440,23 @@ static int idist__nccl_connect(idist__nccl_job *job) {
         char *mine = at + (size_t)job->rank * each * 4;
 
         for (step = 0; step < 5 && result == IDIST__NCCL_OK; step++) {
-            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32,
-                op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
+            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32;
+            int op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
 
-            if (idist__nccl_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
+            if (idist__nccl_is_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
             else if (step < 2)
                 result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
             else if (step < 4)
                 result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
             else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
-            result = idist__nccl_settled(job, result);
+            result = idist__nccl_wait_result(job, result);
         }
     }
 
     return result;
 }
 
-// Waits for what idist__nccl_connect began.
+// Waits for the calls of idist__nccl_connect to finish on the device.
 static int idist__nccl_connected(idist__nccl_job *job) {
     int turns = 0, result = IDIST__NCCL_OK;
     cudaError_t error;
@@ -425,7 +464,7 @@ static int idist__nccl_connected(idist__nccl_job *job) {
     while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady &&
            result == IDIST__NCCL_OK) {
         cudaGetLastError();
-        if (idist__nccl_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
+        if (idist__nccl_is_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
         idist__gpu_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
@@ -436,25 +475,25 @@ static int idist__nccl_connected(idist__nccl_job *job) {
     return result;
 }
 
-// The phase of an INIT moves on, unless it was given up.
-static bool idist__nccl_moves_on(idist__nccl_job *job, idist__nccl_phase to) {
+// Moves a JOB_INIT on to its next phase. False: it was given up.
+static bool idist__nccl_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
     return __atomic_compare_exchange_n(&job->phase, &from, (int)to, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
 }
 
-// Where nobody waits for it any more, it ends what it has begun, unless another job does
+// If the job has been given up it aborts the communicator itself, unless another job does that
 // (idist__nccl_give_up).
-static void idist__nccl_begin(idist__nccl_job *job) {
+static void idist__nccl_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
 
     if (!job->comm)
         job->result =
             nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
-    if (job->comm) job->result = idist__nccl_settled(job, job->result);
+    if (job->comm) job->result = idist__nccl_wait_result(job, job->result);
 
-    if (!idist__nccl_moves_on(job, IDIST__NCCL_CONNECTS)) {
+    if (!idist__nccl_enter_phase(job, IDIST__INIT_CONNECTING)) {
         if (job->comm) nccl->CommAbort(job->comm);
         return;
     }
@@ -464,15 +503,15 @@ static void idist__nccl_begin(idist__nccl_job *job) {
         if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
     }
 
-    if (!idist__nccl_moves_on(job, IDIST__NCCL_OVER) && !nccl->CommRevoke)
+    if (!idist__nccl_enter_phase(job, IDIST__INIT_DONE) && !nccl->CommRevoke)
         nccl->CommAbort(job->comm);
 }
 
-// What an INIT has on the device. Neither call waits for what runs there.
-static void idist__nccl_clear_room(idist__nccl_job *job) {
-    if (job->room) cudaFreeAsync(job->room, job->stream);
+// Frees a JOB_INIT's resources on the device. Neither call waits for the work there.
+static void idist__nccl_free_buffer(idist__nccl_job *job) {
+    if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
-    job->room = NULL;
+    job->buffer = NULL;
     job->stream = NULL;
 }
 
@@ -480,8 +519,8 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0;
 }
 
-// Waits for it until the deadline, and frees it. False: it has not come to an end, and is left to
-// itself; *result is IN_PROGRESS.
+// Waits for a job until the deadline and frees it. False: it has not ended, is left to itself, and
+// *result is IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     pthread_t thread;
 
@@ -493,9 +532,8 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     thread = job->thread;
     *result = IDIST__NCCL_IN_PROGRESS;
 
-    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) !=
-        1) { // from here on it frees itself
-        pthread_detach(thread);
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
+        pthread_detach(thread); // the job frees itself
         return false;
     }
 
@@ -506,73 +544,72 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     return true;
 }
 
-// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets
-// everybody out first; before that communicators do not block, and the abort begins when nobody is
-// inside (idist__nccl_abort). Where somebody does not come out in time the communicator stays, and
-// the result is IN_PROGRESS.
-static void idist__nccl_end_comm(idist__nccl_job *job) {
+// Where a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
+// result is IN_PROGRESS.
+static void idist__nccl_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
 
     job->deadline_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
     job->result = IDIST__NCCL_IN_PROGRESS;
-    if (nccl->CommRevoke) revoked = idist__nccl_settled(job, nccl->CommRevoke(job->comm, 0));
-    if (job->init && !idist__nccl_job_join(job->init, job->deadline_ns, &ignored)) return;
+    if (nccl->CommRevoke) revoked = idist__nccl_wait_result(job, nccl->CommRevoke(job->comm, 0));
+    if (job->init_job && !idist__nccl_job_join(job->init_job, job->deadline_ns, &ignored)) return;
     if (revoked == IDIST__NCCL_IN_PROGRESS) return;
 
     while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
-        if (idist__nccl_stops(job)) return;
+        if (idist__nccl_must_stop(job)) return;
         idist__gpu_nap(&turns);
     }
 
-    job->result = job->keeps && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
+    job->result =
+        job->keep_memory && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
 }
 
-// Who is inside NCCL with a communicator that stays looks at the gate when it comes out.
+// A thread still inside NCCL looks at the gate when it comes out.
 static void idist__nccl_job_free(idist__nccl_job *job) {
-    if (job->what == IDIST__NCCL_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
+    if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job);
 }
 
-static void *idist__nccl_work(void *arg) {
+static void *idist__nccl_job_run(void *arg) {
     idist__nccl_job *job = (idist__nccl_job *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
 
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
 
-    if (job->what == IDIST__NCCL_INIT) {
-        idist__nccl_begin(job);
-        idist__nccl_clear_room(job);
-    } else if (job->what == IDIST__NCCL_ABORT) {
-        idist__nccl_end_comm(job);
+    if (job->kind == IDIST__JOB_INIT) {
+        idist__nccl_run_init(job);
+        idist__nccl_free_buffer(job);
+    } else if (job->kind == IDIST__JOB_ABORT) {
+        idist__nccl_run_abort(job);
     } else {
-        job->result = idist__nccl_settled(job, job->nccl.CommFinalize(job->comm));
+        job->result = idist__nccl_wait_result(job, job->nccl.CommFinalize(job->comm));
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
         idist__nccl_job_free(job);
 
     return NULL;
 }
 
-static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_what what,
+static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_job_kind what,
                                             int device, void *comm) {
     idist__nccl_job *job = (idist__nccl_job *)calloc(1, sizeof *job);
 
     if (!job) return NULL;
     job->nccl = *nccl;
-    job->what = what;
+    job->kind = what;
     job->device = device;
     job->comm = comm;
     return job;
 }
 
-// Or frees it.
+// Frees the job if it cannot start a thread.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
-    if (job && idist__os_thread(&job->thread, idist__nccl_work, job) == 0) return true;
-    if (job) idist__nccl_clear_room(job);
+    if (job && idist__os_thread(&job->thread, idist__nccl_job_run, job) == 0) return true;
+    if (job) idist__nccl_free_buffer(job);
     free(job);
     return false;
 }
@@ -582,27 +619,28 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 // uses base:type world core:call gpu:types task load
 //------------------------------------------------------------------------------
 
-static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text, size_t cap) {
+static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text,
+                                    size_t capacity) {
     const char *last = result == IDIST__NCCL_OK ? NULL : nccl->GetLastError(NULL);
-    snprintf(text, cap, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "",
+    snprintf(text, capacity, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "",
              last ? last : "");
     return text;
 }
 
-// NCCL's number for a dtype; -1: it has none.
+// ncclDataType_t of a dtype; -1: NCCL has none.
 static int idist__nccl_type(idist_dtype dtype) {
     static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3,  4,
                                                          5, 6, 9,  7,  8, 10, 11};
     return types[dtype];
 }
 
-// Whether NCCL has such a call; the same on all ranks. Between two ranks only on a stream: it knows
-// no tags, and matches by order alone.
-static bool idist__nccl_takes(const idist_group *g, const idist__call *c, const void *stream) {
+// Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
+// no tags and matches by order alone.
+static bool idist__nccl_supports(const idist_group *g, const idist__call *c, const void *stream) {
     if (idist__kind_is_p2p(c->kind)) return stream != NULL;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
     if (!idist__kind_reduces(c->kind)) return true;
-    if (c->dtype >= IDIST_F8E4M3 && !idist__gpu_of(g->w)->nccl_f8) return false;
+    if (c->dtype >= IDIST_F8E4M3 && !idist__gpu_of(g->w)->nccl_reduces_f8) return false;
     return idist__nccl_type(c->dtype) >= 0 && (c->op <= IDIST_AVG || idist__gpu_op_is_premul(g, c));
 }
 
@@ -632,26 +670,25 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     return result;
 }
 
-// Communicators that do not block may say of each call in a group that it is in progress: that is
-// no error.
-static bool idist__nccl_goes_on(int result) {
+// With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
+static bool idist__nccl_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
-// What comes of a group: the first error, else whether it is in progress.
-static int idist__nccl_both(int calls, int end) {
-    if (!idist__nccl_goes_on(calls)) return calls;
+// The result of a group: the first error, otherwise whether it is in progress.
+static int idist__nccl_merge_results(int calls, int end) {
+    if (!idist__nccl_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
 }
 
-// What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
+// Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
 static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
                                 const void *send, void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
 
-    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
         const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
         char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
@@ -659,19 +696,19 @@ static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, c
             result = IDIST__NCCL_CUDA_ERROR;
         if (i != me && sent)
             result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
-        if (i != me && got && idist__nccl_goes_on(result))
+        if (i != me && got && idist__nccl_is_ok(result))
             result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_both(result, end);
+    return idist__nccl_merge_results(result, end);
 }
 
-// An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it
-// behind the kernels.
-static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
-                                void *comm, cudaStream_t stream, void **away) {
+// An all_to_all in place sends a copy of its buffer, which the caller frees in stream order.
+static int idist__nccl_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
+                                           const idist__call *c, void *comm, cudaStream_t stream,
+                                           void **away) {
     size_t nbytes = (size_t)g->size * c->count * idist_dtype_size(c->dtype);
 
     if (!nbytes) return IDIST__NCCL_OK;
@@ -687,7 +724,7 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
     int result = nccl->GroupStart(), end;
     int i;
 
-    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
         char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
             result = nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size,
@@ -696,7 +733,7 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_both(result, end);
+    return idist__nccl_merge_results(result, end);
 }
 
 static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
@@ -708,11 +745,11 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 
     if (!comm) return IDIST__NCCL_OK; // the group has failed
     if (c->kind == IDIST__BARRIER)
-        return nccl->AllReduce(gpu->word, gpu->word, 1, IDIST__NCCL_I32, IDIST__NCCL_MAX, comm,
-                               stream);
+        return nccl->AllReduce(gpu->barrier_word, gpu->barrier_word, 1, IDIST__NCCL_I32,
+                               IDIST__NCCL_MAX, comm, stream);
     if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
     if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv)
-        return idist__nccl_in_place(nccl, g, c, comm, stream, &op->away);
+        return idist__nccl_all_to_all_in_place(nccl, g, c, comm, stream, &op->send_copy);
     if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER ||
         c->kind == IDIST__SCATTER)
         return idist__nccl_exchange(nccl, g, c, c->send, comm, stream);
@@ -734,9 +771,9 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 // uses os err base:log world gpu:types device load job issue
 //------------------------------------------------------------------------------
 
-// Ends what runs of the group on the device. It takes its time, in a thread of its own. Without
-// ncclCommRevoke a thread that is inside NCCL does it when it comes out, which it does at once
-// unless the communicator is one of the user's that blocks.
+// Starts to abort the communicator, which ends the group's work on the device. Without
+// ncclCommRevoke a thread that is inside NCCL starts it when it comes out: at once, unless the
+// communicator is a blocking one of the user's.
 static void idist__nccl_abort(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -744,43 +781,43 @@ static void idist__nccl_abort(idist_group *g) {
     if (!gg || !gg->comm) return;
     if (!gpu->nccl->CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
 
-    gg->job = idist__nccl_job_new(gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
+    gg->abort_job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
 
-    if (gg->job) {
-        gg->job->gate = gg->gate;
-        gg->job->keeps = gg->captured;
+    if (gg->abort_job) {
+        gg->abort_job->gate = gg->gate;
+        gg->abort_job->keep_memory = gg->captured;
     }
 
     if (gg->captured)
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                         "a CUDA graph may hold calls of the group that failed: it must not be "
-                         "launched again, and %s",
+                         "a CUDA graph may hold calls of the group that failed: do not launch it "
+                         "again; %s",
                          gpu->nccl->CommRevoke ? "the communicator stays in memory"
-                                               : "a thread of NCCL's waits until it is destroyed");
-    if (idist__nccl_job_start(gg->job)) return;
+                                               : "a thread waits in NCCL until it is destroyed");
+    if (idist__nccl_job_start(gg->abort_job)) return;
 
-    gg->job = NULL;
+    gg->abort_job = NULL;
     idist__log_print(&g->w->log, IDIST_LOG_ERROR,
-                     "no thread to abort NCCL: the device may stay busy");
+                     "cannot start a thread to abort NCCL: the device may stay busy");
 }
 
-// Aborts, and waits a little for what runs on the device to leave the caller's buffers. NCCL itself
-// also waits for what the program has put on its streams, so that the rest of the abort goes on by
-// itself.
+// Aborts, and gives the device a little time to leave the caller's buffers. The rest of the abort
+// proceeds by itself, because NCCL also waits for the program's own work on its streams.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
     int turns = 0;
 
     idist__nccl_abort(g);
-    if (!gg || !gg->job || gg->waited) return;
-    gg->waited = true;
-    while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__gpu_nap(&turns);
+    if (!gg || !gg->abort_job || gg->waited_for_abort) return;
+    gg->waited_for_abort = true;
+    while (!idist__nccl_job_done(gg->abort_job) && idist__os_now_ns() < deadline)
+        idist__gpu_nap(&turns);
 }
 
-// Begins an abort that a thread inside NCCL still has to begin, and waits for it. IN_PROGRESS: it
-// has not taken place. *left: it goes on by itself.
+// Starts an abort that a thread inside NCCL has not started yet, and waits for it. IN_PROGRESS: it
+// has not happened. *left: it proceeds by itself.
 static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *left) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t leave_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
@@ -789,21 +826,22 @@ static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *lef
     *left = false;
     for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g))
         idist__gpu_nap(&turns);
-    if (gg->job) *left = !idist__nccl_job_join(gg->job, deadline_ns, &result);
+    if (gg->abort_job) *left = !idist__nccl_job_join(gg->abort_job, deadline_ns, &result);
     if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
-    gg->job = NULL;
+    gg->abort_job = NULL;
     gg->comm = NULL;
 
     return result;
 }
 
-// The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is
-// destroyed. A communicator that could not be aborted stays in memory, and the gate with it: who is
-// inside looks at both when it comes out.
+// The end of an abort, when the group is freed. If a graph holds calls, an old NCCL stays in the
+// abort until the graph is destroyed. A communicator that could not be aborted stays in memory, and
+// so does the gate: a thread inside looks at both when it comes out.
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool stays = gg->captured && !gpu->nccl->CommRevoke, left;
+    bool stays = gg->captured && !gpu->nccl->CommRevoke;
+    bool left;
     int64_t deadline = idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS);
     int result = idist__nccl_abort_join(g, deadline, &left);
     char text[256];
@@ -812,22 +850,21 @@ static void idist__nccl_abort_end(idist_group *g) {
     if (result == IDIST__NCCL_IN_PROGRESS) gg->gate = NULL;
     if (left && !stays)
         idist__log_print(&g->w->log, IDIST_LOG_ERROR,
-                         "ncclCommAbort has not come back: the device may stay busy");
+                         "ncclCommAbort has not returned: the device may stay busy");
     else if (!left && result == IDIST__NCCL_IN_PROGRESS)
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                         "NCCL was not out of a call, or of a revoke, after %d ms: the "
-                         "communicator of the group that failed "
-                         "stays in memory, and the device may stay busy",
+                         "a call of NCCL, or ncclCommRevoke, has not returned after %d ms: the "
+                         "failed group's communicator stays in memory and the device may stay busy",
                          IDIST__NCCL_LEAVE_MS);
     else if (!left)
         idist__log_print(&g->w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
                          idist__nccl_text(gpu->nccl, result, text, sizeof text));
 }
 
-// What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the
-// backend of the host knows, or will within a second. No call of the group ends in that time,
+// Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which; the
+// host's backend knows, or will within a second. Until then no call of the group completes,
 // whatever its event says.
-static void idist__nccl_fault(idist_group *g, int result) {
+static void idist__nccl_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];
 
@@ -835,7 +872,7 @@ static void idist__nccl_fault(idist_group *g, int result) {
 
     if (result == IDIST__NCCL_REMOTE_ERROR || result == IDIST__NCCL_TIMEOUT) {
         gg->fault = result;
-        gg->fault_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
+        gg->fault_deadline_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
         return;
     }
 
@@ -843,7 +880,7 @@ static void idist__nccl_fault(idist_group *g, int result) {
     idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
 }
 
-static void idist__nccl_look(idist_group *g) {
+static void idist__nccl_check_errors(idist_group *g) {
     const idist__nccl *nccl = idist__gpu_of(g->w)->nccl;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int state = IDIST__NCCL_OK;
@@ -852,12 +889,12 @@ static void idist__nccl_look(idist_group *g) {
     if (!gg || !gg->comm || g->status != IDIST_OK) return;
 
     if (gg->fault) {
-        if (idist__os_now_ns() < gg->fault_ns) return;
+        if (idist__os_now_ns() < gg->fault_deadline_ns) return;
         idist__nccl_text(nccl, gg->fault, text, sizeof text);
         idist__gpu_fail_group(
             g, idist__fail(
                    gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                   "NCCL: %s; the host found no rank missing: look at the network between the GPUs",
+                   "NCCL: %s; the host found no rank missing: check the network between the GPUs",
                    text));
         return;
     }
@@ -865,47 +902,55 @@ static void idist__nccl_look(idist_group *g) {
     if (nccl->CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
         (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
         return;
-    idist__nccl_fault(g, state);
+    idist__nccl_report_error(g, state);
 }
 
 //------------------------------------------------------------------------------
 // [nccl:launch]  calls that NCCL serves
 // uses mem world core:call gpu:types device task load job issue abort
+// NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
+// ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
+// it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
+// which ends the group's work on the device.
 //
-// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by
-// the backend of the host (idist__nccl_meet), so that calls that differ, late ranks and lost ones
-// are found as they are on the host: NCCL itself would wait for ever. When a group fails its
-// communicator is aborted, which ends what runs on the device.
+//     idist__gpu_start          the call gets its fingerprint and enters the group's queue
+//     idist__nccl_start_meeting the host's backend gets a barrier, or the counts, with it
+//     idist__nccl_launch        NCCL gets the call: now, or at idist_group_end
+//     idist__gpu_part_done      the ranks have met
+//     idist__gpu_complete_calls the event behind the call has come: the call is complete
 //------------------------------------------------------------------------------
 
-// The stream that a call goes to.
+// The stream that a call is enqueued on.
 static cudaStream_t idist__nccl_stream(const idist__task *t) {
-    return t->detached ? (cudaStream_t)t->stream : idist__gpu_group_of(t->group)->stream[2];
+    return t->detached ? (cudaStream_t)t->stream
+                       : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-static bool
-idist__nccl_free(void *arg) { // whether no other thread is inside NCCL with one of these groups
+// Whether no other thread is launching calls of these groups.
+static bool idist__nccl_can_launch(void *arg) {
     const idist__task *t;
-    for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->held)
+
+    for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->next_held)
         if (idist__gpu_group_of(t->group)->launching) return false;
     return true;
 }
 
-// Where only pairs of ranks know how much goes from one to the other: what this rank sends, room
-// for what the others say that they send, and what it expects of them. The caller's counts may be
-// gone when they have come.
-static bool idist__nccl_note_counts(idist__task *t) {
+// In most v-forms only the two ranks of a pair know how much one sends to the other. Stores what
+// this rank sends, leaves room for what the others say they send, and stores what this rank expects
+// of them: the caller's counts may be gone when they answer.
+static bool idist__nccl_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
     if (!idist__kind_is_v(op->call.kind) || op->call.kind == IDIST__ALL_GATHERV)
-        return true; // those are in the print
-    if (!op->room)
-        op->room = (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
-                                                3 * sizeof *op->room * (size_t)g->w->group.size);
+        return true; // those are in the fingerprint
+    if (!op->counts_memory)
+        op->counts_memory =
+            (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
+                                         3 * sizeof *op->counts_memory * (size_t)g->w->group.size);
 
-    if ((op->counts = op->room) == NULL) {
+    if ((op->counts = op->counts_memory) == NULL) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
@@ -918,9 +963,8 @@ static bool idist__nccl_note_counts(idist__task *t) {
     return true;
 }
 
-// The other ranks, or the other side of a message, have to come too: the backend of the host finds
-// out.
-static void idist__nccl_meet(idist__task *t) {
+// Starts the meeting on the host: with all ranks, or with the other side of a message.
+static void idist__nccl_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__call part;
@@ -931,25 +975,25 @@ static void idist__nccl_meet(idist__task *t) {
                          IDIST_U64);
 
     if (idist__kind_is_p2p(c->kind)) {
-        idist__call_init(&part, c->kind, op->slip, op->slip, 1, IDIST_U64);
+        idist__call_init(&part, c->kind, op->header, op->header, 1, IDIST_U64);
         part.root = c->root;
         part.tag = c->tag;
-        op->slip[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
+        op->header[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
     }
 
-    idist__gpu_part(t, &part);
+    idist__gpu_start_part(t, &part);
 }
 
-// The host's part is through. Where only pairs of ranks know how much goes from one to the other
-// they have told each other, since NCCL does not look. False: they do not agree, as the text says.
-static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
+// The meeting on the host is over. Compares the counts that pairs of ranks have told each other,
+// which NCCL does not. False: they differ, as the text says.
+static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
 
-    if (op->call.kind == IDIST__RECV && op->slip[0] != op->call.count * op->size) {
-        idist__counts_text(g->ranks[op->call.root], op->slip[0], g->ranks[g->rank],
-                           op->call.count * op->size, "bytes", t, text, cap);
+    if (op->call.kind == IDIST__RECV && op->header[0] != op->call.count * op->size) {
+        idist__counts_text(g->ranks[op->call.root], op->header[0], g->ranks[g->rank],
+                           op->call.count * op->size, "bytes", t, text, capacity);
         return false;
     }
 
@@ -957,43 +1001,43 @@ static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
         const uint64_t *sent = op->counts + g->size, *expected = sent + g->size;
         if (sent[i] == expected[i]) continue;
         idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t,
-                           text, cap);
+                           text, capacity);
         return false;
     }
 
     return true;
 }
 
-// What comes of a part that failed alone, or in which the ranks did not agree: the device would
-// wait for ever.
-static void idist__nccl_compare(idist__task *t, idist_status status) {
+// Remembers a message that failed, or counts that differ: the device would wait for ever.
+static void idist__nccl_end_meeting(idist__task *t, idist_status status) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     char text[300];
-    if (status != IDIST_OK) op->doomed = status; // a message
-    else if (!idist__nccl_agrees(t, text, sizeof text)) op->doomed = IDIST_ERR_MISMATCH;
+    if (status != IDIST_OK) op->meeting_status = status; // a message
+    else if (!idist__nccl_check_counts(t, text, sizeof text))
+        op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// All ranks have begun it, and NCCL has it. Whether that is all there is to wait for.
-static bool idist__nccl_landed(idist__task *t) {
+// All ranks have made the call and NCCL has it. True: nothing else is left to wait for.
+static bool idist__nccl_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
-    if (!t->detached || op->doomed) idist__gpu_waits(t, true);
-    return !op->waiting;
+    if (!t->detached || op->meeting_status) idist__gpu_set_waiting(t, true);
+    return !op->waits_for_device;
 }
 
-// Whether this thread is inside NCCL with the communicators of these calls.
-static void idist__nccl_enters(const idist__task *first, int inside) {
+// Tells an abort whether this thread is inside NCCL with the communicators of these calls.
+static void idist__nccl_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
-    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__nccl_gate *gate = idist__gpu_group_of(t->group)->gate;
         if (gate && idist__gpu_op_of(t)->comm)
             __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
     }
 }
 
-// Until communicators that do not block have begun these calls. They may be aborted meanwhile.
-static int idist__nccl_wait(const idist__task *first) {
+// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile.
+static int idist__nccl_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
     int turns = 0, result = IDIST__NCCL_OK;
@@ -1010,22 +1054,23 @@ static int idist__nccl_wait(const idist__task *first) {
         pthread_mutex_unlock(&w->lock);
 
         if (result == IDIST__NCCL_IN_PROGRESS) idist__gpu_nap(&turns);
-        else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->held;
+        else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->next_held;
         else return result;
     }
 
     return result;
 }
 
-// Without the lock, because NCCL may wait for other ranks in here.
-static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
+// Hands calls to NCCL: after the work in the callers' streams, as one group if there are several.
+// Runs without the lock, because NCCL may wait for other ranks here.
+static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool several = idist__gpu_op_of(first)->held != NULL;
+    bool several = idist__gpu_op_of(first)->next_held != NULL;
     int result = IDIST__NCCL_OK;
     idist__task *t;
 
-    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
         if (t->detached) continue;
         *error = cudaEventRecord(idist__gpu_op_of(t)->event,
                                  t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
@@ -1034,18 +1079,18 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     }
 
     if (several) result = gpu->nccl->GroupStart();
-    for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result);
-         t = idist__gpu_op_of(t)->held)
-        result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
-                                                    idist__nccl_stream(t)),
-                                  result);
-    if (several) result = idist__nccl_both(result, gpu->nccl->GroupEnd());
-    idist__nccl_enters(first, 0);
-    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
+    for (t = first; t && *error == cudaSuccess && idist__nccl_is_ok(result);
+         t = idist__gpu_op_of(t)->next_held)
+        result = idist__nccl_merge_results(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
+                                                             idist__nccl_stream(t)),
+                                           result);
+    if (several) result = idist__nccl_merge_results(result, gpu->nccl->GroupEnd());
+    idist__nccl_set_inside(first, 0);
+    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait_begun(first);
 
-    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
-        if (op->away) *error = cudaFreeAsync(op->away, idist__nccl_stream(t));
+        if (op->send_copy) *error = cudaFreeAsync(op->send_copy, idist__nccl_stream(t));
         if (t->detached || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
         *error = cudaEventRecord(op->event, idist__nccl_stream(t));
     }
@@ -1053,38 +1098,38 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     return result;
 }
 
-// Hands calls of this thread to NCCL; the group takes no other call meanwhile. A call of which all
-// ranks have come in that time is ended here.
+// Hands calls of this thread to NCCL; their groups launch no other call meanwhile. A call that all
+// ranks have made in that time completes here.
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to captures
+    bool alone = first->detached && !idist__gpu_op_of(first)->next_held; // NCCL handles captures
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
     idist__gpu_guard guard;
 
-    idist__world_wait(w, idist__nccl_free, first);
+    idist__world_wait(w, idist__nccl_can_launch, first);
 
-    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_group_of(t->group)->launching = true;
         idist__gpu_op_of(t)->comm =
             idist__gpu_group_of(t->group)->comm; // which stays while we are inside
     }
 
-    idist__nccl_enters(first, 1);
+    idist__nccl_set_inside(first, 1);
     pthread_mutex_unlock(&w->lock);
-    if (alone) device = idist__gpu_visit(gpu);
+    if (alone) device = idist__gpu_set_device(gpu);
     else guard = idist__gpu_enter(gpu);
-    result = idist__nccl_hand(first, &error);
-    if (alone) idist__gpu_return(gpu, device);
+    result = idist__nccl_hand_over(first, &error);
+    if (alone) idist__gpu_restore_device(gpu, device);
     else idist__gpu_leave(gpu, guard);
     pthread_mutex_lock(&w->lock);
 
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
-        next = op->held;
-        op->held = NULL;
+        next = op->next_held;
+        op->next_held = NULL;
         op->launched = true;
         t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->launching = false;
@@ -1092,14 +1137,14 @@ static void idist__nccl_launch(idist__task *first) {
         else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
         if (t->group->status == IDIST_OK && error != cudaSuccess)
             idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
-        else if (result != IDIST__NCCL_OK) idist__nccl_fault(t->group, result);
-        if (op->landed && !t->done && idist__nccl_landed(t)) idist__complete(t, IDIST_OK, "");
+        else if (result != IDIST__NCCL_OK) idist__nccl_report_error(t->group, result);
+        if (op->met && !t->done && idist__nccl_set_complete(t)) idist__complete(t, IDIST_OK, "");
         t->pinned = false;
         t->group->ndetached--;
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->nblocked) pthread_cond_broadcast(&w->changed); // who waits for launching
+    if (w->nblocked) pthread_cond_broadcast(&w->changed); // whoever waits for `launching`
 }
 
 //------------------------------------------------------------------------------
@@ -1108,21 +1153,22 @@ static void idist__nccl_launch(idist__task *first) {
 // uses issue abort
 //------------------------------------------------------------------------------
 
-static bool idist__gpu_same(const idist_group *g, int a, int b) { // one GPU
+static bool idist__gpu_is_same_device(const idist_group *g, int a, int b) { // one GPU
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    const idist__gpu_card *x = &gpu->cards[g->ranks[a]], *y = &gpu->cards[g->ranks[b]];
-    return x->machine == y->machine && !strcmp(x->bus, y->bus);
+    const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]],
+                               *y = &gpu->rank_infos[g->ranks[b]];
+    return x->machine_key == y->machine_key && !strcmp(x->bus_id, y->bus_id);
 }
 
 // Two members that share a GPU.
-static bool idist__gpu_shared(const idist_group *g, int *a, int *b) {
+static bool idist__gpu_find_shared(const idist_group *g, int *a, int *b) {
     for (*a = 1; *a < g->size; ++*a)
         for (*b = 0; *b < *a; ++*b)
-            if (idist__gpu_same(g, *a, *b)) return true;
+            if (idist__gpu_is_same_device(g, *a, *b)) return true;
     return false;
 }
 
-static bool idist__gpu_one_host(const idist_group *g) {
+static bool idist__gpu_is_one_host(const idist_group *g) {
     int i;
     for (i = 1; i < g->size && g->w->nodes[g->ranks[i]].host == g->w->nodes[g->ranks[0]].host; i++)
         continue;
@@ -1130,15 +1176,15 @@ static bool idist__gpu_one_host(const idist_group *g) {
 }
 
 // NCCL with a GPU for each rank; IPC on one host; else staged. What was asked for, if it was.
-static idist__gpu_path idist__gpu_choose(const idist_group *g) {
+static idist__gpu_path idist__gpu_choose_path(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    const idist__gpu_card *first = &gpu->cards[0];
+    const idist__gpu_rank_info *first = &gpu->rank_infos[0];
     int a, b;
 
-    if (first->wanted) return (idist__gpu_path)first->wanted;
-    if (gpu->nccl->version && !idist__gpu_shared(g, &a, &b)) return IDIST__BY_NCCL;
+    if (first->wanted_backend) return (idist__gpu_path)first->wanted_backend;
+    if (gpu->nccl->version && !idist__gpu_find_shared(g, &a, &b)) return IDIST__BY_NCCL;
 
-    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g)
+    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_is_one_host(g)
                ? IDIST__BY_IPC
                : IDIST__BY_STAGING;
 }
@@ -1146,21 +1192,22 @@ static idist__gpu_path idist__gpu_choose(const idist_group *g) {
 // Nobody waits for a communicator any more that is not made, or not connected, yet. False: its
 // thread goes on for now, with what it has.
 static bool idist__nccl_give_up(idist__nccl_job *job) {
-    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL),
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL),
         ignored;
     bool ours =
-        phase == IDIST__NCCL_OVER || (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke);
+        phase == IDIST__INIT_DONE || (phase == IDIST__INIT_CONNECTING && job->nccl.CommRevoke);
     idist__nccl_job *abort =
-        ours ? idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm) : NULL;
+        ours ? idist__nccl_job_new(&job->nccl, IDIST__JOB_ABORT, job->device, job->comm) : NULL;
 
-    if (abort) abort->init = job;
+    if (abort) abort->init_job = job;
     if (abort && idist__nccl_job_start(abort)) job = abort;
 
     return idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_LET_MS), &ignored);
 }
 
 // Waits for the communicator, with a deadline, while the backend looks after the others.
-static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
+static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
+                                  size_t capacity) {
     idist__world *w = g->w;
     int64_t deadline =
         w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
@@ -1177,13 +1224,13 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
-        snprintf(why, cap, "%s has not come back after %d ms",
-                 phase == IDIST__NCCL_STARTS ? "ncclCommInitRank" : "NCCL's first call",
+        snprintf(reason, capacity, "%s has not come back after %d ms",
+                 phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
                  w->cfg.init_timeout_ms);
         if (!idist__nccl_give_up(job))
             idist__log_print(&w->log, IDIST_LOG_WARN,
                              "%s; until it does, its thread and what it has on the device stay",
-                             why);
+                             reason);
         return false;
     }
 
@@ -1191,14 +1238,14 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
     idist__nccl_abort(g); // NCCL may leave something even so
-    snprintf(why, cap, "ncclCommInitRank: %s",
+    snprintf(reason, capacity, "ncclCommInitRank: %s",
              idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
 // The user's own communicator, for the world.
-static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
+static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
@@ -1206,9 +1253,9 @@ static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
     if (gpu->nccl->CommCount(comm, &n) != IDIST__NCCL_OK ||
         gpu->nccl->CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
         gpu->nccl->CommCuDevice(comm, &device) != IDIST__NCCL_OK)
-        snprintf(why, cap, "desc.nccl_comm is no communicator");
+        snprintf(reason, capacity, "desc.nccl_comm is no communicator");
     else if (n != g->size || rank != g->rank || device != gpu->device)
-        snprintf(why, cap,
+        snprintf(reason, capacity,
                  "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d",
                  rank, n, device, g->rank, g->size, gpu->device);
     else {
@@ -1221,44 +1268,44 @@ static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
 
 // Makes a communicator, or takes the user's, and connects the ranks.
 static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
-                             char *why, size_t cap) {
+                             char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
 
     job->id = *id;
-    job->own = patient;
+    job->own_config = patient;
     job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
-    if (!job->config && !job->nccl.CommRevoke) job->config = &job->own;
+    if (!job->config && !job->nccl.CommRevoke) job->config = &job->own_config;
     job->rank = g->rank;
     job->size = g->size;
-    if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, why, cap);
+    if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, reason, capacity);
 
-    snprintf(why, cap, "no thread to start NCCL");
+    snprintf(reason, capacity, "no thread to start NCCL");
 
     return false;
 }
 
-typedef struct idist__nccl_card {
+typedef struct idist__nccl_rank_info {
     int32_t failed;
     idist__nccl_id id;
-} idist__nccl_card;
+} idist__nccl_rank_info;
 
 // What barriers on streams work on. Made once, before a second thread can know the world: to free a
 // spare one would wait for the device.
-static void idist__nccl_make_word(idist__world *w) {
+static void idist__nccl_alloc_barrier_word(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     void *word = NULL;
 
     if (!gpu->nccl->version) return;
     pthread_mutex_unlock(&w->lock);
-    if (cudaMalloc(&word, sizeof *gpu->word) != cudaSuccess) cudaGetLastError();
+    if (cudaMalloc(&word, sizeof *gpu->barrier_word) != cudaSuccess) cudaGetLastError();
     idist__world_lock(w);
-    gpu->word = (int *)word;
+    gpu->barrier_word = (int *)word;
 }
 
 // What the ranks of a group need on the device until they are connected: an INIT's own, because it
 // may outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call,
 // say, that another rank makes when this group is done.
-static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
+static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES +
                     8 * (size_t)g->size; // one element of each rank, at least
     cudaError_t error = cudaSuccess;
@@ -1266,7 +1313,7 @@ static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
     if (g->size == 1) return cudaSuccess;
     pthread_mutex_unlock(&g->w->lock);
     error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->room, nbytes, job->stream);
+    if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->buffer, nbytes, job->stream);
     idist__world_lock(g->w);
 
     return error;
@@ -1274,11 +1321,11 @@ static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
 
 // All that this rank can do before NCCL waits for the others. NULL: no memory; else card->failed
 // says whether it could, and `why` why not.
-static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card, char *why,
-                                          size_t cap) {
+static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_rank_info *info,
+                                                  char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__nccl_job *job = idist__nccl_job_new(gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    idist__nccl_job *job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_INIT, gpu->device, NULL);
     bool adopt = g == &g->w->group && g->w->cfg.nccl_comm;
     cudaError_t error;
 
@@ -1289,15 +1336,15 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
         return NULL;
     }
 
-    memset(card, 0, sizeof *card);
-    snprintf(why, cap, "ncclGetUniqueId failed");
-    if (g->rank == 0 && !adopt) card->failed = gpu->nccl->GetUniqueId(&card->id) != IDIST__NCCL_OK;
-    if (adopt && (job->comm = idist__nccl_adopt(g, why, cap)) == NULL) card->failed = true;
+    memset(info, 0, sizeof *info);
+    snprintf(reason, capacity, "ncclGetUniqueId failed");
+    if (g->rank == 0 && !adopt) info->failed = gpu->nccl->GetUniqueId(&info->id) != IDIST__NCCL_OK;
+    if (adopt && (job->comm = idist__nccl_adopt(g, reason, capacity)) == NULL) info->failed = true;
 
-    error = gpu->word ? idist__nccl_make_room(g, job) : cudaErrorMemoryAllocation;
-    if (error == cudaSuccess || card->failed) return job;
-    card->failed = true;
-    snprintf(why, cap, "cudaMalloc: %s", cudaGetErrorString(error));
+    error = gpu->barrier_word ? idist__nccl_alloc_buffer(g, job) : cudaErrorMemoryAllocation;
+    if (error == cudaSuccess || info->failed) return job;
+    info->failed = true;
+    snprintf(reason, capacity, "cudaMalloc: %s", cudaGetErrorString(error));
     cudaGetLastError();
 
     return job;
@@ -1306,30 +1353,33 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
 // Makes the communicator of a group; one outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__nccl_card mine,
-        *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    idist__nccl_rank_info mine,
+        *infos =
+            (idist__nccl_rank_info *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
     bool thread = idist__world_need_thread(w) == IDIST_OK, ok = false, all = false;
     int i, nthreads = idist__os_nthreads();
-    char why[256] = "";
-    idist__nccl_job *job = cards ? idist__nccl_offer(g, &mine, why, sizeof why) : NULL;
-    idist_status s = job ? idist__gpu_exchange(g, &mine, cards, sizeof mine) : IDIST_ERR_NO_MEMORY;
+    char reason[256] = "";
+    idist__nccl_job *job =
+        infos ? idist__nccl_prepare_local(g, &mine, reason, sizeof reason) : NULL;
+    idist_status s = job ? idist__gpu_exchange(g, &mine, infos, sizeof mine) : IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; s == IDIST_OK && i < g->size && !cards[i].failed; i++) continue;
+    for (i = 0; s == IDIST_OK && i < g->size && !infos[i].failed; i++) continue;
 
     if (s == IDIST_OK && i == g->size) {
-        ok = idist__nccl_init(g, &cards[0].id, job, why, sizeof why);
+        ok = idist__nccl_init(g, &infos[0].id, job, reason, sizeof reason);
     } else if (job) {
         ok = !mine.failed;
-        idist__nccl_clear_room(job);
+        idist__nccl_free_buffer(job);
         free(job);
     }
 
-    if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
-    if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
+    if (ok && !thread) snprintf(reason, sizeof reason, "no thread to look after the other ranks");
+    if (s == IDIST_OK) s = idist__gpu_all_succeeded(g, !ok || !thread, reason, sizeof reason, &all);
     if (s == IDIST_OK && !all)
-        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
+        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL",
+                        reason);
     if (s != IDIST_OK) idist__nccl_abort_wait(g);
-    idist__mem_free(&w->cfg.mem, cards);
+    idist__mem_free(&w->cfg.mem, infos);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
         w->nforeign += idist__os_nthreads() - nthreads;
     if (s == IDIST_OK) w->watched = true;
@@ -1343,8 +1393,8 @@ static void idist__gpu_group_free(idist_group *g) {
     int i;
 
     if (!gg) return;
-    if (gg->path == IDIST__BY_IPC) idist__ipc_free(g);
-    for (i = 0; i < 3; i++)
+    if (gg->path == IDIST__BY_IPC) idist__ipc_release_arena(g);
+    for (i = 0; i < IDIST__STREAM_COUNT; i++)
         if (gg->stream[i]) cudaStreamDestroy(gg->stream[i]);
     cudaGetLastError();
     free(gg->gate);
@@ -1364,13 +1414,13 @@ static idist_status idist__gpu_group_make(idist_group *g) {
         priority = greatest;
     }
 
-    for (i = 0; i < 3 && gg && error == cudaSuccess; i++)
+    for (i = 0; i < IDIST__STREAM_COUNT && gg && error == cudaSuccess; i++)
         error = cudaStreamCreateWithPriority(&gg->stream[i], cudaStreamNonBlocking, priority);
 
     if (gg) {
-        gg->last = &gg->queue;
+        gg->queue_end = &gg->queue;
         g->device = gg;
-        gg->path = idist__gpu_choose(g);
+        gg->path = idist__gpu_choose_path(g);
     }
 
     if (error != cudaSuccess) idist__gpu_group_free(g);
@@ -1382,7 +1432,7 @@ static idist_status idist__gpu_group_make(idist_group *g) {
 }
 
 static bool idist__gpu_prepared(void *arg) {
-    return !idist__gpu_group_of((const idist_group *)arg)->making;
+    return !idist__gpu_group_of((const idist_group *)arg)->preparing;
 }
 
 // Makes what all members of a group have together, which make their first call on it as well.
@@ -1394,14 +1444,14 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
     idist__world_wait(w, idist__gpu_prepared, g);
     if (gg->ready) return IDIST_OK;
-    gg->making = true;
+    gg->preparing = true;
     guard = idist__gpu_enter(idist__gpu_of(w));
     if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
     if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
     idist__gpu_leave(idist__gpu_of(w), guard);
     if (s == IDIST_ERR_NO_MEMORY)
         idist__group_fail(g, s, "a rank is out of memory"); // it has left the others alone
-    gg->making = false;
+    gg->preparing = false;
     gg->ready = s == IDIST_OK;
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
 
@@ -1413,7 +1463,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 // uses err world core:call gpu:types device ipc:call issue setup
 //------------------------------------------------------------------------------
 
-static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
+static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
     struct cudaPointerAttributes a;
     cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
 
@@ -1425,15 +1475,16 @@ static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
 }
 
 // A rank without elements says by its pointers, or by its stream, where the others have theirs.
-static idist_status idist__gpu_where(const idist_group *g, const idist__call *c,
-                                     const idist_opts *o, bool *on_device) {
+static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__call *c,
+                                             const idist_opts *o, bool *on_device) {
     const char *name = idist__kind_names[c->label];
     bool send, recv, host;
-    cudaError_t error = idist__gpu_holds(c->send, &send);
+    cudaError_t error = idist__gpu_is_device_pointer(c->send, &send);
     idist__extent e;
 
     recv = send;
-    if (error == cudaSuccess && c->recv != c->send) error = idist__gpu_holds(c->recv, &recv);
+    if (error == cudaSuccess && c->recv != c->send)
+        error = idist__gpu_is_device_pointer(c->recv, &recv);
     if (error != cudaSuccess) return idist__gpu_fail(name, error);
     *on_device = send || recv || o->stream;
     if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
@@ -1456,8 +1507,8 @@ static bool idist__gpu_may_run_ahead(void *arg) {
 static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c,
                                           const void *stream) {
     idist__gpu_path path = idist__gpu_group_of(g)->path;
-    if (path == IDIST__BY_NCCL && idist__nccl_takes(g, c, stream)) return path;
-    return path == IDIST__BY_IPC && idist__ipc_takes(g, c) ? path : IDIST__BY_STAGING;
+    if (path == IDIST__BY_NCCL && idist__nccl_supports(g, c, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_supports(g, c) ? path : IDIST__BY_STAGING;
 }
 
 // A capture cannot take a call in which the host has something to do, nor one that waits for the
@@ -1479,21 +1530,21 @@ static idist_status idist__gpu_check_capture(const char *name, const idist_opts 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
 
-static bool idist__gpu_captures(cudaStream_t stream) {
+static bool idist__gpu_is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) cudaGetLastError();
     return capture != cudaStreamCaptureStatusNone;
 }
 
-static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, const idist_opts *o,
-                                        bool *on_device, bool *detached) {
+static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
+                                          bool *on_device, bool *detached) {
     const char *name = idist__kind_names[c->label];
     bool p2p = idist__kind_is_p2p(c->kind), nccl;
     void *stream; // to which it is enqueued
-    idist_status s = idist__gpu_where(g, c, o, on_device);
+    idist_status s = idist__gpu_check_buffers(g, c, o, on_device);
 
-    if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the others free theirs
+    if (c->label == IDIST__FINALIZE) idist__ipc_unmap_arenas(g->w); // before the others free theirs
     if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
     if (o->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
@@ -1526,7 +1577,7 @@ static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, co
                            name);
     *detached = nccl && o->stream && !o->request;
     if (*detached && !idist__gpu_group_of(g)->captured)
-        idist__gpu_group_of(g)->captured = idist__gpu_captures((cudaStream_t)o->stream);
+        idist__gpu_group_of(g)->captured = idist__gpu_is_capturing((cudaStream_t)o->stream);
     if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
 
     return IDIST_OK;
@@ -1536,10 +1587,10 @@ static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, co
 static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o,
                                      bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    int device = idist__gpu_visit(gpu);
-    idist_status status = idist__gpu_find_way(g, c, o, on_device, detached);
+    int device = idist__gpu_set_device(gpu);
+    idist_status status = idist__gpu_route_call(g, c, o, on_device, detached);
 
-    idist__gpu_return(gpu, device);
+    idist__gpu_restore_device(gpu, device);
     return status;
 }
 
@@ -1557,11 +1608,11 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 static void idist__gpu_host_part(idist__task *t) {
     t->away = false;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
-    idist__gpu_of(t->group->w)->under->start(t);
+    idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
 // Gives the backend what has come that far.
-static void idist__gpu_run(idist_group *g) {
+static void idist__gpu_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__task *t;
@@ -1580,33 +1631,33 @@ static void idist__gpu_run(idist_group *g) {
         }
 
         idist__gpu_dequeue(t); // its only part can begin
-        if (t->on_device) idist__nccl_meet(t);
+        if (t->on_device) idist__nccl_start_meeting(t);
         else idist__gpu_host_part(t);
     }
 }
 
 // The backend is through with a part of a call. False: the call is not over. Whoever is in the
 // middle of the backend goes on as if it were.
-static bool idist__gpu_landed(idist__task *t, idist_status status) {
+static bool idist__gpu_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
     bool nccl = op->path == IDIST__BY_NCCL, over;
     idist__gpu_guard guard;
 
-    op->running = false;
+    op->with_backend = false;
     t->away = true;
 
     if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
-        idist__nccl_compare(t, status);
-        op->landed = true;
-        over = op->launched && idist__nccl_landed(t);
+        idist__nccl_end_meeting(t, status);
+        op->met = true;
+        over = op->launched && idist__nccl_set_complete(t);
     } else if (op->state == IDIST__GPU_END || status != IDIST_OK) {
         over = true;
     } else {
         guard = idist__gpu_enter(gpu);
-        over = op->path == IDIST__BY_STAGING && idist__stage_landed(t);
+        over = op->path == IDIST__BY_STAGING && idist__stage_part_done(t);
         idist__gpu_leave(gpu, guard);
-        if (!over) idist__gpu_waits(t, true);
+        if (!over) idist__gpu_set_waiting(t, true);
     }
 
     if (over) idist__gpu_release(t);
@@ -1626,7 +1677,7 @@ static void idist__gpu_op_free(idist__task *t) {
         if (op->slots[i].in) cudaEventDestroy(op->slots[i].in);
     }
 
-    idist__mem_free(&t->group->w->cfg.mem, op->room);
+    idist__mem_free(&t->group->w->cfg.mem, op->counts_memory);
     idist__mem_free(&t->group->w->cfg.mem, op);
     t->device = NULL;
 }
@@ -1664,31 +1715,31 @@ static bool idist__gpu_op_make(idist__task *t) {
     return false;
 }
 
-static void idist__gpu_queue(idist__task *t) {
+static void idist__gpu_enqueue(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
-    *gg->last = t;
-    gg->last = &idist__gpu_op_of(t)->after;
+    *gg->queue_end = t;
+    gg->queue_end = &idist__gpu_op_of(t)->next_queued;
 }
 
 // NCCL gets it now, or with all others at idist_group_end.
 static void idist__gpu_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__task **last = &idist__gpu_of(w)->held;
+    idist__task **last = &idist__gpu_of(w)->held_calls;
 
-    if (!idist__nccl_note_counts(t)) return;
+    if (!idist__nccl_save_counts(t)) return;
     t->pinned = true; // until it is launched
     t->group->ndetached++;
-    idist__gpu_queue(t);
-    idist__gpu_run(t->group);
+    idist__gpu_enqueue(t);
+    idist__gpu_run_queue(t->group);
 
     if (!idist__me.group_depth) {
         idist__nccl_launch(t);
         return;
     }
 
-    op->holder = &idist__me;
-    while (*last) last = &idist__gpu_op_of(*last)->held;
+    op->holding_thread = &idist__me;
+    while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
     idist__me.held_world = w;
 }
@@ -1704,7 +1755,7 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu_op *op;
 
     if (!on_device && (!gg || !gg->queue)) {
-        gpu->under->start(t);
+        gpu->host_backend->start(t);
         return;
     }
 
@@ -1712,7 +1763,7 @@ static void idist__gpu_start(idist__task *t) {
     t->away = true;
     if (t->seq) g->seq--; // it is numbered when the backend gets it
     t->seq = 0;
-    memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // so that the backend takes it for nothing
     if (!idist__gpu_op_make(t)) return;
     op = idist__gpu_op_of(t);
     memset(op, 0, offsetof(idist__gpu_op, event));
@@ -1721,13 +1772,13 @@ static void idist__gpu_start(idist__task *t) {
     t->on_device = on_device;
 
     if (!on_device) { // those before it will give it on
-        idist__gpu_queue(t);
+        idist__gpu_enqueue(t);
         return;
     }
 
     op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
-    op->print = idist__call_print(&t->call, 0);
-    op->print.algorithm = IDIST__ON_DEVICE;
+    op->fingerprint = idist__call_print(&t->call, 0);
+    op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
     if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
         op->user = *idist__call_user_op(g, &t->call);
@@ -1740,34 +1791,34 @@ static void idist__gpu_start(idist__task *t) {
         return;
     }
 
-    idist__gpu_queue(t);
+    idist__gpu_enqueue(t);
     guard = idist__gpu_enter(gpu);
     op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
     if (op->path == IDIST__BY_IPC)
-        idist__gpu_plan(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
-    else idist__gpu_plan(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
+        idist__gpu_plan_chunks(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
+    else idist__gpu_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
     idist__gpu_leave(gpu, guard);
-    idist__gpu_run(g);
+    idist__gpu_run_queue(g);
 }
 
 // What is held back by the group_begin of this thread.
-static void idist__gpu_launch(idist__world *w) {
-    idist__task **at = &idist__gpu_of(w)->held, *first = NULL, **last = &first, *t;
+static void idist__gpu_launch_held(idist__world *w) {
+    idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
     idist__me.held_world = NULL;
 
     while ((t = *at) != NULL) {
         idist__gpu_op *op = idist__gpu_op_of(t);
 
-        if (op->holder != &idist__me) {
-            at = &op->held;
+        if (op->holding_thread != &idist__me) {
+            at = &op->next_held;
             continue;
         }
 
-        *at = op->held;
-        op->held = NULL;
+        *at = op->next_held;
+        op->next_held = NULL;
         *last = t;
-        last = &op->held;
+        last = &op->next_held;
     }
 
     if (first) idist__nccl_launch(first);
@@ -1784,15 +1835,16 @@ static idist_status idist__gpu_follow(idist__task *t, void *stream) {
     return error == cudaSuccess ? IDIST_OK : idist__gpu_fail("wait_stream", error);
 }
 
-static void idist__nccl_doom(idist__task *t) {
+static void idist__nccl_fail_mismatch(idist__task *t) {
     char text[400] =
         "a send or receive on a stream met one that is not on a stream, or of another size";
-    if (idist__gpu_op_of(t)->doomed == IDIST_ERR_MISMATCH) idist__nccl_agrees(t, text, sizeof text);
-    idist__group_fail(t->group, idist__gpu_op_of(t)->doomed, text);
+    if (idist__gpu_op_of(t)->meeting_status == IDIST_ERR_MISMATCH)
+        idist__nccl_check_counts(t, text, sizeof text);
+    idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
 // Ends the calls for which nothing but an event of the device was missing.
-static void idist__gpu_end(idist__world *w) {
+static void idist__gpu_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
     for (t = w->tasks; t; t = next) {
@@ -1800,10 +1852,10 @@ static void idist__gpu_end(idist__world *w) {
         uint32_t ended = w->nended;
         next = t->next;
 
-        if (op && op->waiting && op->state == IDIST__GPU_END) {
-            if (op->doomed) idist__nccl_doom(t);
+        if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
+            if (op->meeting_status) idist__nccl_fail_mismatch(t);
             else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
-            else if (idist__gpu_arrived(t, op->event)) idist__gpu_over(t);
+            else if (idist__gpu_event_done(t, op->event)) idist__gpu_complete(t);
         }
 
         if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
@@ -1816,44 +1868,44 @@ static void idist__gpu_progress(idist__world *w) {
     idist_group *g;
     int64_t now;
 
-    gpu->under->progress(w);
+    gpu->host_backend->progress(w);
 
-    if (gpu->nwaiting || gpu->stirred) {
-        gpu->stirred = false;
+    if (gpu->waiting_call_count || gpu->queue_changed) {
+        gpu->queue_changed = false;
         guard = idist__gpu_enter(gpu);
         for (g = &w->group; g; g = g->next)
-            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_run(g);
-        idist__gpu_end(w);
+            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_run_queue(g);
+        idist__gpu_complete_calls(w);
         idist__gpu_leave(gpu, guard);
     }
 
-    if (!w->watched || (now = idist__os_now_ns()) < gpu->looked_ns + IDIST__GPU_LOOK_LONG_NS)
+    if (!w->watched || (now = idist__os_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_LOOK_LONG_NS)
         return;
-    gpu->looked_ns = now;
+    gpu->checked_nccl_ns = now;
 
     for (g = &w->group; g; g = g->next) {
-        idist__nccl_look(g);
+        idist__nccl_check_errors(g);
         if (g->status != IDIST_OK) idist__nccl_abort(g);
     }
 }
 
 static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
-    int64_t now = idist__os_now_ns(), soon = now + gpu->nap_ns;
+    int64_t now = idist__os_now_ns(), soon = now + gpu->sleep_ns;
 
     // To fall asleep and to wake up takes longer than most of what a device does for a small call.
     // With fewer cores than ranks somebody else has a use for the core.
-    if (gpu->nwaiting && w->spin_ns && now < gpu->spin_until_ns) {
+    if (gpu->waiting_call_count && w->spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
     }
 
-    if (gpu->nwaiting && soon < until_ns) {
+    if (gpu->waiting_call_count && soon < until_ns) {
         until_ns = soon;
-        if (gpu->nap_ns < IDIST__GPU_LOOK_LONG_NS) gpu->nap_ns += gpu->nap_ns / 4;
+        if (gpu->sleep_ns < IDIST__GPU_LOOK_LONG_NS) gpu->sleep_ns += gpu->sleep_ns / 4;
     }
 
-    gpu->under->sleep(w, until_ns);
+    gpu->host_backend->sleep(w, until_ns);
 }
 
 static bool idist__gpu_cancel(idist__task *t) {
@@ -1864,17 +1916,17 @@ static bool idist__gpu_cancel(idist__task *t) {
     bool done = true;
 
     if (!t->on_device) {
-        if (!t->away) return gpu->under->cancel(t);
+        if (!t->away) return gpu->host_backend->cancel(t);
         if (op) idist__gpu_dequeue(t);
         t->away = false;
         return true;
     }
 
-    if (op->running) done = gpu->under->cancel(t);
+    if (op->with_backend) done = gpu->host_backend->cancel(t);
     // Others are involved, or NCCL has it. When the world ends nobody asks.
     if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
-    op->running = t->away = false;
+    op->with_backend = t->away = false;
     op->state = IDIST__GPU_END; // whatever comes, there is nothing to move any more
     guard = idist__gpu_enter(gpu);
 
@@ -1882,8 +1934,8 @@ static bool idist__gpu_cancel(idist__task *t) {
         idist__nccl_abort_wait(g);
     } else if (g->device) { // copies under way; the streams hold nothing that waits for another
                             // rank
-        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[0]);
-        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[1]);
+        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
+        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[IDIST__STREAM_IN]);
     }
 
     cudaGetLastError();
@@ -1894,23 +1946,23 @@ static bool idist__gpu_cancel(idist__task *t) {
 }
 
 static void idist__gpu_tell(idist_group *g) {
-    idist__gpu_of(g->w)->under->tell(g);
+    idist__gpu_of(g->w)->host_backend->tell(g);
     idist__nccl_abort(g);
 }
 
 static void idist__gpu_announce(idist__task *t) {
-    if (!t->away) idist__gpu_of(t->group->w)->under->announce(t);
+    if (!t->away) idist__gpu_of(t->group->w)->host_backend->announce(t);
 }
 
-static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
-    if (!t->away) return idist__gpu_of(t->group->w)->under->missing(t, text, cap);
-    if (idist__gpu_op_of(t)->holder && !idist__gpu_op_of(t)->launched)
-        idist__append(text, cap, "this rank itself: idist_group_end");
+static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
+    if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
+    if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
+        idist__append(text, capacity, "this rank itself: idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
         idist__append(
-            text, cap,
+            text, capacity,
             "the device: what comes first on a stream, of this rank itself or of another one");
-    else idist__append(text, cap, "this rank itself, whose device is not done");
+    else idist__append(text, capacity, "this rank itself, whose device is not done");
 
     return 1;
 }
@@ -1918,7 +1970,7 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
 // Takes back the threads that have ended a communicator; with a deadline, all. False: one has not
 // come to its end.
 static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
-    idist__nccl_job **at = &gpu->ending, *job;
+    idist__nccl_job **at = &gpu->ending_jobs, *job;
     int result;
     bool all = true;
 
@@ -1950,19 +2002,19 @@ static void idist__gpu_group_close(idist_group *g) {
 
         if (gg->comm && !gg->adopted) {
             idist__nccl_job *job =
-                idist__nccl_job_new(gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
+                idist__nccl_job_new(gpu->nccl, IDIST__JOB_FINALIZE, gpu->device, gg->comm);
 
             if (idist__nccl_job_start(job)) {
-                job->next = gpu->ending;
-                gpu->ending = job;
+                job->next = gpu->ending_jobs;
+                gpu->ending_jobs = job;
             }
         }
 
-        if (!w->thread_stops || idist__ipc_is_left(w)) idist__gpu_group_free(g);
+        if (!w->thread_stops || idist__ipc_wait_unused(w)) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
 
-    gpu->under->group_close(g);
+    gpu->host_backend->group_close(g);
 }
 
 static void idist__gpu_free(idist__world *w) {
@@ -1971,47 +2023,47 @@ static void idist__gpu_free(idist__world *w) {
     int64_t deadline;
     int turns = 0;
     idist__task *t;
-    int device = gpu->under ? idist__gpu_visit(gpu) : -1; // -1: there was none
-    bool left = idist__ipc_is_left(w);
+    int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: there was none
+    bool left = idist__ipc_wait_unused(w);
 
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not come back: another rank has not got there, or a "
                          "graph is left that holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
-    idist__ipc_end(w);
-    if (gpu->word && !gpu->stuck) cudaFree(gpu->word);
+    idist__ipc_free_arenas(w);
+    if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
 
-    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
+    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_finish(gpu);) {
         idist__gpu_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "cudaHostRegister has not come back: the device is busy");
-        pthread_detach(gpu->pinning->thread);
+        pthread_detach(gpu->pinning_job->thread);
         break;
     }
 
-    while (gpu->spare) {
-        idist__pinned *p = gpu->spare;
-        gpu->spare = p->next;
+    while (gpu->free_pinned) {
+        idist__pinned *p = gpu->free_pinned;
+        gpu->free_pinned = p->next;
 
         if (!gpu->stuck) {
-            cudaHostUnregister(p->at);
-            idist_free(p->at);
+            cudaHostUnregister(p->data);
+            idist_free(p->data);
         }
 
         idist__mem_free(mem, p);
     }
 
     cudaGetLastError();
-    if (gpu->under) w->backend = gpu->under;
+    if (gpu->host_backend) w->backend = gpu->host_backend;
     w->device = NULL;
     w->route = NULL;
     w->launch = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
-    if (device >= 0) idist__gpu_return(gpu, device);
+    if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
-    idist__mem_free(mem, gpu->cards);
+    idist__mem_free(mem, gpu->rank_infos);
     idist__mem_free(mem, gpu);
 }
 
@@ -2045,13 +2097,6 @@ void *idist_nccl_comm(idist_group *group) {
 // uses setup route engine
 //------------------------------------------------------------------------------
 
-typedef enum idist__gpu_has {
-    IDIST__GPU_HAS,
-    IDIST__GPU_HAS_NONE,
-    IDIST__GPU_LACKS,
-    IDIST__GPU_BAD_NAME
-} idist__gpu_has;
-
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on by this variable;
 // for tests by host ids.
 static bool idist__nccl_is_forced(int version) {
@@ -2061,7 +2106,7 @@ static bool idist__nccl_is_forced(int version) {
 
 // An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one
 // that is too old.
-static bool idist__gpu_unwell(cudaError_t error) {
+static bool idist__gpu_is_fault(cudaError_t error) {
     int driver = 0;
 
     if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary)
@@ -2070,19 +2115,20 @@ static bool idist__gpu_unwell(cudaError_t error) {
            (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
 }
 
-static void idist__gpu_explain(const char *what, cudaError_t error, idist__gpu_card *card) {
+static void idist__gpu_describe_error(const char *what, cudaError_t error,
+                                      idist__gpu_rank_info *info) {
     int driver = 0, runtime = 0;
 
-    card->unwell = idist__gpu_unwell(error) ? (int32_t)error : 0;
-    if (card->unwell && error == cudaErrorInsufficientDriver &&
+    info->cuda_error = idist__gpu_is_fault(error) ? (int32_t)error : 0;
+    if (info->cuda_error && error == cudaErrorInsufficientDriver &&
         cudaDriverGetVersion(&driver) == cudaSuccess &&
         cudaRuntimeGetVersion(&runtime) == cudaSuccess)
-        snprintf(card->why, sizeof card->why,
+        snprintf(info->reason, sizeof info->reason,
                  "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
                  driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
-        snprintf(card->why, sizeof card->why, "%s: %s (%s, %d)", what, cudaGetErrorString(error),
-                 cudaGetErrorName(error), (int)error);
+        snprintf(info->reason, sizeof info->reason, "%s: %s (%s, %d)", what,
+                 cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
 // What to do about it.
@@ -2107,7 +2153,7 @@ static const char *idist__gpu_remedy(cudaError_t error) {
 }
 
 // Finds the device of this rank, and NCCL.
-static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *card) {
+static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
     int n = 0, number = w->nodes[w->group.rank].local_rank;
     bool named = strncmp(asked, "cuda", 4) == 0;
@@ -2115,23 +2161,23 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
     cudaError_t error;
     int64_t value;
 
-    memset(card, 0, sizeof *card);
-    card->named = named;
-    card->wanted = w->cfg.device_backend;
-    card->adopts = w->cfg.nccl_comm != NULL;
+    memset(info, 0, sizeof *info);
+    info->named = named;
+    info->wanted_backend = w->cfg.device_backend;
+    info->has_user_comm = w->cfg.nccl_comm != NULL;
     memset(real.host_id, 0, sizeof real.host_id);
-    card->machine = idist__host_key(&real);
+    info->machine_key = idist__host_key(&real);
 
     if (strcmp(asked, "cpu") == 0) {
-        card->has = IDIST__GPU_HAS_NONE;
-        snprintf(card->why, sizeof card->why, "the device asked for is \"cpu\"");
+        info->presence = IDIST__GPU_NONE;
+        snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
         return;
     }
 
     if (asked[0] && strcmp(asked, "cuda") != 0) {
         if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
-            card->has = IDIST__GPU_BAD_NAME;
-            snprintf(card->why, sizeof card->why,
+            info->presence = IDIST__GPU_BAD_NAME;
+            snprintf(info->reason, sizeof info->reason,
                      "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
             return;
         }
@@ -2150,129 +2196,134 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *
     }
 
     if (error == cudaSuccess) {
-        error = cudaDeviceGetPCIBusId(card->bus, (int)sizeof card->bus, gpu->device);
+        error = cudaDeviceGetPCIBusId(info->bus_id, (int)sizeof info->bus_id, gpu->device);
         what = "cudaDeviceGetPCIBusId";
     }
 
     if (error == cudaSuccess) {
         error =
-            cudaDeviceGetAttribute(&card->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
+            cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
         what = "cudaDeviceGetAttribute";
     }
 
     if (error != cudaSuccess) {
-        card->has = named ? IDIST__GPU_LACKS : IDIST__GPU_HAS_NONE;
-        idist__gpu_explain(what, error, card);
+        info->presence = named ? IDIST__GPU_MISSING : IDIST__GPU_NONE;
+        idist__gpu_describe_error(what, error, info);
         cudaGetLastError();
     }
 
-    if (card->has == IDIST__GPU_HAS) idist__gpu_find_context_state(gpu);
+    if (info->presence == IDIST__GPU_FOUND) idist__gpu_find_context_state(gpu);
 
-    if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
-        idist__nccl_load(gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
-        card->nccl = gpu->nccl->version;
-        card->forced = idist__nccl_is_forced(card->nccl);
+    if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
+        idist__nccl_load(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
+        info->nccl = gpu->nccl->version;
+        info->allows_shared_gpu = idist__nccl_is_forced(info->nccl);
     } else {
-        snprintf(card->why_no_nccl, sizeof card->why_no_nccl, "not asked for");
+        snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
     }
 }
 
 // One way for all: NCCL of one version or none, and only where it can be.
-static idist_status idist__gpu_agree_way(idist__world *w) {
+static idist_status idist__gpu_agree_backend(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    const idist__gpu_card *cards = gpu->cards;
+    const idist__gpu_rank_info *infos = gpu->rank_infos;
     const idist_group *g = &w->group;
     int i, a, b, without = -1, other = -1;
-    bool alone = g->size > 1 &&
-                 !idist__gpu_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
+    bool alone =
+        g->size > 1 &&
+        !idist__gpu_find_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
 
     for (i = 0; i < g->size; i++) {
-        if (cards[i].wanted != cards[0].wanted || cards[i].adopts != cards[0].adopts)
+        if (infos[i].wanted_backend != infos[0].wanted_backend ||
+            infos[i].has_user_comm != infos[0].has_user_comm)
             return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
-                               cards[i].adopts != cards[0].adopts ? "desc.nccl_comm"
-                                                                  : "IDIST_DEVICE_BACKEND");
-        if (!cards[i].nccl && without < 0) without = i;
-        if (cards[i].nccl != cards[0].nccl && other < 0) other = i;
-        gpu->nccl_f8 = (i == 0 || gpu->nccl_f8) && cards[i].nccl >= 22400 && cards[i].major >= 9;
+                               infos[i].has_user_comm != infos[0].has_user_comm
+                                   ? "desc.nccl_comm"
+                                   : "IDIST_DEVICE_BACKEND");
+        if (!infos[i].nccl && without < 0) without = i;
+        if (infos[i].nccl != infos[0].nccl && other < 0) other = i;
+        gpu->nccl_reduces_f8 =
+            (i == 0 || gpu->nccl_reduces_f8) && infos[i].nccl >= 22400 && infos[i].major >= 9;
     }
 
     if (without >= 0 || other >= 0) gpu->nccl->version = 0;
-    if (cards[0].wanted == IDIST__BY_NCCL && without >= 0)
+    if (infos[0].wanted_backend == IDIST__BY_NCCL && without >= 0)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without,
-                           cards[without].why_no_nccl);
-    if (cards[0].wanted == IDIST__BY_NCCL && other >= 0)
+                           infos[without].no_nccl_reason);
+    if (infos[0].wanted_backend == IDIST__BY_NCCL && other >= 0)
         return idist__fail(IDIST_ERR_NO_DEVICE,
-                           "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", cards[0].nccl,
-                           other, cards[other].nccl);
-    if (cards[0].wanted == IDIST__BY_NCCL && idist__gpu_shared(g, &a, &b) &&
-        !(cards[a].forced && cards[b].forced))
+                           "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", infos[0].nccl,
+                           other, infos[other].nccl);
+    if (infos[0].wanted_backend == IDIST__BY_NCCL && idist__gpu_find_shared(g, &a, &b) &&
+        !(infos[a].allows_shared_gpu && infos[b].allows_shared_gpu))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "initialize: rank %d and rank %d share the GPU %s, which NCCL %d "
                            "refuses; from 2.30.3 on it takes "
                            "them with NCCL_MULTI_RANK_GPU_ENABLE=1",
-                           b, a, cards[a].bus, cards[a].nccl);
-    if (cards[0].wanted == IDIST__BY_IPC &&
-        (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
+                           b, a, infos[a].bus_id, infos[a].nccl);
+    if (infos[0].wanted_backend == IDIST__BY_IPC &&
+        (!idist__gpu_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
                            IDIST__IPC_RANKS);
-    if (!cards[0].wanted && without >= 0)
+    if (!infos[0].wanted_backend && without >= 0)
         idist__log_print(&w->log, alone && without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
                          "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip "
                          "install nvidia-nccl-cu%d "
                          "gives it, IDIST_NCCL_LIB says where it is",
-                         cards[without].why_no_nccl, CUDART_VERSION / 1000);
-    else if (!cards[0].wanted && other >= 0)
+                         infos[without].no_nccl_reason, CUDART_VERSION / 1000);
+    else if (!infos[0].wanted_backend && other >= 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
-                         other, cards[other].nccl);
-    if (idist__gpu_shared(g, &a, &b))
+                         "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
+                         other, infos[other].nccl);
+    if (idist__gpu_find_shared(g, &a, &b))
         idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
-                         cards[a].bus);
+                         infos[a].bus_id);
 
     return IDIST_OK;
 }
 
 // No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are
 // there that lie idle.
-static void idist__gpu_tell_none(const idist__world *w, int n_with) {
-    const idist__gpu_card *mine = &idist__gpu_of(w)->cards[w->group.rank];
+static void idist__gpu_log_no_device(const idist__world *w, int n_with) {
+    const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
-    if (mine->unwell)
+    if (mine->cuda_error)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
-                         mine->why, idist__gpu_remedy((cudaError_t)mine->unwell));
-    else if (n_with && mine->has == IDIST__GPU_HAS_NONE && strcmp(w->cfg.device, "cpu") != 0)
+                         mine->reason, idist__gpu_remedy((cudaError_t)mine->cuda_error));
+    else if (n_with && mine->presence == IDIST__GPU_NONE && strcmp(w->cfg.device, "cpu") != 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "no rank uses a GPU, though %d have one: %s. (IDIST_DEVICE=cpu if that is "
                          "meant)",
-                         n_with, mine->why);
+                         n_with, mine->reason);
     else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
 }
 
 // One outcome for all: a device each, none for anybody, or the same error.
-static idist_status idist__gpu_agree(idist__world *w, bool *all) {
-    const idist__gpu_card *cards = idist__gpu_of(w)->cards;
+static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
 
     for (i = 0; i < n; i++) {
-        if (cards[i].has > cards[worst].has ||
-            (cards[i].has == cards[worst].has && cards[i].unwell && !cards[worst].unwell))
+        if (infos[i].presence > infos[worst].presence ||
+            (infos[i].presence == infos[worst].presence && infos[i].cuda_error &&
+             !infos[worst].cuda_error))
             worst = i;
-        n_with += cards[i].has == IDIST__GPU_HAS;
-        named |= cards[i].named;
+        n_with += infos[i].presence == IDIST__GPU_FOUND;
+        named |= infos[i].named;
     }
 
-    *all = cards[worst].has == IDIST__GPU_HAS;
-    if (*all) return idist__gpu_agree_way(w);
-    if (cards[worst].has == IDIST__GPU_BAD_NAME)
-        return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
+    *all = infos[worst].presence == IDIST__GPU_FOUND;
+    if (*all) return idist__gpu_agree_backend(w);
+    if (infos[worst].presence == IDIST__GPU_BAD_NAME)
+        return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, infos[worst].reason);
     if (named)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst,
-                           cards[worst].why);
+                           infos[worst].reason);
     snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
-             cards[worst].why);
-    idist__gpu_tell_none(w, n_with);
+             infos[worst].reason);
+    idist__gpu_log_no_device(w, n_with);
 
     return IDIST_OK;
 }
@@ -2280,9 +2331,9 @@ static idist_status idist__gpu_agree(idist__world *w, bool *all) {
 static void idist__gpu_install(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
-    gpu->under = w->backend;
+    gpu->host_backend = w->backend;
     gpu->thread = &w->thread;
-    gpu->nap_ns = IDIST__GPU_LOOK_NS;
+    gpu->sleep_ns = IDIST__GPU_LOOK_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_start;
     gpu->api.progress = idist__gpu_progress;
@@ -2293,12 +2344,12 @@ static void idist__gpu_install(idist__world *w) {
     gpu->api.missing = idist__gpu_missing;
     gpu->api.group_close = idist__gpu_group_close;
     gpu->api.close = idist__gpu_close;
-    __atomic_store_n(&idist__home_device, gpu->device + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
     w->route = idist__gpu_route;
-    w->landed = idist__gpu_landed;
-    w->launch = idist__gpu_launch;
+    w->landed = idist__gpu_part_done;
+    w->launch = idist__gpu_launch_held;
     w->follow = idist__gpu_follow;
 }
 
@@ -2313,14 +2364,15 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     int n = w->group.size, nthreads = idist__os_nthreads();
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
     idist__gpu *gpu = both ? &both->gpu : NULL;
-    idist__gpu_card mine;
+    idist__gpu_rank_info mine;
     idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
 
     if (gpu) gpu->nccl = &both->nccl;
     w->device = gpu;
-    if (gpu && (gpu->cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem,
-                                                                 sizeof mine * (size_t)n)) == NULL)
+    if (gpu && (gpu->rank_infos =
+                    (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
+                                                             sizeof mine * (size_t)n)) == NULL)
         s = IDIST_ERR_NO_MEMORY;
     idist__world_lock(w);
 
@@ -2328,14 +2380,14 @@ static idist_status idist__gpu_wrap(idist__world *w) {
         idist__gpu_probe(w, gpu, &mine);
         if (w->nforeign < INT32_MAX / 4)
             w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
-        s = idist__gpu_exchange(&w->group, &mine, gpu->cards, sizeof mine);
+        s = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 
-    if (s == IDIST_OK) s = idist__gpu_agree(w, &all);
+    if (s == IDIST_OK) s = idist__gpu_agree_device(w, &all);
 
     if (s == IDIST_OK && all) {
         idist__gpu_install(w);
-        idist__nccl_make_word(w);
+        idist__nccl_alloc_barrier_word(w);
         if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
         w->device_backend =
             names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
@@ -2349,14 +2401,14 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (s == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
-    else if (gpu && !gpu->under) idist__gpu_free(w); // else the world is closed next
+    else if (gpu && !gpu->host_backend) idist__gpu_free(w); // else the world is closed next
 
     return s;
 }
 
-static idist_status idist__gpu_claim(idist__config *config, const char **why) {
+static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
     (void)config;
-    *why = "nccl moves device memory, beside another backend";
+    *reason = "nccl moves device memory, beside another backend";
     return IDIST_ERR_NO_BACKEND;
 }
 

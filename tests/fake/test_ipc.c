@@ -376,7 +376,7 @@ static pthread_t start_use(use *u, int n_users) {
     TAP_REQUIRE(pthread_create(&thread, NULL, uses_the_device, u) == 0);
     for (int n = 0; n < n_users && tap_now_ms() < end; tap_sleep_ms(1)) {
         idist__world_lock(w);
-        n = idist__gpu_of(w)->nusers;
+        n = idist__gpu_of(w)->user_count;
         pthread_mutex_unlock(&w->lock);
     }
     return thread;
@@ -612,11 +612,11 @@ static void watched_sleep(idist__world *w, int64_t until_ns) {
 
 static void watch_backend(idist_group *world) {
     idist__gpu *gpu = idist__gpu_of(world->w);
-    watch.real = gpu->under;
-    watch.api = *gpu->under;
+    watch.real = gpu->host_backend;
+    watch.api = *gpu->host_backend;
     watch.api.start = watched_start;
     watch.n_meets = watch.n_busy = watch.n_sleeps = 0;
-    gpu->under = &watch.api;
+    gpu->host_backend = &watch.api;
 }
 
 // While the ranks meet for one chunk, the device has another one.
@@ -632,7 +632,7 @@ static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg
         tap_diag("%d ranks: %d of %d times that they met, the device was busy", n, watch.n_busy,
                  watch.n_meets);
         rank_check(watch.n_busy * 4 >= watch.n_meets * 3, "%d of %d", watch.n_busy, watch.n_meets);
-        idist__gpu_of(world->w)->under = watch.real;
+        idist__gpu_of(world->w)->host_backend = watch.real;
     }
     CUDA(cudaFree(x));
 }
@@ -652,15 +652,15 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
     watch_backend(world);
     watch.api.sleep = watched_sleep;
     w->spin_ns = 500000; // as with a core for each rank
-    idist__gpu_waits(&t, true);
+    idist__gpu_set_waiting(&t, true);
     start = tap_now_ns();
     while (!watch.n_sleeps && tap_now_ns() - start < 1000000000)
         idist__gpu_sleep(w, start + 1000000000);
     rank_check(watch.n_sleeps > 0, "it never slept");
     rank_check(watch.first_sleep_ns - start >= 28000, "it slept after %d ns",
                (int)(watch.first_sleep_ns - start));
-    idist__gpu_waits(&t, false);
-    idist__gpu_of(w)->under = watch.real;
+    idist__gpu_set_waiting(&t, false);
+    idist__gpu_of(w)->host_backend = watch.real;
     pthread_mutex_unlock(&w->lock);
 }
 
