@@ -352,7 +352,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os mem world types device
+// uses os mem world group types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -449,6 +449,30 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
     (*p)->next = gpu->free_pinned;
     gpu->free_pinned = *p;
     *p = NULL;
+}
+
+// Like idist__pinned_give, but nobody gets the memory any more: a copy may still use it.
+static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
+    if (!*p) return;
+    (*p)->next = gpu->abandoned_pinned;
+    gpu->abandoned_pinned = *p;
+    *p = NULL;
+}
+
+// At the end of a world. Nothing is unpinned where the device never ends.
+static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
+    idist__pinned *p;
+
+    while ((p = list) != NULL) {
+        list = p->next;
+
+        if (!idist__gpu_of(w)->stuck) {
+            cudaHostUnregister(p->data);
+            idist_free(p->data);
+        }
+
+        idist__mem_free(&w->cfg.mem, p);
+    }
 }
 
 static void *idist__pinned_alloc(size_t nbytes, void *user) {
@@ -634,8 +658,23 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses err mem world core:call
+// uses os err mem world core:call
 //------------------------------------------------------------------------------
+
+// Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
+// and released meanwhile. False: the deadline has passed.
+static bool idist__gpu_wait_until(idist__world *w, bool (*ready)(const void *arg), const void *arg,
+                                  int64_t deadline_ns) {
+    while (!ready(arg)) {
+        if (idist__os_now_ns() > deadline_ns) return false;
+        pthread_mutex_unlock(&w->lock);
+        idist__os_pause_ms(1);
+        idist__world_lock(w);
+        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
+    }
+
+    return true;
+}
 
 // All-gathers nbytes of each member. Called with the lock, which is released while waiting.
 static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all,

@@ -633,22 +633,14 @@ static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, c
 }
 #endif
 
-// Waits until it is ready, or a deadline, and has the backend look after the others. The lock is
-// held, and given up meanwhile. False: the deadline has passed.
-static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w),
-                            int64_t deadline_ns) {
-    while (!ready(w)) {
-        if (idist__os_now_ns() > deadline_ns) return false;
-        pthread_mutex_unlock(&w->lock);
-        idist__os_pause_ms(1);
-        idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
-    }
-
-    return true;
+static bool idist__ipc_is_unused(const void *arg) {
+    return !idist__gpu_of((const idist__world *)arg)->user_count;
 }
 
-static bool idist__ipc_is_unused(const idist__world *w) { return !idist__gpu_of(w)->user_count; }
+// From here on the end of the world waits for other threads, that long in all.
+static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
+    if (!gpu->leave_deadline_ns) gpu->leave_deadline_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+}
 
 // The world is being closed: waits, once, for the threads that use what is to be freed without the
 // lock. False: there are such still. The caller does not hold the lock; a thread that has it for
@@ -658,7 +650,7 @@ static bool idist__ipc_wait_unused(idist__world *w) {
     bool left;
     int turns = 0;
 
-    if (!gpu->leave_deadline_ns) gpu->leave_deadline_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    idist__ipc_set_leave_deadline(gpu);
 
     while (pthread_mutex_trylock(&w->lock) != 0) {
         if (idist__os_now_ns() > gpu->leave_deadline_ns) {
@@ -669,14 +661,15 @@ static bool idist__ipc_wait_unused(idist__world *w) {
         idist__gpu_nap(&turns);
     }
 
-    left = idist__ipc_wait(w, idist__ipc_is_unused, gpu->leave_deadline_ns);
+    left = idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
     if (!left) gpu->stuck = true;
     pthread_mutex_unlock(&w->lock);
 
     return left;
 }
 
-static bool idist__ipc_has_loaded(const idist__world *w) {
+static bool idist__ipc_has_loaded(const void *arg) {
+    const idist__world *w = (const idist__world *)arg;
     return !idist__gpu_of(w)->loading || w->thread_stops;
 }
 
@@ -688,7 +681,7 @@ static cudaError_t idist__ipc_need_kernels(idist__world *w) {
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms)))
+    if (!idist__gpu_wait_until(w, idist__ipc_has_loaded, w, idist__os_deadline(most_ms)))
         return cudaErrorNotReady;
     if (gpu->loading) return cudaErrorNotReady;
     if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
@@ -889,7 +882,8 @@ static void idist__ipc_free_list(const idist__world *w, idist__ipc_arena *list) 
 }
 
 // No thread of this rank reads, or is about to read, the memory of others.
-static bool idist__ipc_is_idle(const idist__world *w) {
+static bool idist__ipc_is_idle(const void *arg) {
+    const idist__world *w = (const idist__world *)arg;
     const idist_group *g;
     const idist__task *t;
 
@@ -911,7 +905,7 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     idist__gpu what;
     bool closed;
 
-    if (!idist__ipc_wait(w, idist__ipc_is_idle, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
+    if (!idist__gpu_wait_until(w, idist__ipc_is_idle, w, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "finalize: another thread's call reads the memory of other ranks");
         return;

@@ -1118,6 +1118,7 @@ static void idist__nccl_launch(idist__task *first) {
     }
 
     idist__nccl_set_inside(first, 1);
+    gpu->user_count++; // the end of the world waits for us
     pthread_mutex_unlock(&w->lock);
     if (alone) device = idist__gpu_set_device(gpu);
     else guard = idist__gpu_enter(gpu);
@@ -1125,6 +1126,7 @@ static void idist__nccl_launch(idist__task *first) {
     if (alone) idist__gpu_restore_device(gpu, device);
     else idist__gpu_leave(gpu, guard);
     pthread_mutex_lock(&w->lock);
+    gpu->user_count--;
 
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1148,19 +1150,20 @@ static void idist__nccl_launch(idist__task *first) {
 }
 
 //------------------------------------------------------------------------------
-// [nccl:setup]  how a group moves device memory: chosen alike by all members, made at its first call
+// [nccl:setup]  how a group moves device memory
 // uses os err mem base:log world gpu:types device gpu:agree ipc:call load job
 // uses issue abort
 //------------------------------------------------------------------------------
 
-static bool idist__gpu_is_same_device(const idist_group *g, int a, int b) { // one GPU
+// Whether two members share a GPU.
+static bool idist__gpu_is_same_device(const idist_group *g, int a, int b) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]],
-                               *y = &gpu->rank_infos[g->ranks[b]];
+    const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]];
+    const idist__gpu_rank_info *y = &gpu->rank_infos[g->ranks[b]];
     return x->machine_key == y->machine_key && !strcmp(x->bus_id, y->bus_id);
 }
 
-// Two members that share a GPU.
+// Finds two members that share a GPU.
 static bool idist__gpu_find_shared(const idist_group *g, int *a, int *b) {
     for (*a = 1; *a < g->size; ++*a)
         for (*b = 0; *b < *a; ++*b)
@@ -1175,7 +1178,8 @@ static bool idist__gpu_is_one_host(const idist_group *g) {
     return i >= g->size;
 }
 
-// NCCL with a GPU for each rank; IPC on one host; else staged. What was asked for, if it was.
+// NCCL if each rank has a GPU of its own, IPC on one host, otherwise staging; or what was asked
+// for.
 static idist__gpu_path idist__gpu_choose_path(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *first = &gpu->rank_infos[0];
@@ -1189,11 +1193,11 @@ static idist__gpu_path idist__gpu_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Nobody waits for a communicator any more that is not made, or not connected, yet. False: its
-// thread goes on for now, with what it has.
+// Gives up a communicator that is not created, or not connected, yet. False: its thread proceeds
+// for now, with its resources.
 static bool idist__nccl_give_up(idist__nccl_job *job) {
-    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL),
-        ignored;
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
+    int ignored;
     bool ours =
         phase == IDIST__INIT_DONE || (phase == IDIST__INIT_CONNECTING && job->nccl.CommRevoke);
     idist__nccl_job *abort =
@@ -1205,7 +1209,7 @@ static bool idist__nccl_give_up(idist__nccl_job *job) {
     return idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_LET_MS), &ignored);
 }
 
-// Waits for the communicator, with a deadline, while the backend looks after the others.
+// Waits for the communicator until the init time-out, while the backend watches the other ranks.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                   size_t capacity) {
     idist__world *w = g->w;
@@ -1215,7 +1219,8 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
     int phase, result;
     char text[200];
 
-    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && idist__os_now_ns() < deadline) {
+    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
+           idist__os_now_ns() < deadline) {
         pthread_mutex_unlock(&w->lock);
         idist__os_pause_ms(1);
         idist__world_lock(w);
@@ -1224,12 +1229,12 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
-        snprintf(reason, capacity, "%s has not come back after %d ms",
+        snprintf(reason, capacity, "%s has not come back after %d ms%s",
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
-                 w->cfg.init_timeout_ms);
+                 w->cfg.init_timeout_ms, w->thread_stops ? ", and the world is closed" : "");
         if (!idist__nccl_give_up(job))
             idist__log_print(&w->log, IDIST_LOG_WARN,
-                             "%s; until it does, its thread and what it has on the device stay",
+                             "%s; until it does, its thread and its memory on the device stay",
                              reason);
         return false;
     }
@@ -1237,14 +1242,14 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort(g); // NCCL may leave something even so
+    idist__nccl_abort(g); // NCCL may have created a part of it
     snprintf(reason, capacity, "ncclCommInitRank: %s",
              idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
-// The user's own communicator, for the world.
+// The user's own communicator, for the world. NULL: it does not fit, for `reason`.
 static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
@@ -1266,7 +1271,7 @@ static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
     return NULL;
 }
 
-// Makes a communicator, or takes the user's, and connects the ranks.
+// Creates a communicator, or takes the user's, and connects the ranks.
 static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
                              char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
@@ -1279,35 +1284,37 @@ static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nc
     job->size = g->size;
     if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, reason, capacity);
 
-    snprintf(reason, capacity, "no thread to start NCCL");
+    snprintf(reason, capacity, "cannot start a thread for NCCL");
 
     return false;
 }
 
+// What each member tells the others before the communicator is created.
 typedef struct idist__nccl_rank_info {
     int32_t failed;
     idist__nccl_id id;
 } idist__nccl_rank_info;
 
-// What barriers on streams work on. Made once, before a second thread can know the world: to free a
-// spare one would wait for the device.
+// Allocates the word that barriers on streams reduce: once, before a second thread can know the
+// world, because freeing a second one would wait for the device.
 static void idist__nccl_alloc_barrier_word(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     void *word = NULL;
 
     if (!gpu->nccl->version) return;
+    gpu->user_count++;
     pthread_mutex_unlock(&w->lock);
     if (cudaMalloc(&word, sizeof *gpu->barrier_word) != cudaSuccess) cudaGetLastError();
     idist__world_lock(w);
+    gpu->user_count--;
     gpu->barrier_word = (int *)word;
 }
 
-// What the ranks of a group need on the device until they are connected: an INIT's own, because it
-// may outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call,
-// say, that another rank makes when this group is done.
+// Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
+// the group. cudaMalloc may wait for all work of the device, for instance for a call that another
+// rank makes only when this group is done: hence cudaMallocAsync.
 static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job) {
-    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES +
-                    8 * (size_t)g->size; // one element of each rank, at least
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // rounding up
     cudaError_t error = cudaSuccess;
 
     if (g->size == 1) return cudaSuccess;
@@ -1319,8 +1326,8 @@ static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job
     return error;
 }
 
-// All that this rank can do before NCCL waits for the others. NULL: no memory; else card->failed
-// says whether it could, and `why` why not.
+// Does everything that needs no other rank. NULL: out of memory; otherwise info->failed says
+// whether this rank could do it, and `reason` why not.
 static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_rank_info *info,
                                                   char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -1350,7 +1357,7 @@ static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_ra
     return job;
 }
 
-// Makes the communicator of a group; one outcome for all members.
+// Creates the communicator of a group, with the same outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__nccl_rank_info mine,
@@ -1373,17 +1380,17 @@ static idist_status idist__nccl_prepare(idist_group *g) {
         free(job);
     }
 
-    if (ok && !thread) snprintf(reason, sizeof reason, "no thread to look after the other ranks");
+    if (ok && !thread)
+        snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
     if (s == IDIST_OK) s = idist__gpu_all_succeeded(g, !ok || !thread, reason, sizeof reason, &all);
     if (s == IDIST_OK && !all)
-        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL",
-                        reason);
+        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
     if (s != IDIST_OK) idist__nccl_abort_wait(g);
     idist__mem_free(&w->cfg.mem, infos);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
         w->nforeign += idist__os_nthreads() - nthreads;
     if (s == IDIST_OK) w->watched = true;
-    pthread_cond_signal(&w->work); // the thread sleeps without a limit until it knows
+    pthread_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
     return s;
 }
@@ -1402,12 +1409,12 @@ static void idist__gpu_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, gg);
 }
 
-// Streams of our own: this rank's part alone.
+// Creates the group's streams, this rank's part of it.
 static idist_status idist__gpu_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
     idist__gpu_guard guard = idist__gpu_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
-    int i, least = 0, greatest = 0, priority = 0; // 0: the default, which is the least
+    int i, least = 0, greatest = 0, priority = 0; // 0: the default, the lowest
 
     if (g->w->cfg.high_priority) {
         error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
@@ -1431,26 +1438,41 @@ static idist_status idist__gpu_group_make(idist_group *g) {
     return g->status;
 }
 
-static bool idist__gpu_prepared(void *arg) {
+static bool idist__gpu_is_prepared(const void *arg) {
     return !idist__gpu_group_of((const idist_group *)arg)->preparing;
 }
 
-// Makes what all members of a group have together, which make their first call on it as well.
+// When a thread that prepares a group must be done: two exchanges and the set-up take that long.
+static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
+    int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
+
+    if (call_ms <= 0 || init_ms <= 0) return IDIST__FOREVER;
+    return idist__os_deadline(2 * call_ms + init_ms);
+}
+
+// Sets up what the members of a group have in common. All members call it, in their first call on
+// device memory.
 static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
     idist_status s = IDIST_OK;
 
-    idist__world_wait(w, idist__gpu_prepared, g);
+    if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "another thread's first call of the group on device memory has not "
+                           "returned: is the device busy?");
     if (gg->ready) return IDIST_OK;
+
+    idist__gpu_of(w)->user_count++;
     gg->preparing = true;
     guard = idist__gpu_enter(idist__gpu_of(w));
     if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
     if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
     idist__gpu_leave(idist__gpu_of(w), guard);
     if (s == IDIST_ERR_NO_MEMORY)
-        idist__group_fail(g, s, "a rank is out of memory"); // it has left the others alone
+        idist__group_fail(g, s, "a rank is out of memory"); // the other members wait for it
+    idist__gpu_of(w)->user_count--;
     gg->preparing = false;
     gg->ready = s == IDIST_OK;
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
@@ -1470,11 +1492,12 @@ static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
     *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
     if (error == cudaSuccess || !p) return cudaSuccess;
     cudaGetLastError();
-    return error == cudaErrorInvalidValue ? cudaSuccess
-                                          : error; // old runtimes call plain memory invalid
+    // Old runtimes call plain memory invalid.
+    return error == cudaErrorInvalidValue ? cudaSuccess : error;
 }
 
-// A rank without elements says by its pointers, or by its stream, where the others have theirs.
+// Whether the buffers are device memory. A rank without elements says by its pointers, or by its
+// stream, where the others have theirs.
 static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__call *c,
                                              const idist_opts *o, bool *on_device) {
     const char *name = idist__kind_names[c->label];
@@ -1490,7 +1513,7 @@ static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__
     if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
     host = (e.send && !send) || (e.recv && !recv);
     if (host && (send || recv))
-        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other one is not",
+        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other is not",
                            name);
     if (host)
         return idist__fail(IDIST_ERR_ARG,
@@ -1511,8 +1534,8 @@ static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__cal
     return path == IDIST__BY_IPC && idist__ipc_supports(g, c) ? path : IDIST__BY_STAGING;
 }
 
-// A capture cannot take a call in which the host has something to do, nor one that waits for the
-// default stream while a stream is captured which the default stream waits for.
+// A capture cannot take a call in which the host has a part, nor one that waits for the default
+// stream while a stream is captured which the default stream waits for.
 static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o,
                                              const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -1521,9 +1544,10 @@ static idist_status idist__gpu_check_capture(const char *name, const idist_opts 
 
     if (error != cudaSuccess) cudaGetLastError();
     if (error == cudaErrorStreamCaptureImplicit)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: the default stream, while a stream is captured that blocks it",
-                           name);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "%s: the default stream cannot be used while a stream that blocks it is captured",
+            name);
     if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
     if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
 
@@ -1537,53 +1561,90 @@ static bool idist__gpu_is_capturing(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
-                                          bool *on_device, bool *detached) {
+// Refuses a capture that the call cannot be a part of.
+static idist_status idist__gpu_check_stream(const idist_group *g, const idist__call *c,
+                                            const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
-    bool p2p = idist__kind_is_p2p(c->kind), nccl;
-    void *stream; // to which it is enqueued
-    idist_status s = idist__gpu_check_buffers(g, c, o, on_device);
+    void *stream = o->request ? NULL : o->stream;
 
-    if (c->label == IDIST__FINALIZE) idist__ipc_unmap_arenas(g->w); // before the others free theirs
-    if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
-    if (o->stream == (void *)cudaStreamPerThread)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: cudaStreamPerThread: another thread may finish the call", name);
-    if (!g->device && (s = idist__gpu_group_make(g)) != IDIST_OK) return s;
-    stream = o->request ? NULL : o->stream;
-    nccl = idist__gpu_path_of(g, c, stream) == IDIST__BY_NCCL;
-    if (!nccl) s = idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
-    else if (!stream || stream == (void *)cudaStreamLegacy)
-        s = idist__gpu_check_capture(name, o, "a call with a request");
-
-    if (s == IDIST_OK && !idist__gpu_group_of(g)->ready &&
-        idist__gpu_path_of(g, c, stream) != IDIST__BY_STAGING) {
-        if (p2p)
-            return idist__fail(
-                IDIST_ERR_STATE,
-                "%s: NCCL is not there yet: make a collective call on the group first", name);
-        s = idist__gpu_check_capture(name, o, "the first call on a device of a group");
-        if (s == IDIST_OK) s = idist__gpu_prepare(g);
-    }
-
-    if (s != IDIST_OK || g->status != IDIST_OK) return s;
-    if (nccl && p2p && (c->root < 0 || c->tag < 0))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
-                           name);
-    if (nccl && idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: device memory of two worlds between group_begin and group_end",
-                           name);
-    *detached = nccl && o->stream && !o->request;
-    if (*detached && !idist__gpu_group_of(g)->captured)
-        idist__gpu_group_of(g)->captured = idist__gpu_is_capturing((cudaStream_t)o->stream);
-    if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+    if (idist__gpu_path_of(g, c, stream) != IDIST__BY_NCCL)
+        return idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
+    if (!stream || stream == (void *)cudaStreamLegacy)
+        return idist__gpu_check_capture(name, o, "a call with a request");
 
     return IDIST_OK;
 }
 
-// On our device: to ask what a pointer is makes a context, too.
+// Prepares the group, which is collective, if this is its first call.
+static idist_status idist__gpu_check_ready(idist_group *g, const idist__call *c,
+                                           const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    void *stream = o->request ? NULL : o->stream;
+    idist_status status;
+
+    if (idist__gpu_group_of(g)->ready) return IDIST_OK;
+    if (idist__gpu_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
+    if (idist__kind_is_p2p(c->kind))
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: NCCL is not there yet: make a collective call on the group first",
+                           name);
+
+    status = idist__gpu_check_capture(name, o, "the first call on a device of a group");
+    if (status != IDIST_OK) return status;
+
+    return idist__gpu_prepare(g);
+}
+
+// What NCCL cannot do for a call that it serves.
+static idist_status idist__nccl_check_call(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+
+    if (idist__kind_is_p2p(c->kind) && (c->root < 0 || c->tag < 0))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
+                           name);
+    if (idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: device memory of two worlds between group_begin and group_end",
+                           name);
+
+    return IDIST_OK;
+}
+
+// Everything about a call that depends on where its memory is, before it becomes a task. *detached:
+// it returns when NCCL has it.
+static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
+                                          bool *on_device, bool *detached) {
+    idist_status status = idist__gpu_check_buffers(g, c, o, on_device);
+    idist__gpu_group *gg;
+    bool nccl;
+
+    if (c->label == IDIST__FINALIZE) idist__ipc_unmap_arenas(g->w); // before the others free theirs
+    if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
+    if (o->stream == (void *)cudaStreamPerThread)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: cudaStreamPerThread: another thread may finish the call",
+                           idist__kind_names[c->label]);
+
+    if (!g->device) status = idist__gpu_group_make(g);
+    if (status != IDIST_OK) return status;
+    gg = idist__gpu_group_of(g);
+    nccl = idist__gpu_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
+    status = idist__gpu_check_stream(g, c, o);
+    if (status == IDIST_OK) status = idist__gpu_check_ready(g, c, o);
+    if (status != IDIST_OK || g->status != IDIST_OK) return status;
+    if (nccl) status = idist__nccl_check_call(g, c);
+    if (status != IDIST_OK) return status;
+
+    *detached = nccl && o->stream && !o->request;
+    if (!*detached) return IDIST_OK;
+    if (!gg->captured) gg->captured = idist__gpu_is_capturing((cudaStream_t)o->stream);
+    if (!idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+
+    return IDIST_OK;
+}
+
+// On our device, because asking about a pointer creates a context, too.
 static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o,
                                      bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
@@ -1595,23 +1656,25 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 }
 
 //------------------------------------------------------------------------------
-// [nccl:engine]  the part of a backend that concerns device memory, over the one that moves host memory
-// uses os err mem base:log base:type world core:call self group gpu:types
-// uses device pinned task stage ipc:call job abort launch setup route
+// [nccl:engine]  the device's part of a backend
+// uses os err mem base:log base:type world core:call self gpu:types device
+// uses pinned task stage ipc:call job abort launch setup route
+// A world with a device has a backend that consists of these functions; they pass on to the host's
+// backend what concerns host memory.
 //
-// A group gives the backend its calls, and the parts of them, in the order in which the program
-// made them, so that all ranks number them alike: a call whose next part is not ready holds up
-// those behind it, also those on host memory.
+// A group gives the host's backend its calls, and the parts of them, in the program's order, so
+// that all ranks number them alike. A call whose next part is not ready holds up those behind it,
+// even those on host memory.
 //------------------------------------------------------------------------------
 
-// A call on host memory that had to wait for those before it.
+// Passes on a call on host memory that had to wait for those before it.
 static void idist__gpu_host_part(idist__task *t) {
     t->away = false;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
-// Gives the backend what has come that far.
+// Gives the host's backend the parts that are ready.
 static void idist__gpu_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -1630,14 +1693,14 @@ static void idist__gpu_run_queue(idist_group *g) {
             continue;
         }
 
-        idist__gpu_dequeue(t); // its only part can begin
+        idist__gpu_dequeue(t); // it has one part only
         if (t->on_device) idist__nccl_start_meeting(t);
         else idist__gpu_host_part(t);
     }
 }
 
-// The backend is through with a part of a call. False: the call is not over. Whoever is in the
-// middle of the backend goes on as if it were.
+// The host's backend is done with a part of a call. False: the call goes on. May be called in the
+// middle of any function of the backend.
 static bool idist__gpu_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1697,7 +1760,7 @@ static bool idist__gpu_op_make(idist__task *t) {
         return false;
     }
 
-    t->device = op; // what it has is freed with the world
+    t->device = op; // freed with the world
     guard = idist__gpu_enter(gpu);
     error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming);
 
@@ -1721,7 +1784,7 @@ static void idist__gpu_enqueue(idist__task *t) {
     gg->queue_end = &idist__gpu_op_of(t)->next_queued;
 }
 
-// NCCL gets it now, or with all others at idist_group_end.
+// Gives the call to NCCL: now, or with the others at idist_group_end.
 static void idist__gpu_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1744,8 +1807,8 @@ static void idist__gpu_start_nccl(idist__task *t) {
     idist__me.held_world = w;
 }
 
-// A part of a call that is under way, and a call on host memory with nothing before it, is the
-// backend's at once.
+// A part of a running call, and a call on host memory with nothing before it, go to the host's
+// backend at once.
 static void idist__gpu_start(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -1759,11 +1822,11 @@ static void idist__gpu_start(idist__task *t) {
         return;
     }
 
-    t->on_device = false; // as long as there is nothing to take back
+    t->on_device = false; // until there is something to undo
     t->away = true;
-    if (t->seq) g->seq--; // it is numbered when the backend gets it
+    if (t->seq) g->seq--; // numbered when the backend gets it
     t->seq = 0;
-    memset(t->impl, 0, gpu->host_backend->task_nbytes); // so that the backend takes it for nothing
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // not started, to the backend
     if (!idist__gpu_op_make(t)) return;
     op = idist__gpu_op_of(t);
     memset(op, 0, offsetof(idist__gpu_op, event));
@@ -1771,7 +1834,7 @@ static void idist__gpu_start(idist__task *t) {
     op->size = idist_dtype_size(t->call.dtype);
     t->on_device = on_device;
 
-    if (!on_device) { // those before it will give it on
+    if (!on_device) { // passed on when those before it are
         idist__gpu_enqueue(t);
         return;
     }
@@ -1801,7 +1864,7 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu_run_queue(g);
 }
 
-// What is held back by the group_begin of this thread.
+// Launches the calls that idist_group_begin of this thread has held back.
 static void idist__gpu_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
@@ -1824,7 +1887,7 @@ static void idist__gpu_launch_held(idist__world *w) {
     if (first) idist__nccl_launch(first);
 }
 
-// The stream waits for what `followed` says is on its way.
+// Makes the stream wait for a call that is complete but for its event (t->followed).
 static idist_status idist__gpu_follow(idist__task *t, void *stream) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_guard guard = idist__gpu_enter(gpu);
@@ -1843,7 +1906,7 @@ static void idist__nccl_fail_mismatch(idist__task *t) {
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
-// Ends the calls for which nothing but an event of the device was missing.
+// Completes the calls that only waited for an event of the device.
 static void idist__gpu_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
@@ -1858,7 +1921,7 @@ static void idist__gpu_complete_calls(idist__world *w) {
             else if (idist__gpu_event_done(t, op->event)) idist__gpu_complete(t);
         }
 
-        if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
+        if (w->nended != ended) next = w->tasks; // a task is gone, perhaps the next one
     }
 }
 
@@ -1893,8 +1956,8 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_now_ns(), soon = now + gpu->sleep_ns;
 
-    // To fall asleep and to wake up takes longer than most of what a device does for a small call.
-    // With fewer cores than ranks somebody else has a use for the core.
+    // Sleeping and waking up takes longer than most small calls take on the device. With fewer
+    // cores than ranks another rank needs the core.
     if (gpu->waiting_call_count && w->spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
@@ -1906,6 +1969,25 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     }
 
     gpu->host_backend->sleep(w, until_ns);
+}
+
+// Waits until the copies of a call have left the caller's buffers. They wait for no other rank, but
+// the device may never get to them: then the call's pinned memory is used for nothing else.
+static void idist__gpu_end_copies(idist__task *t) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    const idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    int i, turns = 0;
+
+    for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN; i++)
+        while (!gpu->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
+            cudaGetLastError();
+            gpu->stuck = idist__os_now_ns() > deadline;
+            idist__gpu_nap(&turns);
+        }
+
+    for (i = 0; i < IDIST__GPU_SLOTS && gpu->stuck; i++)
+        idist__pinned_abandon(gpu, &idist__gpu_op_of(t)->slots[i].memory);
 }
 
 static bool idist__gpu_cancel(idist__task *t) {
@@ -1923,20 +2005,16 @@ static bool idist__gpu_cancel(idist__task *t) {
     }
 
     if (op->with_backend) done = gpu->host_backend->cancel(t);
-    // Others are involved, or NCCL has it. When the world ends nobody asks.
+    // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
+    // matter.
     if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = t->away = false;
-    op->state = IDIST__GPU_END; // whatever comes, there is nothing to move any more
+    op->state = IDIST__GPU_END; // nothing is moved any more
     guard = idist__gpu_enter(gpu);
 
-    if (op->path == IDIST__BY_NCCL) {
-        idist__nccl_abort_wait(g);
-    } else if (g->device) { // copies under way; the streams hold nothing that waits for another
-                            // rank
-        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
-        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[IDIST__STREAM_IN]);
-    }
+    if (op->path == IDIST__BY_NCCL) idist__nccl_abort_wait(g);
+    else if (g->device) idist__gpu_end_copies(t);
 
     cudaGetLastError();
     idist__gpu_leave(gpu, guard);
@@ -1957,18 +2035,17 @@ static void idist__gpu_announce(idist__task *t) {
 static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
     if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
     if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
-        idist__append(text, capacity, "this rank itself: idist_group_end");
+        idist__append(text, capacity, "this rank itself: it has not called idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
-        idist__append(
-            text, capacity,
-            "the device: what comes first on a stream, of this rank itself or of another one");
-    else idist__append(text, capacity, "this rank itself, whose device is not done");
+        idist__append(text, capacity,
+                      "the device: earlier work on a stream, of this rank or of another one");
+    else idist__append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
 }
 
-// Takes back the threads that have ended a communicator; with a deadline, all. False: one has not
-// come to its end.
+// Joins the threads that have finalized a communicator; with a deadline, all of them. False: one
+// has not ended.
 static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
     idist__nccl_job **at = &gpu->ending_jobs, *job;
     int result;
@@ -1987,8 +2064,8 @@ static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
     return all;
 }
 
-// NCCL ends a communicator when all its ranks do, and tells nobody who waits for whom: that goes on
-// beside the program.
+// NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
+// thread of its own does it.
 static void idist__gpu_group_close(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -1996,6 +2073,7 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu_guard guard;
 
     if (gg) {
+        if (w->thread_stops) idist__ipc_set_leave_deadline(gpu);
         guard = idist__gpu_enter(gpu);
         if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
@@ -2023,13 +2101,13 @@ static void idist__gpu_free(idist__world *w) {
     int64_t deadline;
     int turns = 0;
     idist__task *t;
-    int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: there was none
+    int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
     bool left = idist__ipc_wait_unused(w);
 
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "ncclCommDestroy has not come back: another rank has not got there, or a "
-                         "graph is left that holds calls");
+                         "ncclCommDestroy has not returned: another rank has not called it, or a "
+                         "graph still holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
     idist__ipc_free_arenas(w);
     if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
@@ -2038,22 +2116,13 @@ static void idist__gpu_free(idist__world *w) {
         idist__gpu_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
-                         "cudaHostRegister has not come back: the device is busy");
+                         "cudaHostRegister has not returned: the device is busy");
         pthread_detach(gpu->pinning_job->thread);
         break;
     }
 
-    while (gpu->free_pinned) {
-        idist__pinned *p = gpu->free_pinned;
-        gpu->free_pinned = p->next;
-
-        if (!gpu->stuck) {
-            cudaHostUnregister(p->data);
-            idist_free(p->data);
-        }
-
-        idist__mem_free(mem, p);
-    }
+    idist__pinned_free_list(w, gpu->free_pinned);
+    idist__pinned_free_list(w, gpu->abandoned_pinned);
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
@@ -2072,20 +2141,32 @@ static void idist__gpu_close(idist__world *w, bool clean) {
     w->backend->close(w, clean);
 }
 
+static void *idist__nccl_comm_of(idist_group *g) {
+    idist_status status = g->device ? IDIST_OK : idist__gpu_group_make(g);
+    void *comm;
+
+    if (status == IDIST_OK) status = idist__gpu_prepare(g);
+    if (status != IDIST_OK) return NULL;
+    comm = idist__gpu_group_of(g)->comm;
+    if (!comm) idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
+
+    return comm;
+}
+
 void *idist_nccl_comm(idist_group *group) {
     idist_group *g = NULL;
+    idist_status status;
     void *comm = NULL;
 
-    if (idist__call_enter("nccl_comm", group, &g) != IDIST_OK) return NULL;
+    status = idist__call_enter("nccl_comm", group, &g);
+    if (status != IDIST_OK) return NULL;
     if (!g->w->device)
         idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
     else if (g->rank < 0)
         idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
     else if (g->status != IDIST_OK)
         idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
-    else if ((g->device || idist__gpu_group_make(g) == IDIST_OK) &&
-             idist__gpu_prepare(g) == IDIST_OK && (comm = idist__gpu_group_of(g)->comm) == NULL)
-        idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
+    else comm = idist__nccl_comm_of(g);
     pthread_mutex_unlock(&g->w->lock);
 
     return comm;
@@ -2097,15 +2178,15 @@ void *idist_nccl_comm(idist_group *group) {
 // uses setup route engine
 //------------------------------------------------------------------------------
 
-// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on by this variable;
-// for tests by host ids.
+// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
+// tests do it with host ids.
 static bool idist__nccl_is_forced(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
-// An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one
-// that is too old.
+// Whether an error of CUDA is more than "this machine has no GPU". 35 (cudaErrorInsufficientDriver)
+// means no driver as well as one that is too old.
 static bool idist__gpu_is_fault(cudaError_t error) {
     int driver = 0;
 
@@ -2131,151 +2212,210 @@ static void idist__gpu_describe_error(const char *what, cudaError_t error,
                  cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
-// What to do about it.
+// What the user can do about an error.
 static const char *idist__gpu_remedy(cudaError_t error) {
     switch ((int)error) {
-    case cudaErrorInsufficientDriver:
-        return "update the driver, or build with a toolkit that it knows";
+    case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
     case cudaErrorInitializationError:
-        return "after a fork this is what a parent that had used CUDA leaves: idist_spawn with "
-               "start_method \"exec\"";
+        return "CUDA does not work in a child forked by a process that has used it: call "
+               "idist_spawn with start_method \"exec\"";
     case cudaErrorDevicesUnavailable:
-        return "another process has the GPU for itself: nvidia-smi -c 0 lets several use it";
-    case cudaErrorMemoryAllocation: return "the memory of the GPU is in use: see nvidia-smi";
+        return "another process uses the GPU exclusively: nvidia-smi -c 0 lets several use it";
+    case cudaErrorMemoryAllocation: return "the GPU is out of memory: see nvidia-smi";
     case cudaErrorSystemNotReady:
-        return "the fabric manager does not run: systemctl start nvidia-fabricmanager";
+        return "the fabric manager is not running: systemctl start nvidia-fabricmanager";
     case cudaErrorSystemDriverMismatch:
-        return "libcuda.so.1 is not that of the driver: reboot after an update of it";
+        return "libcuda.so.1 does not match the driver: reboot after a driver update";
     case cudaErrorCompatNotSupportedOnDevice:
-        return "the GPU takes no cuda-compat: remove it from LD_LIBRARY_PATH";
+        return "the GPU does not support cuda-compat: remove it from LD_LIBRARY_PATH";
     default: return "see nvidia-smi and the kernel's log";
     }
 }
 
-// Finds the device of this rank, and NCCL.
-static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
-    const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
-    int n = 0, number = w->nodes[w->group.rank].local_rank;
-    bool named = strncmp(asked, "cuda", 4) == 0;
-    idist__config real = w->cfg;
-    cudaError_t error;
+// The number of the device that desc.device names, in *number. False: none is to be used, or the
+// name is wrong; info says so.
+static bool idist__gpu_parse_device(const char *asked, idist__gpu_rank_info *info, int *number) {
     int64_t value;
-
-    memset(info, 0, sizeof *info);
-    info->named = named;
-    info->wanted_backend = w->cfg.device_backend;
-    info->has_user_comm = w->cfg.nccl_comm != NULL;
-    memset(real.host_id, 0, sizeof real.host_id);
-    info->machine_key = idist__host_key(&real);
 
     if (strcmp(asked, "cpu") == 0) {
         info->presence = IDIST__GPU_NONE;
         snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
+        return false;
+    }
+
+    if (!asked[0] || strcmp(asked, "cuda") == 0) return true;
+
+    if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
+        info->presence = IDIST__GPU_BAD_NAME;
+        snprintf(info->reason, sizeof info->reason,
+                 "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
+        return false;
+    }
+
+    *number = (int)value;
+
+    return true;
+}
+
+// Makes a device the current one: this number, modulo the devices there are unless one was named.
+// *what: the function of CUDA that has failed.
+static cudaError_t idist__gpu_open_device(idist__gpu *gpu, idist__gpu_rank_info *info, int number,
+                                          bool numbered, const char **what) {
+    int n = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+
+    *what = "cudaGetDeviceCount";
+    if (error != cudaSuccess) return error;
+    if (n == 0) return cudaErrorNoDevice;
+    if (numbered && number >= n) return cudaErrorInvalidDevice;
+    gpu->device = number % n;
+
+    *what = "cudaSetDevice";
+    error = cudaSetDevice(gpu->device);
+    if (error != cudaSuccess) return error;
+
+    *what = "cudaDeviceGetPCIBusId";
+    error = cudaDeviceGetPCIBusId(info->bus_id, (int)sizeof info->bus_id, gpu->device);
+    if (error != cudaSuccess) return error;
+
+    *what = "cudaDeviceGetAttribute";
+    return cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
+}
+
+// The device of this rank.
+static void idist__gpu_probe_device(const idist__world *w, idist__gpu *gpu,
+                                    idist__gpu_rank_info *info) {
+    const char *asked = w->cfg.device, *what;
+    int number = w->nodes[w->group.rank].local_rank;
+    cudaError_t error;
+
+    if (!idist__gpu_parse_device(asked, info, &number)) return;
+
+    error = idist__gpu_open_device(gpu, info, number, asked[0] && asked[4] == ':', &what);
+
+    if (error != cudaSuccess) {
+        info->presence = info->named ? IDIST__GPU_MISSING : IDIST__GPU_NONE;
+        idist__gpu_describe_error(what, error, info);
+        cudaGetLastError();
         return;
     }
 
-    if (asked[0] && strcmp(asked, "cuda") != 0) {
-        if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
-            info->presence = IDIST__GPU_BAD_NAME;
-            snprintf(info->reason, sizeof info->reason,
-                     "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
-            return;
-        }
+    idist__gpu_find_context_state(gpu);
+}
 
-        number = (int)value;
-    }
+// Finds the device of this rank, and NCCL.
+static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
+    idist__config real = w->cfg;
 
-    error = cudaGetDeviceCount(&n);
-    if (error == cudaSuccess && n == 0) error = cudaErrorNoDevice;
-    if (error == cudaSuccess && asked[0] && asked[4] == ':' && number >= n)
-        error = cudaErrorInvalidDevice;
-
-    if (error == cudaSuccess) {
-        error = cudaSetDevice(gpu->device = number % n);
-        what = "cudaSetDevice";
-    }
-
-    if (error == cudaSuccess) {
-        error = cudaDeviceGetPCIBusId(info->bus_id, (int)sizeof info->bus_id, gpu->device);
-        what = "cudaDeviceGetPCIBusId";
-    }
-
-    if (error == cudaSuccess) {
-        error =
-            cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
-        what = "cudaDeviceGetAttribute";
-    }
-
-    if (error != cudaSuccess) {
-        info->presence = named ? IDIST__GPU_MISSING : IDIST__GPU_NONE;
-        idist__gpu_describe_error(what, error, info);
-        cudaGetLastError();
-    }
-
-    if (info->presence == IDIST__GPU_FOUND) idist__gpu_find_context_state(gpu);
+    memset(info, 0, sizeof *info);
+    info->named = strncmp(w->cfg.device, "cuda", 4) == 0;
+    info->wanted_backend = w->cfg.device_backend;
+    info->has_user_comm = w->cfg.nccl_comm != NULL;
+    memset(real.host_id, 0, sizeof real.host_id);
+    info->machine_key = idist__host_key(&real);
+    snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
+    idist__gpu_probe_device(w, gpu, info);
 
     if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
         idist__nccl_load(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
         info->nccl = gpu->nccl->version;
         info->allows_shared_gpu = idist__nccl_is_forced(info->nccl);
-    } else {
-        snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
     }
 }
 
-// One way for all: NCCL of one version or none, and only where it can be.
-static idist_status idist__gpu_agree_backend(idist__world *w) {
+// Ranks that keep all of them from using NCCL; -1: none.
+typedef struct idist__nccl_obstacles {
+    int without; // has no NCCL
+    int other;   // has another version than rank 0
+} idist__nccl_obstacles;
+
+// Compares what the ranks have found, and sets what depends on all of them.
+static idist_status idist__gpu_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos;
-    const idist_group *g = &w->group;
-    int i, a, b, without = -1, other = -1;
-    bool alone =
-        g->size > 1 &&
-        !idist__gpu_find_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
+    int i;
 
-    for (i = 0; i < g->size; i++) {
-        if (infos[i].wanted_backend != infos[0].wanted_backend ||
-            infos[i].has_user_comm != infos[0].has_user_comm)
-            return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
-                               infos[i].has_user_comm != infos[0].has_user_comm
-                                   ? "desc.nccl_comm"
-                                   : "IDIST_DEVICE_BACKEND");
-        if (!infos[i].nccl && without < 0) without = i;
-        if (infos[i].nccl != infos[0].nccl && other < 0) other = i;
-        gpu->nccl_reduces_f8 =
-            (i == 0 || gpu->nccl_reduces_f8) && infos[i].nccl >= 22400 && infos[i].major >= 9;
+    nccl->without = nccl->other = -1;
+    gpu->nccl_reduces_f8 = true;
+
+    for (i = 0; i < w->group.size; i++) {
+        if (infos[i].has_user_comm != infos[0].has_user_comm)
+            return idist__fail(IDIST_ERR_ENV,
+                               "initialize: rank 0 and rank %d differ in desc.nccl_comm", i);
+        if (infos[i].wanted_backend != infos[0].wanted_backend)
+            return idist__fail(IDIST_ERR_ENV,
+                               "initialize: rank 0 and rank %d differ in IDIST_DEVICE_BACKEND", i);
+        if (!infos[i].nccl && nccl->without < 0) nccl->without = i;
+        if (infos[i].nccl != infos[0].nccl && nccl->other < 0) nccl->other = i;
+        if (infos[i].nccl < 22400 || infos[i].major < 9) gpu->nccl_reduces_f8 = false;
     }
 
-    if (without >= 0 || other >= 0) gpu->nccl->version = 0;
-    if (infos[0].wanted_backend == IDIST__BY_NCCL && without >= 0)
-        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without,
-                           infos[without].no_nccl_reason);
-    if (infos[0].wanted_backend == IDIST__BY_NCCL && other >= 0)
+    if (nccl->without >= 0 || nccl->other >= 0) gpu->nccl->version = 0;
+
+    return IDIST_OK;
+}
+
+// NCCL was asked for: an error if it cannot be used.
+static idist_status idist__nccl_check_wanted(const idist__world *w,
+                                             const idist__nccl_obstacles *nccl) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    int a, b;
+
+    if (nccl->without >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", nccl->without,
+                           infos[nccl->without].no_nccl_reason);
+    if (nccl->other >= 0)
         return idist__fail(IDIST_ERR_NO_DEVICE,
                            "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", infos[0].nccl,
-                           other, infos[other].nccl);
-    if (infos[0].wanted_backend == IDIST__BY_NCCL && idist__gpu_find_shared(g, &a, &b) &&
-        !(infos[a].allows_shared_gpu && infos[b].allows_shared_gpu))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "initialize: rank %d and rank %d share the GPU %s, which NCCL %d "
-                           "refuses; from 2.30.3 on it takes "
-                           "them with NCCL_MULTI_RANK_GPU_ENABLE=1",
-                           b, a, infos[a].bus_id, infos[a].nccl);
+                           nccl->other, infos[nccl->other].nccl);
+    if (!idist__gpu_find_shared(&w->group, &a, &b)) return IDIST_OK;
+    if (infos[a].allows_shared_gpu && infos[b].allows_shared_gpu) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; "
+                       "from 2.30.3 on it takes them with NCCL_MULTI_RANK_GPU_ENABLE=1",
+                       b, a, infos[a].bus_id, infos[a].nccl);
+}
+
+// No device backend was asked for: says why NCCL, which GPUs are best served by, is not used.
+static void idist__nccl_log_obstacles(const idist__world *w, const idist__nccl_obstacles *nccl) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    const idist_group *g = &w->group;
+    int a, b;
+    bool useful = g->size > 1 && !idist__gpu_find_shared(g, &a, &b); // NCCL would serve them
+
+    if (nccl->without >= 0)
+        idist__log_print(&w->log,
+                         useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "no NCCL, without which GPUs communicate at a fraction of their speed: "
+                         "%s; install it (pip install nvidia-nccl-cu%d), or say where it is with "
+                         "IDIST_NCCL_LIB",
+                         infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
+    else if (nccl->other >= 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
+                         nccl->other, infos[nccl->other].nccl);
+}
+
+// One device backend for all: NCCL only if all ranks have the same version of it.
+static idist_status idist__gpu_agree_backend(idist__world *w) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    const idist_group *g = &w->group;
+    idist__nccl_obstacles nccl;
+    int a, b;
+    idist_status status = idist__gpu_compare_infos(w, &nccl);
+
+    if (status == IDIST_OK && infos[0].wanted_backend == IDIST__BY_NCCL)
+        status = idist__nccl_check_wanted(w, &nccl);
+    if (status != IDIST_OK) return status;
+
     if (infos[0].wanted_backend == IDIST__BY_IPC &&
         (!idist__gpu_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
                            IDIST__IPC_RANKS);
-    if (!infos[0].wanted_backend && without >= 0)
-        idist__log_print(&w->log, alone && without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip "
-                         "install nvidia-nccl-cu%d "
-                         "gives it, IDIST_NCCL_LIB says where it is",
-                         infos[without].no_nccl_reason, CUDART_VERSION / 1000);
-    else if (!infos[0].wanted_backend && other >= 0)
-        idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
-                         other, infos[other].nccl);
+
+    if (!infos[0].wanted_backend) idist__nccl_log_obstacles(w, &nccl);
     if (idist__gpu_find_shared(g, &a, &b))
         idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
                          infos[a].bus_id);
@@ -2283,24 +2423,23 @@ static idist_status idist__gpu_agree_backend(idist__world *w) {
     return IDIST_OK;
 }
 
-// No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are
-// there that lie idle.
+// No rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
 static void idist__gpu_log_no_device(const idist__world *w, int n_with) {
     const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
     if (mine->cuda_error)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
+                         "no rank uses a GPU: %s; %s. (Set IDIST_DEVICE=cpu if that is intended)",
                          mine->reason, idist__gpu_remedy((cudaError_t)mine->cuda_error));
     else if (n_with && mine->presence == IDIST__GPU_NONE && strcmp(w->cfg.device, "cpu") != 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no rank uses a GPU, though %d have one: %s. (IDIST_DEVICE=cpu if that is "
-                         "meant)",
+                         "no rank uses a GPU, though %d have one: %s. (Set IDIST_DEVICE=cpu if "
+                         "that is intended)",
                          n_with, mine->reason);
     else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
 }
 
-// One outcome for all: a device each, none for anybody, or the same error.
+// One outcome for all ranks: a device each, no device at all, or the same error.
 static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
@@ -2388,12 +2527,13 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (s == IDIST_OK && all) {
         idist__gpu_install(w);
         idist__nccl_alloc_barrier_word(w);
-        if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
+        s = idist__gpu_group_make(&w->group);
+        if (s == IDIST_OK) s = idist__gpu_prepare(&w->group);
         w->device_backend =
             names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }
 
-    // Ranks that were through before us have failed already in a call: so will this one.
+    // Ranks that finished this before us have already failed in a call; so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH) s = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
@@ -2408,7 +2548,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
 
 static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
     (void)config;
-    *reason = "nccl moves device memory, beside another backend";
+    *reason = "nccl moves device memory only, beside another backend";
     return IDIST_ERR_NO_BACKEND;
 }
 
