@@ -157,7 +157,7 @@ fuzz:
 	done
 
 # One file instead of the rooms that idist.h includes, and an archive with it and the other headers.
-OPTIONAL_HEADERS := idist_mpi.h idist_nccl.h idist_ipc.h idist_trace.h idist_train.h
+OPTIONAL_HEADERS := idist_mpi.h idist_nccl.h idist_gpu.h idist_ipc.h idist_trace.h idist_train.h
 SINGLE := build/single/idist.h $(OPTIONAL_HEADERS:%=build/single/%) build/single/LICENSE
 DIST := build/idist-$(VERSION).tar.gz
 

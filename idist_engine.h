@@ -577,7 +577,6 @@ static void idist__ring_progress(idist__world *w) {
 // as well; it has to call `wake` afterwards.
 //------------------------------------------------------------------------------
 
-enum { IDIST__ASLEEP_ON_WORD = 1, IDIST__ASLEEP_IN_POLL = 2 }; // idist__bell.asleep
 
 // Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
 static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {

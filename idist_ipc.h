@@ -1,10 +1,12 @@
-/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's device memory (CUDA IPC) - MIT licence
+/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's device memory (CUDA IPC) - MIT
+licence
 
 DO THIS
 
-    Lay it beside idist_nccl.h, which includes it. There is nothing in it for you to call: idist takes this way by itself
-    where NCCL will not go, for ranks on one host that share a GPU. CUDA 12.8 or later; with an older one those ranks are
-    staged through the host, as they are where IPC is not to be had.
+    Lay it beside idist_nccl.h, which includes it. There is nothing in it for you to call: idist
+takes this way by itself where NCCL will not go, for ranks on one host that share a GPU. CUDA 12.8
+or later; with an older one those ranks are staged through the host, as they are where IPC is not to
+be had.
 
 WHAT IT COSTS
 
@@ -18,7 +20,6 @@ WHAT IT COSTS
 
 CONTENTS
 
-      [ipc:pinned]  memory of the host that devices copy from
       [ipc:ptx]     kernels that reduce what lies on one GPU
       [ipc:call]    calls between ranks of a host that reach each other's device memory
       [ipc:own]     what a rank does with device memory of its own
@@ -27,43 +28,8 @@ CONTENTS
 #include "idist_nccl.h" // which includes this file where it belongs
 #endif
 
-#if defined(IDIST__GPU_CHUNK) && !defined(IDIST_IPC_IMPLEMENTATION_DONE)
+#if defined(IDIST__INSIDE_NCCL_H) && !defined(IDIST_IPC_IMPLEMENTATION_DONE)
 #define IDIST_IPC_IMPLEMENTATION_DONE
-
-//------------------------------------------------------------------------------
-// [ipc:pinned]  memory of the host that devices copy from
-// uses cuda
-//
-// To pin memory, and to free it, takes a context, and a thread that has chosen no device would make
-// one on GPU 0, which is another rank's.
-//------------------------------------------------------------------------------
-
-static void *idist__pinned_alloc(size_t nbytes, void *user) {
-    void *p = NULL;
-    idist__home home;
-
-    (void)user;
-    idist__home_enter(&home);
-    if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) p = NULL;
-    idist__home_leave(&home);
-    return p;
-}
-
-static void idist__pinned_free(void *p, void *user) {
-    idist__home home;
-    (void)user;
-    idist__home_enter(&home);
-    cudaFreeHost(p);
-    idist__home_leave(&home);
-}
-
-idist_allocator idist_pinned_allocator(void) {
-    idist_allocator a;
-    a.alloc_fn = idist__pinned_alloc;
-    a.free_fn = idist__pinned_free;
-    a.user = NULL;
-    return a;
-}
 
 //------------------------------------------------------------------------------
 // [ipc:ptx]  kernels that work on what lies on one GPU
@@ -478,8 +444,8 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses os err mem base:log base:type hash world load nccl:types cuda nccl:agree
-// uses comm stage ptx
+// uses os err mem base:log base:type hash world gpu:types device task gpu:agree
+// uses ptx
 //
 // Each rank has an arena that the others map. A chunk of a call is given, and then taken:
 //
@@ -518,7 +484,7 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 // by turns.
 //------------------------------------------------------------------------------
 
-static bool idist__ipc_takes(const idist_group *g, const idist__call *c) {
+static bool idist__ipc_supports(const idist_group *g, const idist__call *c) {
     if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
         return false;
@@ -533,7 +499,7 @@ static bool idist__ipc_takes(const idist_group *g, const idist__call *c) {
 #if IDIST__IPC_KERNELS
 static bool idist__ipc_is_loaded(const idist__gpu *gpu) { return gpu->library != NULL; }
 
-static void idist__ipc_unload(idist__gpu *gpu) {
+static void idist__ipc_unload_kernels(idist__gpu *gpu) {
     if (gpu->library) cudaLibraryUnload(gpu->library);
     gpu->library = NULL;
 }
@@ -541,7 +507,7 @@ static void idist__ipc_unload(idist__gpu *gpu) {
 // The text is compiled when a kernel is needed for the first time, unless its attributes are asked
 // for: then now, where a text that the driver cannot read is no error of a call yet, and a launch
 // waits for nothing.
-static cudaError_t idist__ipc_load(idist__gpu *gpu) {
+static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16",
                                         "idist_reduce_f32",  "idist_reduce_f64",
                                         "idist_pack_halves", "idist_pack_bytes",
@@ -564,14 +530,14 @@ static cudaError_t idist__ipc_load(idist__gpu *gpu) {
         error = cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i]);
     }
 
-    if (error != cudaSuccess) idist__ipc_unload(gpu); // all of it, or nothing
+    if (error != cudaSuccess) idist__ipc_unload_kernels(gpu); // all of it, or nothing
 
     return error;
 }
 
 // A thread for each of so many things to do, or fewer that take turns.
-static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const void *args,
-                                     size_t count, cudaStream_t stream) {
+static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, const void *args,
+                                            size_t count, cudaStream_t stream) {
     void *params[1];
     dim3 grid, block;
 
@@ -589,7 +555,7 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     const idist__call *c = &idist__gpu_op_of(t)->call;
     const idist__gpu *gpu = idist__gpu_of(g->w);
     size_t size = idist_dtype_size(c->dtype), nbytes = args->count * size;
-    cudaStream_t stream = idist__gpu_group_of(g)->stream[0];
+    cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error = cudaSuccess;
     void *out = args->out, *away = NULL;
     int i;
@@ -605,7 +571,8 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
     if (error == cudaSuccess)
-        error = idist__ipc_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
+        error =
+            idist__ipc_launch_kernel(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
     if (error == cudaSuccess && away)
         error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
     if (away) cudaFreeAsync(away, stream);
@@ -624,7 +591,7 @@ static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t co
     args.op = IDIST__PTX_SCALED;
     args.factor = factor;
 
-    return count ? idist__ipc_launch(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream)
+    return count ? idist__ipc_launch_kernel(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream)
                  : cudaSuccess;
 }
 #else
@@ -632,11 +599,11 @@ static bool idist__ipc_is_loaded(const idist__gpu *gpu) {
     (void)gpu;
     return false;
 }
-static cudaError_t idist__ipc_load(idist__gpu *gpu) {
+static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
     (void)gpu;
     return cudaErrorNotSupported;
 }
-static void idist__ipc_unload(idist__gpu *gpu) { (void)gpu; }
+static void idist__ipc_unload_kernels(idist__gpu *gpu) { (void)gpu; }
 static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at,
                                      idist__ptx_args *args) {
     (void)t;
@@ -655,8 +622,8 @@ static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t co
     (void)stream;
     return cudaErrorNotSupported;
 }
-static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const void *args,
-                                     size_t count, cudaStream_t stream) {
+static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, const void *args,
+                                            size_t count, cudaStream_t stream) {
     (void)gpu;
     (void)kernel;
     (void)args;
@@ -666,83 +633,76 @@ static cudaError_t idist__ipc_launch(const idist__gpu *gpu, int kernel, const vo
 }
 #endif
 
-// Waits until it is ready, or a deadline, and has the backend look after the others. The lock is
-// held, and given up meanwhile. False: the deadline has passed.
-static bool idist__ipc_wait(idist__world *w, bool (*ready)(const idist__world *w),
-                            int64_t deadline_ns) {
-    while (!ready(w)) {
-        if (idist__os_now_ns() > deadline_ns) return false;
-        pthread_mutex_unlock(&w->lock);
-        idist__os_pause_ms(1);
-        idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
-    }
-
-    return true;
+static bool idist__ipc_is_unused(const void *arg) {
+    return !idist__gpu_of((const idist__world *)arg)->user_count;
 }
 
-static bool idist__ipc_is_unused(const idist__world *w) { return !idist__gpu_of(w)->nusers; }
+// From here on the end of the world waits for other threads, that long in all.
+static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
+    if (!gpu->leave_deadline_ns) gpu->leave_deadline_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+}
 
 // The world is being closed: waits, once, for the threads that use what is to be freed without the
 // lock. False: there are such still. The caller does not hold the lock; a thread that has it for
 // good is no reason to wait longer.
-static bool idist__ipc_is_left(idist__world *w) {
+static bool idist__ipc_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     bool left;
     int turns = 0;
 
-    if (!gpu->leave_ns) gpu->leave_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    idist__ipc_set_leave_deadline(gpu);
 
     while (pthread_mutex_trylock(&w->lock) != 0) {
-        if (idist__os_now_ns() > gpu->leave_ns) {
+        if (idist__os_now_ns() > gpu->leave_deadline_ns) {
             gpu->stuck = true;
             return false;
         }
 
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
     }
 
-    left = idist__ipc_wait(w, idist__ipc_is_unused, gpu->leave_ns);
+    left = idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
     if (!left) gpu->stuck = true;
     pthread_mutex_unlock(&w->lock);
 
     return left;
 }
 
-static bool idist__ipc_has_loaded(const idist__world *w) {
+static bool idist__ipc_has_loaded(const void *arg) {
+    const idist__world *w = (const idist__world *)arg;
     return !idist__gpu_of(w)->loading || w->thread_stops;
 }
 
 // The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
 // device, and a kernel of NCCL's may wait there for a rank that is lost: somebody has to have the
-// lock then, to abort it. The caller is counted in gpu->nusers.
-static cudaError_t idist__ipc_ready(idist__world *w) {
+// lock then, to abort it. The caller is counted in gpu->user_count.
+static cudaError_t idist__ipc_need_kernels(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    if (!idist__ipc_wait(w, idist__ipc_has_loaded, idist__os_deadline(most_ms)))
+    if (!idist__gpu_wait_until(w, idist__ipc_has_loaded, w, idist__os_deadline(most_ms)))
         return cudaErrorNotReady;
     if (gpu->loading) return cudaErrorNotReady;
     if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
 
     gpu->loading = true;
     pthread_mutex_unlock(&w->lock);
-    error = idist__ipc_load(gpu);
+    error = idist__ipc_load_kernels(gpu);
     idist__world_lock(w);
     gpu->loading = false;
 
     return error;
 }
 
-typedef struct idist__ipc_card {
+typedef struct idist__ipc_rank_info {
     cudaIpcMemHandle_t handle;
-    char *at; // for ranks of the same process, which cannot open it
+    char *data; // for ranks of the same process, which cannot open it
     uint64_t process;
     int32_t device;
     uint32_t serial;
     int32_t failed; // it has nothing to be mapped, and says why later
-} idist__ipc_card;
+} idist__ipc_rank_info;
 
 // Equal for ranks of one process only: processes in containers may have one number.
 static uint64_t idist__ipc_process(void) {
@@ -753,7 +713,7 @@ static uint64_t idist__ipc_process(void) {
 
 // An arena of our own: one that no group has any more, or a new one. The lock is given up where the
 // device may be waited for, as in all that follows here.
-static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
+static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *info) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__ipc_arena *a = gpu->arenas;
     cudaError_t error = cudaSuccess;
@@ -764,9 +724,9 @@ static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
         a = (idist__ipc_arena *)idist__mem_alloc(&g->w->cfg.mem, sizeof *a);
         if (!a) return cudaErrorMemoryAllocation;
         pthread_mutex_unlock(&g->w->lock);
-        error = cudaMalloc((void **)&a->at, IDIST__IPC_SLOTS * IDIST__IPC_CHUNK);
+        error = cudaMalloc((void **)&a->data, IDIST__IPC_SLOTS * IDIST__IPC_CHUNK);
         idist__world_lock(g->w);
-        if (error == cudaSuccess) a->serial = ++gpu->narenas;
+        if (error == cudaSuccess) a->serial = ++gpu->arena_count;
     }
 
     if (error != cudaSuccess) {
@@ -774,33 +734,33 @@ static cudaError_t idist__ipc_own(idist_group *g, idist__ipc_card *card) {
         return error;
     }
 
-    idist__gpu_group_of(g)->own = a;
-    card->at = a->at;
-    card->device = gpu->device;
-    card->serial = a->serial;
+    idist__gpu_group_of(g)->own_arena = a;
+    info->data = a->data;
+    info->device = gpu->device;
+    info->serial = a->serial;
 
-    return g->size > 1 ? cudaIpcGetMemHandle(&card->handle, a->at) : cudaSuccess;
+    return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
 // That of another rank, mapped once.
-static cudaError_t idist__ipc_import(idist__world *w, int rank, const idist__ipc_card *card,
-                                     char **at) {
+static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__ipc_rank_info *info,
+                                        char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_arena *a;
     cudaError_t error;
 
-    for (a = gpu->imports; a && (a->rank != rank || a->serial != card->serial); a = a->next)
+    for (a = gpu->imports; a && (a->rank != rank || a->serial != info->serial); a = a->next)
         continue;
 
     if (a) {
-        *at = a->at;
+        *at = a->data;
         return cudaSuccess;
     }
 
     a = (idist__ipc_arena *)idist__mem_alloc(&w->cfg.mem, sizeof *a);
     if (!a) return cudaErrorMemoryAllocation;
     pthread_mutex_unlock(&w->lock);
-    error = cudaIpcOpenMemHandle((void **)&a->at, card->handle, cudaIpcMemLazyEnablePeerAccess);
+    error = cudaIpcOpenMemHandle((void **)&a->data, info->handle, cudaIpcMemLazyEnablePeerAccess);
     idist__world_lock(w);
 
     if (error != cudaSuccess) {
@@ -809,28 +769,28 @@ static cudaError_t idist__ipc_import(idist__world *w, int rank, const idist__ipc
     }
 
     a->rank = rank;
-    a->serial = card->serial;
+    a->serial = info->serial;
     a->next = gpu->imports;
     gpu->imports = a;
-    *at = a->at;
+    *at = a->data;
 
     return cudaSuccess;
 }
 
-static cudaError_t idist__ipc_open(idist_group *g, const idist__ipc_card *cards) {
+static cudaError_t idist__ipc_map_arenas(idist_group *g, const idist__ipc_rank_info *infos) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     cudaError_t error = cudaSuccess;
     int i;
 
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
-        gg->arena[i] = cards[i].at;
-        if (cards[i].failed) return cudaSuccess;
+        gg->arena[i] = infos[i].data;
+        if (infos[i].failed) return cudaSuccess;
 
-        if (cards[i].process != cards[g->rank].process) {
-            error = idist__ipc_import(g->w, g->ranks[i], &cards[i], &gg->arena[i]);
-        } else if (cards[i].device != cards[g->rank].device) {
+        if (infos[i].process != infos[g->rank].process) {
+            error = idist__ipc_map_arena(g->w, g->ranks[i], &infos[i], &gg->arena[i]);
+        } else if (infos[i].device != infos[g->rank].device) {
             pthread_mutex_unlock(&g->w->lock);
-            error = cudaDeviceEnablePeerAccess(cards[i].device, 0);
+            error = cudaDeviceEnablePeerAccess(infos[i].device, 0);
             idist__world_lock(g->w);
         }
 
@@ -840,52 +800,52 @@ static cudaError_t idist__ipc_open(idist_group *g, const idist__ipc_card *cards)
     return error;
 }
 
-static void idist__ipc_free(idist_group *g) {
+static void idist__ipc_release_arena(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
-    if (!gg->own) return;
-    gg->own->next = gpu->arenas;
-    gpu->arenas = gg->own;
-    gg->own = NULL;
+    if (!gg->own_arena) return;
+    gg->own_arena->next = gpu->arenas;
+    gpu->arenas = gg->own_arena;
+    gg->own_arena = NULL;
 }
 
 // The arena of a group in which a copy never ends, on this rank or another one: it is given to no
 // other group, and never freed.
-static void idist__ipc_strand(idist_group *g) {
+static void idist__ipc_abandon_arena(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
-    idist__mem_free(&g->w->cfg.mem, gg->own);
-    gg->own = NULL;
+    idist__mem_free(&g->w->cfg.mem, gg->own_arena);
+    gg->own_arena = NULL;
 }
 
 // What a thread of its own gives back to the device, as each of these calls may wait for all that
 // the device has to do.
-typedef struct idist__ipc_return {
+typedef struct idist__ipc_cleanup {
     idist__gpu gpu; // only the number, and what is given back: imports, arenas, library
-    int done;       // atomic: 1, or IDIST__NCCL_LEFT
-} idist__ipc_return;
+    int done;       // atomic: 1, or IDIST__JOB_LEFT
+} idist__ipc_cleanup;
 
-static void *idist__ipc_return_work(void *arg) {
-    idist__ipc_return *job = (idist__ipc_return *)arg;
+static void *idist__ipc_cleanup_run(void *arg) {
+    idist__ipc_cleanup *job = (idist__ipc_cleanup *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     const idist__ipc_arena *a;
 
     cudaSetDevice(job->gpu.device);
     cudaThreadExchangeStreamCaptureMode(&mode);
-    for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->at);
-    for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->at);
-    idist__ipc_unload(&job->gpu);
+    for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->data);
+    for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->data);
+    idist__ipc_unload_kernels(&job->gpu);
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT) free(job);
+    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT) free(job);
 
     return NULL;
 }
 
 // Gives these back, and waits for that until a deadline. False: the device is busy, and the thread
 // goes on by itself. The lock is not held.
-static bool idist__ipc_give_back(const idist__gpu *what) {
-    idist__ipc_return *job = (idist__ipc_return *)calloc(1, sizeof *job);
+static bool idist__ipc_cleanup_start(const idist__gpu *what) {
+    idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
     pthread_t thread;
     int turns = 0;
@@ -893,15 +853,15 @@ static bool idist__ipc_give_back(const idist__gpu *what) {
     if (!job) return false;
     job->gpu = *what;
 
-    if (idist__os_thread(&thread, idist__ipc_return_work, job) != 0) {
+    if (idist__os_thread(&thread, idist__ipc_cleanup_run, job) != 0) {
         free(job);
         return false;
     }
 
     while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline)
-        idist__nccl_nap(&turns);
+        idist__gpu_nap(&turns);
 
-    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) != 1) {
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != 1) {
         pthread_detach(thread); // it frees the job
         return false;
     }
@@ -912,7 +872,7 @@ static bool idist__ipc_give_back(const idist__gpu *what) {
     return true;
 }
 
-static void idist__ipc_forget(const idist__world *w, idist__ipc_arena *list) {
+static void idist__ipc_free_list(const idist__world *w, idist__ipc_arena *list) {
     idist__ipc_arena *a;
 
     while ((a = list) != NULL) {
@@ -922,7 +882,8 @@ static void idist__ipc_forget(const idist__world *w, idist__ipc_arena *list) {
 }
 
 // No thread of this rank reads, or is about to read, the memory of others.
-static bool idist__ipc_is_idle(const idist__world *w) {
+static bool idist__ipc_is_idle(const void *arg) {
+    const idist__world *w = (const idist__world *)arg;
     const idist_group *g;
     const idist__task *t;
 
@@ -931,7 +892,7 @@ static bool idist__ipc_is_idle(const idist__world *w) {
 
     for (g = &w->group; g; g = g->next) {
         const idist__gpu_group *gg = idist__gpu_group_of(g);
-        if (gg && gg->making && gg->path == IDIST__BY_IPC) return false;
+        if (gg && gg->preparing && gg->path == IDIST__BY_IPC) return false;
     }
 
     return true;
@@ -939,12 +900,12 @@ static bool idist__ipc_is_idle(const idist__world *w) {
 
 // This rank reads nothing more: the others free their memory when all have said so. Calls that
 // other threads have under way come to their end before that.
-static void idist__ipc_close(idist__world *w) {
+static void idist__ipc_unmap_arenas(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu what;
     bool closed;
 
-    if (!idist__ipc_wait(w, idist__ipc_is_idle, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
+    if (!idist__gpu_wait_until(w, idist__ipc_is_idle, w, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "finalize: another thread's call reads the memory of other ranks");
         return;
@@ -958,20 +919,20 @@ static void idist__ipc_close(idist__world *w) {
     gpu->imports = NULL;
 
     pthread_mutex_unlock(&w->lock);
-    closed = idist__ipc_give_back(&what);
+    closed = idist__ipc_cleanup_start(&what);
     idist__world_lock(w);
-    if (closed) idist__ipc_forget(w, what.imports);
+    if (closed) idist__ipc_free_list(w, what.imports);
     else gpu->stuck = true;
 }
 
-static void idist__ipc_end(idist__world *w) {
+static void idist__ipc_free_arenas(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     bool any = gpu->imports || gpu->arenas || idist__ipc_is_loaded(gpu);
-    bool busy = any && !gpu->stuck && !idist__ipc_give_back(gpu);
+    bool busy = any && !gpu->stuck && !idist__ipc_cleanup_start(gpu);
 
     if (!busy) { // else the thread still looks at them
-        idist__ipc_forget(w, gpu->imports);
-        idist__ipc_forget(w, gpu->arenas);
+        idist__ipc_free_list(w, gpu->imports);
+        idist__ipc_free_list(w, gpu->arenas);
     }
 
     gpu->stuck = gpu->stuck || busy;
@@ -989,7 +950,7 @@ static void idist__ipc_end(idist__world *w) {
 #define IDIST__IPC_PROBE 4096
 #define IDIST__IPC_PROBE_MS 10000 // that reading it may take
 
-static float idist__ipc_probe_at(int rank, size_t i) {
+static float idist__ipc_probe_value(int rank, size_t i) {
     uint64_t mixed = idist__mix((uint64_t)rank + 1, i);
     return (float)((mixed & 0xfffff) | 1);
 }
@@ -1002,7 +963,7 @@ typedef struct idist__ipc_probe {
 } idist__ipc_probe;
 
 // From here on: the ranks may come to the next part of the probe at very different times.
-static void idist__ipc_probe_time(const idist__world *w, idist__ipc_probe *probe) {
+static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_probe *probe) {
     int most_ms = w->cfg.init_timeout_ms / 2;
 
     if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
@@ -1024,14 +985,14 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
 
 static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe *probe) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
-    char *at = idist__gpu_group_of(g)->own->at;
+    char *at = idist__gpu_group_of(g)->own_arena->data;
     cudaError_t error = cudaStreamCreateWithFlags(&probe->stream, cudaStreamNonBlocking);
 
     if (error == cudaSuccess) error = cudaMallocHost((void **)&probe->seen, nbytes);
     if (error != cudaSuccess) return error;
 
-    idist__ipc_probe_time(g->w, probe);
-    for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_at(g->rank, i);
+    idist__ipc_probe_set_deadline(g->w, probe);
+    for (i = 0; i < IDIST__IPC_PROBE; i++) probe->seen[i] = idist__ipc_probe_value(g->rank, i);
     error = cudaMemcpyAsync(at, probe->seen, nbytes, cudaMemcpyDefault, probe->stream);
     idist__ipc_probe_wait(probe, &error);
 
@@ -1040,8 +1001,8 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
 
 // Brings to the host what the device has at `from` and checks it: what a rank left, or the sum of
 // all (rank -1).
-static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, const char *from,
-                                int rank, cudaError_t *error) {
+static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe, const char *from,
+                                   int rank, cudaError_t *error) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
     int k, first = rank < 0 ? 0 : rank, last = rank < 0 ? g->size - 1 : rank;
     float want;
@@ -1051,7 +1012,7 @@ static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, c
     if (!idist__ipc_probe_wait(probe, error)) return false;
 
     for (i = 0; i < IDIST__IPC_PROBE; i++) {
-        for (want = 0, k = first; k <= last; k++) want += idist__ipc_probe_at(k, i);
+        for (want = 0, k = first; k <= last; k++) want += idist__ipc_probe_value(k, i);
         if (probe->seen[i] != want) return false;
     }
 
@@ -1063,22 +1024,22 @@ static bool idist__ipc_probe_is(const idist_group *g, idist__ipc_probe *probe, c
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
-    const char *mine = gpu->cards[g->ranks[g->rank]].bus, *other = mine, *cause = "";
+    const char *mine = gpu->rank_infos[g->ranks[g->rank]].bus_id, *other = mine, *cause = "";
     size_t nbytes = IDIST__IPC_PROBE * sizeof(float);
-    char *copied = gg->own->at + nbytes, *sum = copied + nbytes;
+    char *copied = gg->own_arena->data + nbytes, *sum = copied + nbytes;
     cudaError_t error = cudaSuccess;
     idist__ptx_args args;
     bool right = true;
     int i;
 
-    idist__ipc_probe_time(g->w, probe);
+    idist__ipc_probe_set_deadline(g->w, probe);
     memset(&args, 0, sizeof args);
 
     for (i = 0; i < g->size && right; i++) {
         args.in[i] = gg->arena[i];
-        other = gpu->cards[g->ranks[i]].bus;
+        other = gpu->rank_infos[g->ranks[i]].bus_id;
         error = cudaMemcpyAsync(copied, gg->arena[i], nbytes, cudaMemcpyDefault, probe->stream);
-        right = idist__ipc_probe_is(g, probe, copied, i, &error);
+        right = idist__ipc_probe_check(g, probe, copied, i, &error);
     }
 
     if (right) {
@@ -1086,10 +1047,11 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
         args.count = IDIST__IPC_PROBE;
         args.n = g->size;
         args.op = IDIST_SUM;
-        error = idist__ipc_launch(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
-        right = idist__ipc_probe_is(g, probe, sum, -1, &error);
+        error =
+            idist__ipc_launch_kernel(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
+        right = idist__ipc_probe_check(g, probe, sum, -1, &error);
         for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
-            other = gpu->cards[g->ranks[i]].bus; // of those that may be the cause
+            other = gpu->rank_infos[g->ranks[i]].bus_id; // of those that may be the cause
     }
 
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
@@ -1119,21 +1081,21 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 }
 
 // What becomes of a group in which a rank cannot.
-static idist_status idist__ipc_without(idist_group *g, const char *why) {
-    if (idist__gpu_of(g->w)->cards[0].wanted == IDIST__BY_IPC)
+static idist_status idist__ipc_without(idist_group *g, const char *reason) {
+    if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without",
-                           why);
+                           reason);
     idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                     "CUDA IPC cannot be used (%s): device memory is staged", why);
-    idist__ipc_free(g);
+                     "CUDA IPC cannot be used (%s): device memory is staged", reason);
+    idist__ipc_release_arena(g);
     idist__gpu_group_of(g)->path = IDIST__BY_STAGING;
 
     return IDIST_OK;
 }
 
 typedef struct idist__ipc_setup {
-    idist__ipc_card mine, *cards; // of all
+    idist__ipc_rank_info mine, *infos; // of all
     idist__ipc_probe probe;
     bool stuck;        // the probe never ends
     cudaError_t error; // why this rank cannot
@@ -1145,8 +1107,8 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     const idist__gpu *gpu = idist__gpu_of(w);
 
     setup->mine.process = idist__ipc_process();
-    setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_ready(w);
-    if (setup->error == cudaSuccess) setup->error = idist__ipc_own(g, &setup->mine);
+    setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_need_kernels(w);
+    if (setup->error == cudaSuccess) setup->error = idist__ipc_take_arena(g, &setup->mine);
     pthread_mutex_unlock(&w->lock);
     if (setup->error == cudaSuccess && g->size > 1)
         setup->error = idist__ipc_probe_write(g, &setup->probe);
@@ -1163,13 +1125,13 @@ static idist_status idist__ipc_goes_on(const idist_group *g, idist_status status
 // Opens the arenas of the others and reads them once.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
-    idist_status status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
+    idist_status status = idist__gpu_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
     bool whole = status == IDIST_OK && g->size > 1;
     int i;
 
     if (status == IDIST_OK && setup->error == cudaSuccess)
-        setup->error = idist__ipc_open(g, setup->cards);
-    for (i = 0; i < g->size && whole; i++) whole = !setup->cards[i].failed;
+        setup->error = idist__ipc_map_arenas(g, setup->infos);
+    for (i = 0; i < g->size && whole; i++) whole = !setup->infos[i].failed;
     if (!whole || setup->error != cudaSuccess) return status;
 
     pthread_mutex_unlock(&w->lock);
@@ -1186,9 +1148,9 @@ static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setu
     int i;
 
     setup->mine.failed = setup->stuck;
-    status = idist__gpu_exchange(g, &setup->mine, setup->cards, sizeof setup->mine);
-    for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->cards[i].failed;
-    if (any) idist__ipc_strand(g);
+    status = idist__gpu_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->infos[i].failed;
+    if (any) idist__ipc_abandon_arena(g);
 
     return status;
 }
@@ -1196,15 +1158,15 @@ static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setu
 // One outcome for all members.
 static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *setup) {
     bool failed = setup->error != cudaSuccess, all = false;
-    char why[256] = "";
+    char reason[256] = "";
     idist_status status;
 
-    if (failed) idist__copy_text(why, sizeof why, cudaGetErrorString(setup->error));
-    if (setup->probe.text[0]) idist__copy_text(why, sizeof why, setup->probe.text);
-    status = idist__gpu_all_could(g, failed, why, sizeof why, &all);
+    if (failed) idist__copy_text(reason, sizeof reason, cudaGetErrorString(setup->error));
+    if (setup->probe.text[0]) idist__copy_text(reason, sizeof reason, setup->probe.text);
+    status = idist__gpu_all_succeeded(g, failed, reason, sizeof reason, &all);
     if (status == IDIST_OK && !all) status = idist__ipc_strand_all(g, setup);
 
-    return status == IDIST_OK && !all ? idist__ipc_without(g, why) : status;
+    return status == IDIST_OK && !all ? idist__ipc_without(g, reason) : status;
 }
 
 // Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is
@@ -1216,10 +1178,10 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     idist_status status = IDIST_ERR_NO_MEMORY;
 
     memset(&setup, 0, sizeof setup);
-    setup.cards =
-        (idist__ipc_card *)idist__mem_alloc(&w->cfg.mem, sizeof *setup.cards * (size_t)g->size);
-    if (setup.cards) status = IDIST_OK;
-    gpu->nusers++;
+    setup.infos = (idist__ipc_rank_info *)idist__mem_alloc(&w->cfg.mem,
+                                                           sizeof *setup.infos * (size_t)g->size);
+    if (setup.infos) status = IDIST_OK;
+    gpu->user_count++;
     idist__ipc_setup_own(g, &setup);
     status = idist__ipc_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
@@ -1230,13 +1192,13 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 
     if (setup.stuck) {
         gpu->stuck = true;
-        idist__ipc_strand(g);
+        idist__ipc_abandon_arena(g);
     }
 
     status = idist__ipc_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
-    idist__mem_free(&w->cfg.mem, setup.cards);
-    gpu->nusers--;
+    idist__mem_free(&w->cfg.mem, setup.infos);
+    gpu->user_count--;
 
     return status;
 }
@@ -1250,7 +1212,7 @@ static bool idist__ipc_is_large(const idist__task *t) {
 // Where the slice of a chunk of k elements begins that a rank reduces: whole lines, and at the same
 // place in all chunks of a call, as that of one is given while that of the chunk before it in the
 // slot is collected.
-static size_t idist__ipc_slice(const idist__task *t, size_t k, int rank) {
+static size_t idist__ipc_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
     size_t at = ((op->chunk + n - 1) / n + line - 1) / line * line * (size_t)rank;
@@ -1263,14 +1225,15 @@ static cudaError_t idist__ipc_premultiply(const idist__task *t, void *data, size
     const idist__call *c = &idist__gpu_op_of(t)->call;
     if (!idist__kind_reduces(c->kind) || !idist__gpu_op_is_premul(g, c)) return cudaSuccess;
     return idist__ipc_scale(idist__gpu_of(g->w), data, count, c->dtype,
-                            idist__call_user_op(g, c)->factor, idist__gpu_group_of(g)->stream[0]);
+                            idist__call_user_op(g, c)->factor,
+                            idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
 // From the send buffer of a large all_reduce to the same place in the arena.
 static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const char *send,
                                         size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
-    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
+    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
     char *to = arena + begin * size;
     cudaError_t error;
 
@@ -1287,13 +1250,13 @@ static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at,
     idist__gpu_shape shape = idist__gpu_shape_of(g, c);
     const void *buffer = c->kind == IDIST__BROADCAST ? c->recv : c->send;
     const char *from = (const char *)buffer + at * op->size;
-    cudaStream_t stream = idist__gpu_group_of(g)->stream[0];
+    cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error;
 
     if (idist__ipc_is_large(t)) {
-        error = idist__ipc_give_part(t, arena, from, 0, idist__ipc_slice(t, k, g->rank));
+        error = idist__ipc_give_part(t, arena, from, 0, idist__ipc_slice_begin(t, k, g->rank));
         if (error != cudaSuccess) return error;
-        return idist__ipc_give_part(t, arena, from, idist__ipc_slice(t, k, g->rank + 1), k);
+        return idist__ipc_give_part(t, arena, from, idist__ipc_slice_begin(t, k, g->rank + 1), k);
     }
 
     if (c->kind == IDIST__BROADCAST) shape.send = c->root == g->rank;
@@ -1309,8 +1272,8 @@ static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *aren
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
-    size_t begin = idist__ipc_slice(t, k, g->rank);
-    size_t count = idist__ipc_slice(t, k, g->rank + 1) - begin;
+    size_t begin = idist__ipc_slice_begin(t, k, g->rank);
+    size_t count = idist__ipc_slice_begin(t, k, g->rank + 1) - begin;
     size_t offset = begin * op->size;
     const char *send = (const char *)c->send + at * op->size;
     char *out = arena[g->rank] + offset, *to = (char *)c->recv + at * op->size + offset;
@@ -1329,7 +1292,8 @@ static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *aren
     if (error == cudaSuccess) error = idist__ipc_reduce(t, arena, offset, &args);
     if (error != cudaSuccess || aligned) return error;
 
-    return idist__gpu_copy(to, 0, out, 0, count, 1, op->size, idist__gpu_group_of(g)->stream[0]);
+    return idist__gpu_copy(to, 0, out, 0, count, 1, op->size,
+                           idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
 // What this rank takes from the arenas of all.
@@ -1337,7 +1301,7 @@ static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, siz
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
-    cudaStream_t stream = idist__gpu_group_of(g)->stream[0];
+    cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     char *to = (char *)c->recv + at * op->size;
     size_t row = (size_t)g->rank * k * op->size;
     bool root = c->root == g->rank;
@@ -1378,13 +1342,13 @@ static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, 
                                       size_t k) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     char *to = (char *)op->call.recv + at * op->size;
-    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
+    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
     cudaError_t error = cudaSuccess;
     int i;
 
     for (i = 0; i < t->group->size && error == cudaSuccess; i++) {
-        size_t offset = idist__ipc_slice(t, k, i) * op->size;
-        size_t count = idist__ipc_slice(t, k, i + 1) - idist__ipc_slice(t, k, i);
+        size_t offset = idist__ipc_slice_begin(t, k, i) * op->size;
+        size_t count = idist__ipc_slice_begin(t, k, i + 1) - idist__ipc_slice_begin(t, k, i);
         const char *from = arena[i] + offset;
         if (i == t->group->rank) continue;
         error = idist__gpu_copy(to + offset, 0, from, 0, count, 1, op->size, stream);
@@ -1393,19 +1357,19 @@ static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, 
     return error;
 }
 
-static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
+static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->chunk_count > 1 ? 2 : 1; }
 
 // Enqueues one thing of the next phase: give (0), take (1) or collect (2), if there is a chunk for
 // it.
-static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
+static cudaError_t idist__ipc_enqueue_step(const idist__task *t, size_t what) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    size_t behind = what * idist__ipc_depth(op), nth = op->nout - behind;
+    size_t behind = what * idist__ipc_depth(op), nth = op->enqueued_count - behind;
     size_t at = nth * op->chunk, k, slot;
     char *arena[IDIST__IPC_RANKS];
     int i;
 
-    if (op->nout < behind || nth >= op->nchunks) return cudaSuccess;
+    if (op->enqueued_count < behind || nth >= op->chunk_count) return cudaSuccess;
     if (idist__gpu_of(t->group->w)->closed) return cudaErrorNotPermitted;
 
     k = op->call.count - at < op->chunk ? op->call.count - at : op->chunk;
@@ -1421,41 +1385,41 @@ static cudaError_t idist__ipc_enqueue(const idist__task *t, size_t what) {
 static bool idist__ipc_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1;
-    size_t nphases = op->nchunks + lag * depth, most, what;
-    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[0];
+    size_t nphases = op->chunk_count + lag * depth, most, what;
+    cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
 
-    if (op->running) return false;
-    idist__gpu_waits(t, true);
+    if (op->with_backend) return false;
+    idist__gpu_set_waiting(t, true);
 
     if (op->state == IDIST__GPU_WAIT) {
-        if (!idist__gpu_arrived(t, op->event)) return false;
+        if (!idist__gpu_event_done(t, op->event)) return false;
         op->state = IDIST__GPU_MOVE;
     }
 
-    most = op->nhost + depth < nphases ? op->nhost + depth : nphases;
+    most = op->started_count + depth < nphases ? op->started_count + depth : nphases;
 
-    for (; op->nout < most && op->error == cudaSuccess; op->nout++) {
+    for (; op->enqueued_count < most && op->error == cudaSuccess; op->enqueued_count++) {
         for (what = 0; what <= lag && op->error == cudaSuccess; what++)
-            op->error = idist__ipc_enqueue(t, what);
+            op->error = idist__ipc_enqueue_step(t, what);
         if (op->error == cudaSuccess)
-            op->error = cudaEventRecord(op->slots[op->nout % 2].out, stream);
+            op->error = cudaEventRecord(op->slots[op->enqueued_count % 2].out, stream);
     }
 
-    if (op->nhost == nphases) {
-        idist__gpu_over(t);
+    if (op->started_count == nphases) {
+        idist__gpu_complete(t);
         return true;
     }
 
-    if (!idist__gpu_arrived(t, op->slots[op->nhost % 2].out)) return false;
-    op->nhost++;
-    idist__gpu_meet(t);
+    if (!idist__gpu_event_done(t, op->slots[op->started_count % 2].out)) return false;
+    op->started_count++;
+    idist__gpu_start_barrier(t);
 
     return true;
 }
 
 //------------------------------------------------------------------------------
 // [ipc:own]  what a rank does with device memory of its own
-// uses err world core:call nccl:types cuda ptx call
+// uses err world core:call gpu:types device ptx call
 //
 // Each of these is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------
@@ -1481,15 +1445,15 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
     own->w = g->w;
     own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)o->stream;
-    if (!own->gpu || !own->gpu->under)
+    if (!own->gpu || !own->gpu->host_backend)
         status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
     else if (g->w->thread_stops)
         status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 
     if (status == IDIST_OK) {
-        own->gpu->nusers++;
+        own->gpu->user_count++;
         own->guard = idist__gpu_enter(own->gpu);
-        if (kernels) own->error = idist__ipc_ready(g->w);
+        if (kernels) own->error = idist__ipc_need_kernels(g->w);
     }
 
     pthread_mutex_unlock(&own->w->lock);
@@ -1500,7 +1464,7 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
 static idist_status idist__own_end(const idist__own *own, const char *name) {
     idist__gpu_leave(own->gpu, own->guard);
     idist__world_lock(own->w);
-    own->gpu->nusers--;
+    own->gpu->user_count--;
     pthread_mutex_unlock(&own->w->lock);
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_fail(name, own->error);
 }
@@ -1531,13 +1495,13 @@ IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist
 }
 
 IDIST__UNUSED static void idist__own_free(void *p) {
-    idist__home home;
+    idist__gpu_home home;
 
     if (!p) return;
-    idist__home_enter(&home);
+    idist__gpu_home_enter(&home);
     cudaFree(p);
     cudaGetLastError();
-    idist__home_leave(&home);
+    idist__gpu_home_leave(&home);
 }
 
 // Whether the rank has a device, and the kernels.
@@ -1571,9 +1535,9 @@ IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_
 
     if (s != IDIST_OK) return s;
     if (own.error == cudaSuccess && nthreads)
-        own.error = idist__ipc_launch(own.gpu, kernel, args, nthreads, own.stream);
+        own.error = idist__ipc_launch_kernel(own.gpu, kernel, args, nthreads, own.stream);
 
     return idist__own_end(&own, name);
 }
 
-#endif // IDIST__GPU_CHUNK
+#endif // IDIST__INSIDE_NCCL_H

@@ -1,17 +1,20 @@
-/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory, over NCCL - MIT licence
+/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory - MIT licence
 
 DO THIS
 
-    Include it where idist.h is included, or on the command line; lay idist_ipc.h beside it; link the CUDA runtime:
+    Include it where idist.h is included, or on the command line, with idist_gpu.h and idist_ipc.h
+    beside it, and link the CUDA runtime:
 
-        cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c -L$CUDA_HOME/lib64 -lcudart -o app
+        cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c \
+            -L$CUDA_HOME/lib64 -lcudart -o app
 
-        // app.c: every rank has 1, and all get the number of ranks
+        // app.c: every rank contributes 1; all of them get the number of ranks
         #include <cuda_runtime_api.h>
         #include <stdio.h>
         int main(void) {
             float one = 1, *x = NULL;
-            bool ok = idist_initialize(NULL) == IDIST_OK && cudaMalloc((void **)&x, sizeof *x) == cudaSuccess;
+            bool ok = idist_initialize(NULL) == IDIST_OK;
+            ok = ok && cudaMalloc((void **)&x, sizeof *x) == cudaSuccess;
             if (ok) cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice);
             if (!ok || idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, NULL) != IDIST_OK)
                 return printf("no GPU, or %s\n", idist_last_error()), 1;
@@ -20,96 +23,123 @@ DO THIS
             return idist_finalize() != IDIST_OK;
         }
 
-    idist_initialize picks a device for each rank (local rank modulo devices; desc.device or IDIST_DEVICE) and makes it the
-    current one of the calling thread. (Another thread that has chosen none gets it with its first call on device memory; one
-    that has keeps its own.) From then on every communication call takes device pointers as well as host pointers;
-    the runtime knows which are which. Managed memory counts as host memory. NCCL is loaded at run time (libnccl.so.2, also
-    that of Python's package nvidia-nccl in VIRTUAL_ENV, CONDA_PREFIX, ~/.local or the system, or the file in IDIST_NCCL_LIB;
-    2.14 or later), unless the program is linked with it; no header of it is needed.
+    idist_initialize picks a device for each rank (local rank modulo the number of devices;
+    desc.device or IDIST_DEVICE overrides that) and makes it the calling thread's current device.
+    (Another thread that has not chosen a device gets it with its first call on device memory; one
+    that has keeps its own.) From then on every communication call takes device pointers as well as
+    host pointers; the CUDA runtime tells them apart. Managed memory counts as host memory.
+
+    NCCL 2.14 or later is loaded at run time unless the program is linked with it; its header is not
+    needed. It is looked for in the file that IDIST_NCCL_LIB names, or else as libnccl.so.2 where
+    the loader looks and in Python's package nvidia-nccl (in VIRTUAL_ENV, CONDA_PREFIX, ~/.local and
+    the system).
 
 HOW DEVICE MEMORY TRAVELS
 
-    idist_device_backend() says which; desc.device_backend or IDIST_DEVICE_BACKEND asks for one, the same on all ranks.
+    idist_device_backend() names the device backend in use. desc.device_backend or
+    IDIST_DEVICE_BACKEND asks for one, which must be the same on all ranks.
 
-        nccl     where each rank has a GPU of its own. Several ranks on one GPU NCCL takes from 2.30.3 on, if you ask for it
-                 here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
-        ipc      ranks of one host that share a GPU: they read each other's memory (idist_ipc.h)
-        staged   everywhere: through pinned memory and the backend of the host, a chunk at a time
+        nccl     where each rank has a GPU of its own. NCCL 2.30.3 or later also takes several ranks
+                 on one GPU, if you ask for nccl here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
+        ipc      for ranks of one host that share a GPU: they read each other's memory (idist_ipc.h)
+        staged   everywhere: through pinned memory and the host's backend, a chunk at a time
 
-    What the one in use does not have is staged: scan, exscan, ops of your own, the bitwise and logical ones, messages
-    without a stream, reductions of I16 and U16, and those of 8-bit floats; but these NCCL has from 2.24 on, where all ranks
-    have GPUs of compute capability 9.0 or more. NCCL rounds floats of 16 and 8 bits at every step, multiplies by 1/n before
-    it adds up an AVG, and leaves open what MIN and MAX of a NaN are; the others give the bits of the host. MPI always gets
-    host memory, also one that is built for CUDA.
+    What the device backend does not support is staged: scan, exscan, user-defined ops, bitwise and
+    logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats. (NCCL
+    supports the latter from 2.24 on if all ranks have GPUs of compute capability 9.0 or more.)
+
+    NCCL rounds 16-bit and 8-bit floats at every step, multiplies by 1/n before it sums for an AVG,
+    and does not define MIN and MAX of a NaN. The other device backends give the same bits as the
+    host. MPI is always given host memory, even if it was built for CUDA.
 
 CALLS
 
-    blocking          begins after what the legacy default stream holds; the result is there on return. Work on other streams
-                      is yours to synchronise. (It clears what cudaGetLastError would say: ask before.)
-    opts.stream       begins after what that stream holds; what comes to the stream later sees the result. What NCCL serves
-                      is enqueued and returns, and may be captured into a graph (the first call of a group may not;
-                      destroy the graph before the group: NCCL waits for that); what it does not serve blocks while the
-                      host's part runs. Keep the buffers until the stream is through; what goes wrong then is an error
-                      of a later call.
-    opts.request      goes on beside the program until idist_wait or idist_test, or until idist_wait_stream has told a stream
-                      to wait for it. With a stream as well: begins after what the stream holds now.
-    idist_group_begin / _end   hand NCCL all calls between them at once.
+    blocking          starts after the work in the legacy default stream; the result is there on
+                      return. Synchronise other streams yourself. (The call clears CUDA's last
+                      error: read cudaGetLastError before it.)
+    opts.stream       starts after the work in that stream; work added to the stream later sees the
+                      result. A call that NCCL supports is enqueued and returns; it may be captured
+                      into a graph, except for the first call of a group. (Destroy the graph before
+                      the group: NCCL waits for that.) Other calls block while the host does its
+                      part. Keep the buffers until the stream has finished with them; an error after
+                      the return is reported by a later call.
+    opts.request      proceeds beside the program until idist_wait or idist_test, or until
+                      idist_wait_stream makes a stream wait for it. With a stream as well, it starts
+                      after the work that is in the stream now.
+    idist_group_begin / _end   hand all calls between them to NCCL at once.
 
-    In one collective all ranks give device memory, or none does, else it is IDIST_ERR_MISMATCH. A rank that has nothing to
-    give or get (a v-form) says by any device pointer, or by its stream, that the others have theirs on devices. A message
-    may go from a device to the host of another rank. Over NCCL a message on a stream (without a request) needs a receive on
-    a stream, of the same count; it holds up its stream until then, so that ranks which send to each other do it between
-    group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in their order.
+    In one collective either all ranks pass device memory or none does; otherwise the call is
+    IDIST_ERR_MISMATCH. A rank that contributes and receives nothing (in a v-form) shows with any
+    device pointer, or with its stream, that the others use device memory. A message may go from a
+    device to the host memory of another rank.
 
-    The first call of a group on device memory waits for the other members; for the world that is done in idist_initialize.
-    It also connects them for every collective: NCCL alone does so in the first call of each algorithm, which then waits on
-    the host until all ranks make it. What NCCL moves by pairs of ranks (messages on a stream, all_to_all, gather, scatter,
-    the v-forms but all_gatherv) connects a pair in its first call, and that call does wait on the host for the other rank;
-    one all_to_all connects all pairs of a group. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (16 MiB; defined
-    where the implementation is compiled, alike for all ranks; 0: none): one that NCCL takes only beyond that waits once.
+    Over NCCL a send on a stream (without a request) needs a receive on a stream, of the same count.
+    It blocks its stream until then, so ranks that send to each other must do so between group_begin
+    and group_end. Tags are compared, not matched: messages between two ranks arrive in order.
 
-    All ranks compare the calls, and look after each other, by the backend of the host, beside NCCL: different calls, ranks
-    that do not come in time and lost ones give the errors that they give on the host, the communicator is aborted, and
-    streams that waited for it go on, with garbage in the buffers. A progress thread sees to that while you wait for a
-    stream. (Over an MPI without MPI_THREAD_MULTIPLE there is none: there it is seen in the next call.)
+    The first call of a group on device memory waits for the other members; for the world that
+    happens in idist_initialize. It also connects the members for every collective, because NCCL
+    alone connects them in the first call of each algorithm, which then waits on the host until all
+    ranks make it. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (default 16 MiB; defined
+    where the implementation is compiled, the same for all ranks; 0 tries none): one that NCCL
+    chooses only for larger calls waits once.
 
-    A call that waits inside NCCL is got out by ncclCommRevoke, from 2.28.7 on. For an older NCCL idist makes communicators
-    that do not block; one of yours that does (desc.nccl_comm, desc.nccl_config) is not aborted before the call is out. After
-    a failure a graph that holds calls of the group must not be launched again; until it is destroyed a thread waits in
-    ncclCommAbort, and from 2.28.7 on the communicator stays in memory instead.
+    What NCCL moves between pairs of ranks (messages on a stream, all_to_all, gather, scatter, and
+    the v-forms except all_gatherv) connects a pair in its first call, and that call does wait on
+    the host for the other rank. One all_to_all connects all pairs of a group.
 
-    Where NCCL itself says that a peer is gone or late (over InfiniBand and sockets, not inside a host) the host has a second
-    to find out which; then it is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without a name.
+FAILURES
 
-    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) lets blocking calls and requests go before what else the device
-    has to do, where both fit: the gradients of a backward pass, say. What has opts.stream alone has that stream's priority.
+    The ranks compare their calls and watch each other through the host's backend, beside NCCL.
+    Different calls, late ranks and lost ranks give the same errors as on the host. The communicator
+    is aborted, and streams that waited for it go on, with undefined contents in the buffers. A
+    progress thread does this while you wait for a stream. (An MPI without MPI_THREAD_MULTIPLE
+    allows no such thread: there the next call notices.)
 
-    desc.nccl_comm hands in a communicator for the world; it stays yours, but is aborted, and so freed, when the world
-    fails. desc.nccl_config is for those that idist makes. Pinned memory is kept until the end of the world.
+    A call that waits inside NCCL is released by ncclCommRevoke, from 2.28.7 on. For an older NCCL
+    idist creates non-blocking communicators; a blocking one of yours (desc.nccl_comm,
+    desc.nccl_config) is not aborted before the call has returned. After a failure, do not launch a
+    graph again that holds calls of the group. Until the graph is destroyed a thread waits in
+    ncclCommAbort; from 2.28.7 on the communicator stays in memory instead.
+
+    When NCCL itself reports that a peer is gone or late (over InfiniBand and sockets, not inside a
+    host), the host has a second to find out which. After that the error is IDIST_ERR_PEER_LOST or
+    IDIST_ERR_TIMEOUT without the name of a rank.
+
+OPTIONS
+
+    desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) gives blocking calls and requests
+    priority over other work of the device: for the gradients of a backward pass, say. A call with
+    opts.stream alone has the priority of that stream.
+
+    desc.nccl_comm provides a communicator for the world. It stays yours, but is aborted, and so
+    freed, when the world fails. desc.nccl_config configures the communicators that idist creates.
+    Pinned memory is kept until the end of the world.
 
 WHEN THERE IS NO DEVICE
 
-    No driver, no device, or none on one of the ranks: the world has none (idist_device() is "cpu"), the CPU path works as
-    ever, and a call with opts.stream is IDIST_ERR_NO_DEVICE with the reason. Asked for by name ("cuda", "cuda:1") on any
-    rank, it is an error of idist_initialize on all; so are NCCL and IPC asked for where they cannot be. For a program that
-    starts without libcudart.so, link libcudart_static.a. All ranks include this header, or none does.
+    If there is no driver or no device, even on one rank only, the world has no device:
+    idist_device() is "cpu", calls on host memory work as ever, and a call with opts.stream is
+    IDIST_ERR_NO_DEVICE with the reason. If any rank asks for a device by name ("cuda", "cuda:1"),
+    idist_initialize fails on all ranks instead; so it does when NCCL or IPC is asked for and cannot
+    be used. A program that must start without libcudart.so links libcudart_static.a. Either all
+    ranks include this header or none does.
 
-    Where a GPU lies idle that could be used, or GPUs talk without NCCL, a warning says why and what helps. That a machine
-    has no driver, or no GPU, is none.
+    A warning with reason and remedy is logged when a usable GPU stays idle, or when GPUs
+    communicate without NCCL. A machine without a driver or a GPU causes no warning.
 
 CONTENTS
 
       [nccl:api]     the backend's entry in IDIST_BACKENDS
       [nccl:load]    NCCL's functions, found at run time
-      [nccl:types]   worlds, groups, tasks
-      [nccl:cuda]    errors, pinned memory
-      [nccl:agree]   what the members of a group tell each other
-      [nccl:comm]    calls that NCCL serves
-      [nccl:stage]   calls that go through pinned memory
+      [nccl:job]     NCCL calls that may never return, each in a thread of its own
+      [nccl:issue]   which functions of NCCL serve a call
+      [nccl:abort]   errors of NCCL, and aborting a communicator
+      [nccl:launch]  calls that NCCL serves
       [nccl:setup]   how a group moves device memory
       [nccl:route]   which calls are for the device
-      [nccl:engine]  the part of a backend that concerns device memory
-      [nccl:join]    which device and which way, agreed by all ranks
+      [nccl:engine]  the device's part of a backend
+      [nccl:join]    the device and the device backend that all ranks agree on
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -125,16 +155,16 @@ extern "C" {
 // [nccl:api]  the backend's entry in IDIST_BACKENDS
 //------------------------------------------------------------------------------
 
-// Device memory, beside the backend that the world has for host memory.
+// Moves device memory, beside the backend that the world has for host memory.
 IDIST_API const idist_backend_api *idist_nccl_backend(void);
 
-// The communicator of a group (NULL: the world), an ncclComm_t, for calls of your own; NULL, and
-// idist_last_error, where the group does not use NCCL. It stays idist's. The first time collective,
-// as is a group's first call on device memory.
+// The ncclComm_t of a group (NULL: the world), for calls of your own. NULL if the group does not
+// use NCCL; idist_last_error says why. The communicator stays idist's. The first such call on a
+// group is collective, as is the group's first call on device memory.
 IDIST_API void *idist_nccl_comm(idist_group *group);
 
-// Pinned host memory, for the batches of a loader (idist_train.h) say: copies to and from a device
-// go on by themselves.
+// Pinned host memory, for the batches of a loader (idist_train.h), say: copies between it and a
+// device run asynchronously.
 IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #undef IDIST__ENTRY_NCCL
@@ -157,8 +187,13 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #include "idist_begin.h"
 
+#define IDIST__INSIDE_NCCL_H
+#include "idist_gpu.h"
+#include "idist_ipc.h"
+#undef IDIST__INSIDE_NCCL_H
+
 //------------------------------------------------------------------------------
-// [nccl:load]  NCCL's functions, found at run time, so that the program also runs where there is none
+// [nccl:load]  NCCL's functions, found at run time
 // uses os
 //------------------------------------------------------------------------------
 
@@ -166,7 +201,8 @@ typedef struct idist__nccl_id { // ncclUniqueId
     char bytes[128];
 } idist__nccl_id;
 
-// NCCL's enums are ints, and ncclComm_t is a pointer.
+// NCCL's enums are ints and ncclComm_t is a pointer: nccl.h is not needed. tests/gpu/nccl_abi.c
+// compares these numbers with those of an nccl.h.
 enum {
     IDIST__NCCL_OK = 0,
     IDIST__NCCL_CUDA_ERROR = 1,
@@ -184,34 +220,40 @@ enum {
 };
 
 // clang-format off
-#define IDIST__NCCL_FUNCTIONS(X)                                                                                     \
-    X(int, GetVersion, (int *version))                                                                               \
-    X(int, GetUniqueId, (idist__nccl_id *id))                                                                        \
-    X(const char *, GetErrorString, (int result))                                                                    \
-    X(const char *, GetLastError, (void *comm))                                                                      \
-    X(int, CommInitRankConfig, (void **comm, int size, idist__nccl_id id, int rank, void *config))                   \
-    X(int, CommFinalize, (void *comm))                                                                               \
-    X(int, CommDestroy, (void *comm))                                                                                \
-    X(int, CommAbort, (void *comm))                                                                                  \
-    X(int, CommGetAsyncError, (void *comm, int *result))                                                             \
-    X(int, CommCount, (void *comm, int *size))                                                                       \
-    X(int, CommUserRank, (void *comm, int *rank))                                                                    \
-    X(int, CommCuDevice, (void *comm, int *device))                                                                  \
-    X(int, RedOpCreatePreMulSum, (int *op, void *factor, int type, int on_host, void *comm))                         \
-    X(int, RedOpDestroy, (int op, void *comm))                                                                       \
-    X(int, GroupStart, (void))                                                                                       \
-    X(int, GroupEnd, (void))                                                                                         \
-    X(int, AllReduce, (const void *send, void *recv, size_t count, int type, int op, void *comm, cudaStream_t))      \
-    X(int, Reduce, (const void *send, void *recv, size_t count, int type, int op, int root, void *comm, cudaStream_t)) \
-    X(int, Broadcast, (const void *send, void *recv, size_t count, int type, int root, void *comm, cudaStream_t))    \
-    X(int, AllGather, (const void *send, void *recv, size_t count, int type, void *comm, cudaStream_t))              \
-    X(int, ReduceScatter, (const void *send, void *recv, size_t count, int type, int op, void *comm, cudaStream_t))  \
-    X(int, Send, (const void *send, size_t count, int type, int to, void *comm, cudaStream_t))                       \
+#define IDIST__NCCL_FUNCTIONS(X)                                                                  \
+    X(int, GetVersion, (int *version))                                                            \
+    X(int, GetUniqueId, (idist__nccl_id *id))                                                     \
+    X(const char *, GetErrorString, (int result))                                                 \
+    X(const char *, GetLastError, (void *comm))                                                   \
+    X(int, CommInitRankConfig, (void **comm, int size, idist__nccl_id id, int rank,               \
+                                void *config))                                                    \
+    X(int, CommFinalize, (void *comm))                                                            \
+    X(int, CommDestroy, (void *comm))                                                             \
+    X(int, CommAbort, (void *comm))                                                               \
+    X(int, CommGetAsyncError, (void *comm, int *result))                                          \
+    X(int, CommCount, (void *comm, int *size))                                                    \
+    X(int, CommUserRank, (void *comm, int *rank))                                                 \
+    X(int, CommCuDevice, (void *comm, int *device))                                               \
+    X(int, RedOpCreatePreMulSum, (int *op, void *factor, int type, int on_host, void *comm))      \
+    X(int, RedOpDestroy, (int op, void *comm))                                                    \
+    X(int, GroupStart, (void))                                                                    \
+    X(int, GroupEnd, (void))                                                                      \
+    X(int, AllReduce, (const void *send, void *recv, size_t count, int type, int op,              \
+                       void *comm, cudaStream_t))                                                 \
+    X(int, Reduce, (const void *send, void *recv, size_t count, int type, int op,                 \
+                    int root, void *comm, cudaStream_t))                                          \
+    X(int, Broadcast, (const void *send, void *recv, size_t count, int type, int root,            \
+                       void *comm, cudaStream_t))                                                 \
+    X(int, AllGather, (const void *send, void *recv, size_t count, int type,                      \
+                       void *comm, cudaStream_t))                                                 \
+    X(int, ReduceScatter, (const void *send, void *recv, size_t count, int type,                  \
+                           int op, void *comm, cudaStream_t))                                     \
+    X(int, Send, (const void *send, size_t count, int type, int to, void *comm, cudaStream_t))    \
     X(int, Recv, (void *recv, size_t count, int type, int from, void *comm, cudaStream_t))
 // clang-format on
 
 typedef struct idist__nccl {
-    int version;                              // 22809: 2.28.9; 0: there is none
+    int version;                              // 22809 is 2.28.9; 0: no NCCL
     int (*CommRevoke)(void *comm, int flags); // NULL: not in this version
 #define IDIST__X(result, name, args) result(*name) args;
     IDIST__NCCL_FUNCTIONS(IDIST__X)
@@ -222,7 +264,7 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// The library of a Python package (nvidia-nccl-cu12, which PyTorch brings along) below this folder.
+// The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
 static void *idist__nccl_in_python(const char *prefix, const char *below) {
     char pattern[512];
     void *library = NULL;
@@ -240,7 +282,7 @@ static void *idist__nccl_in_python(const char *prefix, const char *below) {
     return library;
 }
 
-// Where the loader looks, then in the environments of Python.
+// Looks where the loader does, then in Python's environments.
 static void *idist__nccl_open(void) {
     void *library = dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL);
 
@@ -249,124 +291,128 @@ static void *idist__nccl_open(void) {
     if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
     if (!library) library = idist__nccl_in_python("/usr/local", "");
     if (!library) library = idist__nccl_in_python("/usr", "");
-    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for the reason
+    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for dlerror
 }
 
-// Fills the table, or says why not: from what the program is linked with, else from the library,
-// which stays loaded because it has threads.
-static void idist__nccl_load(idist__nccl *nccl, char *why, size_t cap) {
+// Fills the table, or stores the reason why not. A library that is linked with the program comes
+// first. The library is never unloaded, because it has threads.
+static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
-    void *library = file ? NULL : dlopen(NULL, RTLD_NOW),
-         *at; // the program and what it is linked with
+    void *library = file ? NULL : dlopen(NULL, RTLD_NOW); // the program and its libraries
+    void *at;
 
     if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
     if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
 
     if (!library) {
         const char *text = dlerror();
-        snprintf(why, cap, "NCCL could not be loaded: %s", text ? text : "no reason given");
+        snprintf(reason, capacity, "NCCL could not be loaded: %s", text ? text : "no reason given");
         return;
     }
 #define IDIST__X(result, name, args)                                  \
     if ((at = dlsym(library, "nccl" #name)) == NULL) missing = #name; \
-    memcpy(&nccl->name, &at, sizeof at); // C knows no other way from an object to a function
+    memcpy(&nccl->name, &at, sizeof at); // C does not convert object pointers to function pointers
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
     if (missing)
-        snprintf(why, cap, "the NCCL that was loaded has no nccl%s; 2.14 and later do", missing);
+        snprintf(reason, capacity, "the NCCL that was loaded has no nccl%s; use 2.14 or later",
+                 missing);
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
-        snprintf(why, cap, "ncclGetVersion failed");
+        snprintf(reason, capacity, "ncclGetVersion failed");
 
     at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
     memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 
-// ncclConfig_t as 2.14 has it, which later versions take as well.
+//------------------------------------------------------------------------------
+// [nccl:job]  NCCL calls that may never return, each in a thread of its own
+// uses os gpu:types device load
+//
+// Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
+// in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
+//
+//     group set up     JOB_INIT       idist__nccl_init_wait, up to the init time-out
+//     group failed     JOB_ABORT      idist__nccl_abort_join
+//     group closed     JOB_FINALIZE   idist__nccl_reap, at the end of the world
+//
+// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
+// makes every call return first. Before that idist makes communicators non-blocking, so that calls
+// return at once, and the abort waits at the gate until nobody is inside.
+//------------------------------------------------------------------------------
+
+// ncclConfig_t of NCCL 2.14, which later versions accept too.
 typedef struct idist__nccl_config {
     size_t nbytes;
     unsigned magic, version;
     int blocking;
 } idist__nccl_config;
 
-typedef enum idist__nccl_what {
-    IDIST__NCCL_INIT,
-    IDIST__NCCL_ABORT,
-    IDIST__NCCL_END
-} idist__nccl_what;
+typedef enum idist__nccl_job_kind {
+    IDIST__JOB_INIT,    // creates a communicator and connects its ranks
+    IDIST__JOB_ABORT,   // releases whoever is inside, and frees it
+    IDIST__JOB_FINALIZE // ends it together with the other ranks
+} idist__nccl_job_kind;
 
-// Who is inside a call of NCCL with a communicator. On the heap: a job that does not end outlives
-// the world.
+// Whether a thread is inside a call of NCCL with a communicator. On the heap, because a job that
+// never ends outlives the world.
 typedef struct idist__nccl_gate {
     int inside; // atomic
 } idist__nccl_gate;
 
-typedef enum idist__nccl_phase { // of an INIT
-    IDIST__NCCL_STARTS,
-    IDIST__NCCL_CONNECTS, // the communicator is there
-    IDIST__NCCL_OVER,     // the communicator is no longer the job's
-    IDIST__NCCL_GIVEN_UP  // nobody waits for it any more
+// The phases of a JOB_INIT.
+typedef enum idist__nccl_phase {
+    IDIST__INIT_CREATING,
+    IDIST__INIT_CONNECTING, // the communicator exists
+    IDIST__INIT_DONE,       // the job no longer owns the communicator
+    IDIST__INIT_GIVEN_UP    // nobody waits for the job any more
 } idist__nccl_phase;
-
-// What may take NCCL for ever, in a thread of its own.
 typedef struct idist__nccl_job {
-    idist__nccl nccl; // a copy: a job that does not end outlives the world
-    idist__nccl_what what;
-    void *comm;
-    idist__nccl_id id;
-    idist__nccl_config own; // where the user has none
-    void *config;
+    idist__nccl nccl; // a copy: the job may outlive the world
+    idist__nccl_job_kind kind;
     int device, rank, size;
     int result;
-    int done;                     // atomic: 1, or IDIST__NCCL_LEFT
-    int phase;                    // atomic, of an INIT
-    cudaStream_t stream;          // of an INIT: where it connects the ranks, ...
-    char *room;                   // ... with this memory; its thread frees both
-    idist__nccl_gate *gate;       // of an ABORT: waits until nobody is inside, ...
-    struct idist__nccl_job *init; // ... and until this INIT, given up, has ended; then frees it
-    int64_t deadline_ns;          // of an ABORT's waits
-    bool keeps;                   // an ABORT that must not free: a graph holds calls
+    int done; // atomic: IDIST__JOB_*
+    void *comm;
     pthread_t thread;
-    struct idist__nccl_job *next; // of those that end
+    struct idist__nccl_job *next; // in gpu->ending_jobs
+    // JOB_INIT:
+    int phase; // atomic: idist__nccl_phase
+    idist__nccl_id id;
+    void *config;
+    idist__nccl_config own_config; // used if the user has none
+    cudaStream_t stream;           // where it connects the ranks, ...
+    char *buffer;                  // ... with this memory; its thread frees both
+    // JOB_ABORT:
+    idist__nccl_gate *gate;           // it waits until nobody is inside, ...
+    struct idist__nccl_job *init_job; // ... and until this JOB_INIT ends, which it then frees
+    int64_t deadline_ns;              // of both waits
+    bool keep_memory;                 // a graph holds calls: do not free the communicator
 } idist__nccl_job;
-
-enum { IDIST__NCCL_LEFT = 2 }; // nobody waits for the job: it frees itself
 
 #ifndef IDIST_NCCL_CONNECT_BYTES
 #define IDIST_NCCL_CONNECT_BYTES (16 << 20)
 #endif
-#define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to come out of NCCL
+#define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to leave NCCL
 
-// Waits a little, longer from turn to turn.
-static void idist__nccl_nap(int *turns) {
-    struct timespec nap = {0, 50000};
-
-    if (++*turns <= 50) {
-        sched_yield();
-        return;
-    }
-
-    if (*turns > 100) nap.tv_nsec = 1000000;
-    nanosleep(&nap, NULL);
+static bool idist__nccl_is_given_up(const idist__nccl_job *job) {
+    return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-static bool idist__nccl_given_up(const idist__nccl_job *job) {
-    return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__NCCL_GIVEN_UP;
+// Whether a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the world is
+// gone.
+static bool idist__nccl_must_stop(const idist__nccl_job *job) {
+    if (job->kind == IDIST__JOB_INIT) return idist__nccl_is_given_up(job);
+    if (job->kind == IDIST__JOB_ABORT) return idist__os_now_ns() > job->deadline_ns;
+    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__JOB_LEFT;
 }
 
-// Whether a job must not wait any longer. An END waits for the other ranks until the world is gone.
-static bool idist__nccl_stops(const idist__nccl_job *job) {
-    if (job->what == IDIST__NCCL_INIT) return idist__nccl_given_up(job);
-    if (job->what == IDIST__NCCL_ABORT) return idist__os_now_ns() > job->deadline_ns;
-    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__NCCL_LEFT;
-}
-
-// The result of a call with a communicator that does not block: IN_PROGRESS if the job must not
-// wait for it any longer.
-static int idist__nccl_settled(const idist__nccl_job *job, int result) {
+// The final result of a call with a non-blocking communicator; IN_PROGRESS if the job must stop
+// waiting first.
+static int idist__nccl_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
-    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_stops(job)) {
-        idist__nccl_nap(&turns);
+    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_must_stop(job)) {
+        idist__gpu_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             return IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -374,17 +420,18 @@ static int idist__nccl_settled(const idist__nccl_job *job, int result) {
     return result;
 }
 
-// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT): that call then waits,
-// on the host, until all ranks make it. A program whose ranks run ahead of each other would hang
-// there, so every algorithm is used here, where all ranks are. Which one NCCL takes depends on the
-// kind of call and its size, and on whether a switch can do the reduction: floats that are added
-// up, it can, products it cannot. Broadcast and reduce have the ring, as have products of some
-// size. Larger calls than IDIST_NCCL_CONNECT_BYTES may get an algorithm that no size below them
-// gets, on large clusters. Pairs of ranks are left to their first message: all of them would take
-// hundreds of MB that a program without messages never needs.
+// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT). That call waits on
+// the host until all ranks make it, and a program whose ranks run ahead of each other would hang
+// there. So every algorithm is used once here, where all ranks are.
+//
+// Which algorithm NCCL takes depends on the operation, the size, and whether a switch can do the
+// reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do products
+// of some size. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an algorithm
+// that no smaller size gets. Pairs of ranks are left to their first message: connecting all of them
+// would take hundreds of MB that a program without messages never needs.
 static int idist__nccl_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
-    char *at = job->room;
+    char *at = job->buffer;
     size_t nbytes;
     int step, result = IDIST__NCCL_OK;
 
@@ -393,23 +440,23 @@ static int idist__nccl_connect(idist__nccl_job *job) {
         char *mine = at + (size_t)job->rank * each * 4;
 
         for (step = 0; step < 5 && result == IDIST__NCCL_OK; step++) {
-            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32,
-                op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
+            int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32;
+            int op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
 
-            if (idist__nccl_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
+            if (idist__nccl_is_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
             else if (step < 2)
                 result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
             else if (step < 4)
                 result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
             else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
-            result = idist__nccl_settled(job, result);
+            result = idist__nccl_wait_result(job, result);
         }
     }
 
     return result;
 }
 
-// Waits for what idist__nccl_connect began.
+// Waits for the calls of idist__nccl_connect to finish on the device.
 static int idist__nccl_connected(idist__nccl_job *job) {
     int turns = 0, result = IDIST__NCCL_OK;
     cudaError_t error;
@@ -417,8 +464,8 @@ static int idist__nccl_connected(idist__nccl_job *job) {
     while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady &&
            result == IDIST__NCCL_OK) {
         cudaGetLastError();
-        if (idist__nccl_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
-        idist__nccl_nap(&turns);
+        if (idist__nccl_is_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
+        idist__gpu_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -428,25 +475,25 @@ static int idist__nccl_connected(idist__nccl_job *job) {
     return result;
 }
 
-// The phase of an INIT moves on, unless it was given up.
-static bool idist__nccl_moves_on(idist__nccl_job *job, idist__nccl_phase to) {
+// Moves a JOB_INIT on to its next phase. False: it was given up.
+static bool idist__nccl_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
     return __atomic_compare_exchange_n(&job->phase, &from, (int)to, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
 }
 
-// Where nobody waits for it any more, it ends what it has begun, unless another job does
+// If the job has been given up it aborts the communicator itself, unless another job does that
 // (idist__nccl_give_up).
-static void idist__nccl_begin(idist__nccl_job *job) {
+static void idist__nccl_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
 
     if (!job->comm)
         job->result =
             nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
-    if (job->comm) job->result = idist__nccl_settled(job, job->result);
+    if (job->comm) job->result = idist__nccl_wait_result(job, job->result);
 
-    if (!idist__nccl_moves_on(job, IDIST__NCCL_CONNECTS)) {
+    if (!idist__nccl_enter_phase(job, IDIST__INIT_CONNECTING)) {
         if (job->comm) nccl->CommAbort(job->comm);
         return;
     }
@@ -456,15 +503,15 @@ static void idist__nccl_begin(idist__nccl_job *job) {
         if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
     }
 
-    if (!idist__nccl_moves_on(job, IDIST__NCCL_OVER) && !nccl->CommRevoke)
+    if (!idist__nccl_enter_phase(job, IDIST__INIT_DONE) && !nccl->CommRevoke)
         nccl->CommAbort(job->comm);
 }
 
-// What an INIT has on the device. Neither call waits for what runs there.
-static void idist__nccl_clear_room(idist__nccl_job *job) {
-    if (job->room) cudaFreeAsync(job->room, job->stream);
+// Frees a JOB_INIT's resources on the device. Neither call waits for the work there.
+static void idist__nccl_free_buffer(idist__nccl_job *job) {
+    if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
-    job->room = NULL;
+    job->buffer = NULL;
     job->stream = NULL;
 }
 
@@ -472,8 +519,8 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0;
 }
 
-// Waits for it until the deadline, and frees it. False: it has not come to an end, and is left to
-// itself; *result is IN_PROGRESS.
+// Waits for a job until the deadline and frees it. False: it has not ended, is left to itself, and
+// *result is IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     pthread_t thread;
 
@@ -485,9 +532,8 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     thread = job->thread;
     *result = IDIST__NCCL_IN_PROGRESS;
 
-    if (__atomic_exchange_n(&job->done, IDIST__NCCL_LEFT, __ATOMIC_ACQ_REL) !=
-        1) { // from here on it frees itself
-        pthread_detach(thread);
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
+        pthread_detach(thread); // the job frees itself
         return false;
     }
 
@@ -498,649 +544,103 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     return true;
 }
 
-// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on a revoke gets
-// everybody out first; before that communicators do not block, and the abort begins when nobody is
-// inside (idist__nccl_abort). Where somebody does not come out in time the communicator stays, and
-// the result is IN_PROGRESS.
-static void idist__nccl_end_comm(idist__nccl_job *job) {
+// Where a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
+// result is IN_PROGRESS.
+static void idist__nccl_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
 
     job->deadline_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
     job->result = IDIST__NCCL_IN_PROGRESS;
-    if (nccl->CommRevoke) revoked = idist__nccl_settled(job, nccl->CommRevoke(job->comm, 0));
-    if (job->init && !idist__nccl_job_join(job->init, job->deadline_ns, &ignored)) return;
+    if (nccl->CommRevoke) revoked = idist__nccl_wait_result(job, nccl->CommRevoke(job->comm, 0));
+    if (job->init_job && !idist__nccl_job_join(job->init_job, job->deadline_ns, &ignored)) return;
     if (revoked == IDIST__NCCL_IN_PROGRESS) return;
 
     while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
-        if (idist__nccl_stops(job)) return;
-        idist__nccl_nap(&turns);
+        if (idist__nccl_must_stop(job)) return;
+        idist__gpu_nap(&turns);
     }
 
-    job->result = job->keeps && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
+    job->result =
+        job->keep_memory && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
 }
 
-// Who is inside NCCL with a communicator that stays looks at the gate when it comes out.
+// A thread still inside NCCL looks at the gate when it comes out.
 static void idist__nccl_job_free(idist__nccl_job *job) {
-    if (job->what == IDIST__NCCL_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
+    if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job);
 }
 
-static void *idist__nccl_work(void *arg) {
+static void *idist__nccl_job_run(void *arg) {
     idist__nccl_job *job = (idist__nccl_job *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
 
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
 
-    if (job->what == IDIST__NCCL_INIT) {
-        idist__nccl_begin(job);
-        idist__nccl_clear_room(job);
-    } else if (job->what == IDIST__NCCL_ABORT) {
-        idist__nccl_end_comm(job);
+    if (job->kind == IDIST__JOB_INIT) {
+        idist__nccl_run_init(job);
+        idist__nccl_free_buffer(job);
+    } else if (job->kind == IDIST__JOB_ABORT) {
+        idist__nccl_run_abort(job);
     } else {
-        job->result = idist__nccl_settled(job, job->nccl.CommFinalize(job->comm));
+        job->result = idist__nccl_wait_result(job, job->nccl.CommFinalize(job->comm));
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__NCCL_LEFT)
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
         idist__nccl_job_free(job);
 
     return NULL;
 }
 
-static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_what what,
+static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl_job_kind what,
                                             int device, void *comm) {
     idist__nccl_job *job = (idist__nccl_job *)calloc(1, sizeof *job);
 
     if (!job) return NULL;
     job->nccl = *nccl;
-    job->what = what;
+    job->kind = what;
     job->device = device;
     job->comm = comm;
     return job;
 }
 
-// Or frees it.
+// Frees the job if it cannot start a thread.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
-    if (job && idist__os_thread(&job->thread, idist__nccl_work, job) == 0) return true;
-    if (job) idist__nccl_clear_room(job);
+    if (job && idist__os_thread(&job->thread, idist__nccl_job_run, job) == 0) return true;
+    if (job) idist__nccl_free_buffer(job);
     free(job);
     return false;
 }
 
 //------------------------------------------------------------------------------
-// [nccl:types]  worlds, groups, tasks
-// uses world load
+// [nccl:issue]  which of NCCL's functions serve a call
+// uses base:type world core:call gpu:types task load
 //------------------------------------------------------------------------------
 
-#define IDIST__GPU_SPIN_NS ((int64_t)30000)        // that who waits for it looks before it sleeps
-#define IDIST__GPU_LOOK_NS ((int64_t)20000)        // how long it sleeps at first, ...
-#define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and later
-#define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes that are staged at a time
-#define IDIST__GPU_SLOTS 3    // one on its way out, one with the backend, one on its way in
-#define IDIST__GPU_AHEAD 1000 // calls that a rank may have enqueued and the others not begun
-#define IDIST__GPU_LET_MS 200 // how long who has given up waits for the device to be free
-#define IDIST__GPU_FAULT_MS \
-    1000                    // how long the host may take to find the rank that NCCL complains of
-#ifndef IDIST__GPU_ABORT_MS // tests wait for less
-#define IDIST__GPU_ABORT_MS 5000 // how long ncclCommAbort, or another end, may take
-#endif
-#ifndef IDIST__IPC_CHUNK                    // tests make do with less
-#define IDIST__IPC_CHUNK ((size_t)16 << 20) // bytes that others read at a time
-#endif
-#define IDIST__IPC_LOAD_MS 300000 // how long another thread may take to load the kernels
-#define IDIST__IPC_SLOTS 4        // chunks that an arena has room for
-#define IDIST__IPC_SMALL 65536    // up to here each rank adds up everything itself
-#define IDIST__IPC_RANKS 16
-#define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // it can load them
-
-// How device memory gets to the other ranks. The numbers are those of cfg.device_backend. HOST: it
-// is host memory.
-typedef enum idist__gpu_path {
-    IDIST__BY_HOST_MEMORY,
-    IDIST__BY_NCCL,
-    IDIST__BY_IPC,
-    IDIST__BY_STAGING
-} idist__gpu_path;
-
-// Pinned memory, kept for the next call: to make it takes as long as many copies.
-typedef struct idist__pinned {
-    struct idist__pinned *next;
-    void *at;
-    size_t nbytes;
-} idist__pinned;
-
-// IDIST__IPC_SLOTS chunks on a device, which other ranks map. Nobody frees one that is mapped:
-// those of a group that is gone wait for the next group, and all are closed before the last barrier
-// of a world and freed after it.
-typedef struct idist__ipc_arena {
-    struct idist__ipc_arena *next;
-    char *at;
-    int rank;        // of the world, whose it is
-    uint32_t serial; // of those of that rank
-} idist__ipc_arena;
-
-// What a rank tells the others when the world begins.
-typedef struct idist__gpu_card {
-    int32_t has, named; // LACKS: it was asked for by name
-    int32_t wanted;     // cfg.device_backend
-    int32_t nccl;       // its version; 0: none
-    int32_t major;      // of the compute capability
-    int32_t adopts;     // cfg.nccl_comm is there
-    int32_t forced;     // several ranks on a GPU: the user says that NCCL takes it
-    int32_t unwell;     // an error of CUDA's that is not the plain absence of a driver or a GPU
-    uint64_t machine;   // where bus says which device it is; NCCL cares for that, and not for host
-                        // ids that the user gave
-    char bus[32], why[160], why_no_nccl[160];
-} idist__gpu_card;
-
-typedef struct idist__gpu {         // of a world
-    idist_backend_api api;          // what the world's backend is now, ...
-    const idist_backend_api *under; // ... and what it was, which moves the host's memory
-    idist__nccl nccl;
-    bool nccl_f8; // it reduces floats of 8 bits
-    int device;
-    const pthread_t *thread; // the world's own
-    int (*context_state)(int device, unsigned *flags,
-                         int *active); // cuDevicePrimaryCtxGetState; NULL: not found
-    idist__gpu_card *cards;            // of all ranks
-    idist__pinned *spare;
-    struct idist__pinning *pinning; // memory that will be spare
-    int nwaiting;                   // calls that wait for the device
-    int64_t nap_ns;                 // of who waits for it
-    int64_t spin_until_ns;          // until then they take no nap
-    bool stirred;                   // a call left the queue of its group: the next one may go on
-    int64_t looked_ns;              // when NCCL was asked for errors
-    idist__nccl_job *ending;        // communicators
-    int *word;                      // barriers on streams work on it; NULL: no NCCL, or no memory
-    idist__ipc_arena *arenas, *imports; // our own that no group has; those of others
-    uint32_t narenas;
-    bool closed;      // idist_finalize has begun: the memory of other ranks is read no more
-    bool stuck;       // something on the device never ends: what would wait for it is left alone
-    int nusers;       // threads that use this, or what a group has of a device, without the lock
-    int64_t leave_ns; // the end of the world waits for them until then; 0: it has not come
-    bool loading;     // a thread loads what follows, without the lock
-#if IDIST__IPC_KERNELS
-    cudaLibrary_t library;
-    cudaKernel_t kernels[7]; // F16, BF16, F32, F64; then those that pack
-#endif
-    idist__task *held; // by idist_group_begin, in their order
-} idist__gpu;
-
-// The device's part of a group, made by its first call on device memory.
-typedef struct idist__gpu_group {
-    idist__gpu_path path;
-    bool making, ready;         // what the members have together
-    cudaStream_t stream[3];     // out, or all of IPC; in; NCCL
-    idist__task *queue, **last; // calls that still want something of the backend, in their order
-    void *comm;                 // NULL also: it was aborted
-    bool adopted;               // it is the user's
-    bool captured;              // a graph may hold calls
-    bool launching;             // a thread hands calls to NCCL, without the lock
-    idist__nccl_gate *gate;     // whether it is inside
-    int fault;                  // what NCCL says of another rank; 0: nothing
-    int64_t fault_ns;           // when the host will not find out any more which one it is
-    idist__nccl_job *job;       // the abort
-    bool waited;                // for the abort
-    idist__ipc_arena *own;
-    char *arena[IDIST__IPC_RANKS]; // of each member
-} idist__gpu_group;
-
-typedef struct idist__gpu_slot { // a chunk that is staged
-    idist__pinned *memory;
-    cudaEvent_t out, in;
-} idist__gpu_slot;
-
-typedef enum idist__gpu_state {
-    IDIST__GPU_WAIT, // for what the caller's stream holds
-    IDIST__GPU_MOVE, // its chunks go their way
-    IDIST__GPU_END   // nothing is left to do but to wait for op->event
-} idist__gpu_state;
-
-// A call on device memory.
-typedef struct idist__gpu_op {
-    idist__gpu_path path;
-    idist__gpu_state state;
-    idist__call call;            // as the program made it; the backend gets parts of it
-    idist__print print;          // what the ranks compare
-    idist__user_op user;         // a copy: the program may free the op meanwhile
-    bool waiting;                // counted in gpu->nwaiting
-    bool running;                // the backend has a part of it
-    bool launched;               // NCCL has it
-    bool landed;                 // and all ranks have come
-    idist_status doomed;         // the host's part of a send or receive on a stream failed
-    bool pinning;                // it waits for pinned memory
-    size_t size;                 // bytes per element
-    size_t chunk;                // elements of each part of the buffers that move at a time
-    size_t nchunks, nout, nhost; // all of them; sent to the host; given to the backend
-    cudaError_t error;           // of a copy, to be told when nobody is in the middle of something
-    idist_recv_info info;
-    uint64_t slip[2]; // before a send on a stream: how many bytes
-    void *comm;       // NULL: it was aborted
-    void *away;       // what an all_to_all in place sends, out of the way
-    uint64_t
-        *counts; // where only pairs of ranks know them: ours, theirs, and what we expect of them
-    const void *holder; // the thread whose idist_group_begin holds it back
-    idist__task *held;  // the next of those
-    idist__task *after; // the next in the group's queue
-    cudaEvent_t event;  // not cleared from here on
-    uint64_t *room;     // of counts
-    idist__gpu_slot slots[IDIST__GPU_SLOTS];
-} idist__gpu_op;
-
-static idist__gpu *idist__gpu_of(const idist__world *w) { return (idist__gpu *)w->device; }
-static idist__gpu_group *idist__gpu_group_of(const idist_group *g) {
-    return (idist__gpu_group *)g->device;
-}
-static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gpu_op *)t->device; }
-
-//------------------------------------------------------------------------------
-// [nccl:cuda]  errors, pinned memory
-// uses os err mem world core:call types
-//------------------------------------------------------------------------------
-
-static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
-    cudaGetLastError(); // it is told here; the next to ask shall not hear it again
-    if (error == cudaErrorMemoryAllocation)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
-
-    return idist__fail(
-        IDIST_ERR_DEVICE, "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
-        error == cudaErrorInvalidResourceHandle
-            ? "; is the stream one of idist_device()? Each thread chooses by cudaSetDevice"
-            : "");
-}
-
-// The group fails because of this rank; idist_last_error has the reason.
-static void idist__gpu_fail_group(idist_group *g, idist_status status) {
-    char cause[300];
-    snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
-    idist__group_fail(g, status, cause);
-}
-
-// From the program, where it has the driver's library, or from that library, which the runtime has
-// loaded by now.
-static void idist__gpu_find_context_state(idist__gpu *gpu) {
-    static const char name[] = "cuDevicePrimaryCtxGetState";
-    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, name) : NULL;
-
-    if (!at) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!at && library) at = dlsym(library, name);
-    memcpy(&gpu->context_state, &at, sizeof at);
-}
-
-// Whether cudaSetDevice(device) would make a context there, which takes hundreds of MB of a GPU
-// that is another rank's. From CUDA 12 on it does, where there is none. In a thread that never
-// chose a device cudaGetDevice says 0.
-static bool idist__gpu_is_fresh(const idist__gpu *gpu, int device) {
-    unsigned flags = 0;
-    int active = 1;
-
-    if (CUDART_VERSION < 12000 || !gpu->context_state) return false;
-    return gpu->context_state(device, &flags, &active) == 0 && !active;
-}
-
-// The caller's device, while ours is the current one.
-static int idist__gpu_visit(const idist__gpu *gpu) {
-    int device = gpu->device;
-
-    cudaGetDevice(&device);
-    if (device != gpu->device) cudaSetDevice(gpu->device);
-    return device;
-}
-
-// A thread that had none stays on ours, and so does our own one.
-static void idist__gpu_return(const idist__gpu *gpu, int device) {
-    if (device == gpu->device || idist__gpu_is_fresh(gpu, device)) return;
-    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) return;
-    cudaSetDevice(device);
-}
-
-// Our own device and no capture of another thread in the way, for as long as this thread is in
-// here.
-typedef struct idist__gpu_guard {
-    int device;
-    enum cudaStreamCaptureMode mode;
-} idist__gpu_guard;
-
-static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
-    idist__gpu_guard guard;
-
-    guard.device = idist__gpu_visit(gpu);
-    guard.mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    return guard;
-}
-
-static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
-    cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    idist__gpu_return(gpu, guard.device);
-}
-
-// The device of the world that was the last to choose one, plus 1; 0: none has. Atomic. It outlives
-// the world, as its context does.
-static int idist__home_device;
-
-// As idist__gpu_enter and _leave, for what belongs to no world. They do nothing where no world ever
-// had a device.
-typedef struct idist__home {
-    idist__gpu gpu; // only what the guard needs
-    idist__gpu_guard guard;
-} idist__home;
-
-static void idist__home_enter(idist__home *home) {
-    memset(home, 0, sizeof *home);
-    home->gpu.device = __atomic_load_n(&idist__home_device, __ATOMIC_ACQUIRE) - 1;
-    if (home->gpu.device < 0) return;
-    idist__gpu_find_context_state(&home->gpu);
-    home->guard = idist__gpu_enter(&home->gpu);
-}
-
-static void idist__home_leave(const idist__home *home) {
-    if (home->gpu.device >= 0) idist__gpu_leave(&home->gpu, home->guard);
-}
-
-// To pin memory may wait for all that the device has to do: an NCCL kernel, say, that waits for a
-// rank which is lost. Who would abort it needs the world's lock, so a thread of its own does it.
-typedef struct idist__pinning {
-    idist__pinned *memory;
-    int device;
-    int done; // atomic
-    pthread_t thread;
-} idist__pinning;
-
-// If it cannot be pinned it serves all the same, slower.
-static void *idist__pinned_work(void *arg) {
-    idist__pinning *job = (idist__pinning *)arg;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-
-    cudaSetDevice(job->device);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaHostRegister(job->memory->at, job->memory->nbytes, cudaHostRegisterPortable);
-    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
-    return NULL;
-}
-
-// Memory that the ranks of a host share if the backend has such, else plain memory.
-static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
-    const idist_backend_api *under = idist__gpu_of(w)->under;
-    idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
-
-    if (!p) return NULL;
-    for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;)
-        p->nbytes *= 2; // none is ever given back
-    p->at = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
-    if (!p->at && posix_memalign(&p->at, 4096, p->nbytes) != 0) p->at = NULL;
-    if (p->at) return p;
-
-    idist__mem_free(&w->cfg.mem, p);
-
-    return NULL;
-}
-
-// What a thread has pinned is spare now. False: it is not through.
-static bool idist__pinned_reap(idist__gpu *gpu) {
-    idist__pinning *job = gpu->pinning;
-
-    if (!job) return true;
-    if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
-    pthread_join(job->thread, NULL);
-    job->memory->next = gpu->spare;
-    gpu->spare = job->memory;
-    gpu->pinning = NULL;
-    free(job);
-
-    return true;
-}
-
-// Of nbytes at least. NULL with *later: a thread is pinning it, or other memory; ask again.
-static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
-    idist__gpu *gpu = idist__gpu_of(w);
-    idist__pinned **at, **best = NULL, *p;
-    idist__pinning *job;
-
-    *later = !idist__pinned_reap(gpu);
-    for (at = &gpu->spare; *at; at = &(*at)->next)
-        if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
-
-    if (best) {
-        p = *best;
-        *best = p->next;
-        return p;
-    }
-
-    if (*later || (p = idist__pinned_make(w, nbytes)) == NULL) return NULL;
-
-    job = gpu->stuck ? NULL : (idist__pinning *)calloc(1, sizeof *job);
-    if (job) {
-        job->memory = p;
-        job->device = gpu->device;
-    }
-
-    if (!job || idist__os_thread(&job->thread, idist__pinned_work, job) != 0) {
-        free(job);
-        return p;
-    }
-
-    gpu->pinning = job;
-    *later = true;
-
-    return NULL;
-}
-
-static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
-    if (!*p) return;
-    (*p)->next = gpu->spare;
-    gpu->spare = *p;
-    *p = NULL;
-}
-
-static void idist__gpu_waits(idist__task *t, bool waits) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-
-    if (op->waiting == waits) return;
-    op->waiting = waits;
-    gpu->nwaiting += waits ? 1 : -1;
-    if (waits) gpu->nap_ns = IDIST__GPU_LOOK_NS;
-    if (waits) gpu->spin_until_ns = idist__os_now_ns() + IDIST__GPU_SPIN_NS;
-    if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
-        gpu->under->wake(t->group->w); // who sleeps there looks at it too
-}
-
-// Whether an event has come that a call waits for. When it cannot be told, the call has failed and
-// is gone.
-static bool idist__gpu_arrived(idist__task *t, cudaEvent_t event) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-
-    if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
-
-    if (op->error == cudaSuccess) {
-        idist__gpu_of(t->group->w)->nap_ns = IDIST__GPU_LOOK_NS;
-        return true;
-    }
-
-    if (op->error != cudaErrorNotReady) {
-        idist__gpu_fail_group(t->group, idist__gpu_fail("the device", op->error));
-        return false;
-    }
-
-    op->error = cudaSuccess;
-    cudaGetLastError();
-
-    return false;
-}
-
-// Gives the backend a part of a call. The first one carries what the ranks compare; the part may be
-// through at once.
-static void idist__gpu_part(idist__task *t, const idist__call *part) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-
-    t->call = *part;
-    t->call.label = op->call.label;
-    t->away = t->announced = false;
-    t->group->w->due_ns = 0; // it is to be announced again
-    op->running = true;
-    idist__gpu_waits(t, false);
-
-    if (!idist__kind_is_p2p(part->kind)) {
-        t->seq = ++t->group->seq;
-
-        if (!t->whole.kind) {
-            t->whole = op->print;
-            t->whole.seq = t->seq;
-        }
-    }
-
-    memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
-    gpu->under->start(t);
-}
-
-// A part that moves nothing: all ranks come, and compare.
-static void idist__gpu_meet(idist__task *t) {
-    idist__call part;
-    idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    idist__gpu_part(t, &part);
-}
-
-// The part of each rank within the buffers at send and recv: elements, and how many such parts
-// there are.
-typedef struct idist__gpu_shape {
-    size_t send, recv;   // parts that this rank has; 0: no such buffer
-    size_t most;         // any rank's
-    size_t contribution; // parts that others read, of whoever gives most
-} idist__gpu_shape;
-
-static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__call *c) {
-    size_t n = (size_t)g->size;
-    bool root = c->root == g->rank;
-    idist__gpu_shape s;
-
-    s.send = s.recv = s.most = s.contribution = 1;
-
-    switch (c->kind) {
-    case IDIST__REDUCE: s.recv = root; break;
-    case IDIST__BROADCAST: s.send = 0; break;
-    case IDIST__ALL_GATHER: s.recv = s.most = n; break;
-    case IDIST__GATHER:
-        s.recv = root ? n : 0;
-        s.most = n;
-        break;
-    case IDIST__SCATTER:
-        s.send = root ? n : 0;
-        s.most = s.contribution = n;
-        break;
-    case IDIST__REDUCE_SCATTER: s.send = s.most = s.contribution = n; break;
-    case IDIST__ALL_TO_ALL: s.send = s.recv = s.most = s.contribution = n; break;
-    case IDIST__BARRIER: s.send = s.recv = 0; break;
-    default: break;
-    }
-
-    return s;
-}
-
-// Copies k elements of each of `parts` parts that lie to_count and from_count elements apart.
-static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, size_t from_count,
-                                   size_t k, size_t parts, size_t size, cudaStream_t stream) {
-    cudaError_t error = cudaSuccess;
-    size_t i;
-
-    for (i = 0; i < parts && k && to != from && error == cudaSuccess; i++)
-        error = cudaMemcpyAsync((char *)to + i * to_count * size,
-                                (const char *)from + i * from_count * size, k * size,
-                                cudaMemcpyDefault, stream);
-    return error;
-}
-
-//------------------------------------------------------------------------------
-// [nccl:agree]  what the members of a group tell each other
-// uses err mem world core:call
-//------------------------------------------------------------------------------
-
-// Each member's nbytes, to all. The lock is held, and given up while waiting.
-static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all,
-                                        size_t nbytes) {
-    idist__call c;
-    idist_opts o;
-    idist_status s;
-    int depth = idist__me.group_depth; // the caller may be between group_begin and group_end
-
-    memset(&o, 0, sizeof o);
-    o.group = g;
-    idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
-    c.label = IDIST__FIRST_DEVICE_CALL;
-    idist__me.group_depth = 0;
-    s = idist__call_locked(g, &c, &o);
-    idist__me.group_depth = depth;
-
-    return s;
-}
-
-typedef struct idist__gpu_outcome { // of one member
-    int32_t failed;
-    char why[200];
-} idist__gpu_outcome;
-
-// Whether all of them could do it. If not, *why is the reason of the first that could not.
-static idist_status idist__gpu_all_could(idist_group *g, bool failed, char *why, size_t cap,
-                                         bool *all) {
-    idist__gpu_outcome mine,
-        *theirs =
-            (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
-    idist_status s;
-    int i;
-
-    *all = false;
-    if (!theirs) return IDIST_ERR_NO_MEMORY;
-    memset(&mine, 0, sizeof mine);
-    mine.failed = failed;
-    idist__copy_text(mine.why, sizeof mine.why, why);
-    s = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
-    for (i = 0; s == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
-    *all = s == IDIST_OK && i == g->size;
-    if (s == IDIST_OK && !*all) snprintf(why, cap, "rank %d: %.200s", g->ranks[i], theirs[i].why);
-    idist__mem_free(&g->w->cfg.mem, theirs);
-
-    return s;
-}
-
-//------------------------------------------------------------------------------
-// [nccl:comm]  calls that NCCL serves
-// uses os err mem base:log base:type world core:call load types cuda
-//
-// NCCL gets the call at once, on the caller's stream or one of ours. Beside it the ranks meet by
-// the backend of the host (idist__nccl_meet), so that calls that differ, late ranks and lost ones
-// are found as they are on the host: NCCL itself would wait for ever. When a group fails its
-// communicator is aborted, which ends what runs on the device.
-//------------------------------------------------------------------------------
-
-static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text, size_t cap) {
+static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text,
+                                    size_t capacity) {
     const char *last = result == IDIST__NCCL_OK ? NULL : nccl->GetLastError(NULL);
-    snprintf(text, cap, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "",
+    snprintf(text, capacity, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "",
              last ? last : "");
     return text;
 }
 
-// NCCL's number for a dtype; -1: it has none.
+// ncclDataType_t of a dtype; -1: NCCL has none.
 static int idist__nccl_type(idist_dtype dtype) {
     static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3,  4,
                                                          5, 6, 9,  7,  8, 10, 11};
     return types[dtype];
 }
 
-static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) {
-    return (int)c->op >= IDIST_OP_USER && !idist__call_user_op(g, c)->fn;
-}
-
-// Whether NCCL has such a call; the same on all ranks. Between two ranks only on a stream: it knows
-// no tags, and matches by order alone.
-static bool idist__nccl_takes(const idist_group *g, const idist__call *c, const void *stream) {
+// Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
+// no tags and matches by order alone.
+static bool idist__nccl_supports(const idist_group *g, const idist__call *c, const void *stream) {
     if (idist__kind_is_p2p(c->kind)) return stream != NULL;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
     if (!idist__kind_reduces(c->kind)) return true;
-    if (c->dtype >= IDIST_F8E4M3 && !idist__gpu_of(g->w)->nccl_f8) return false;
+    if (c->dtype >= IDIST_F8E4M3 && !idist__gpu_of(g->w)->nccl_reduces_f8) return false;
     return idist__nccl_type(c->dtype) >= 0 && (c->op <= IDIST_AVG || idist__gpu_op_is_premul(g, c));
 }
 
@@ -1170,26 +670,25 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     return result;
 }
 
-// Communicators that do not block may say of each call in a group that it is in progress: that is
-// no error.
-static bool idist__nccl_goes_on(int result) {
+// With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
+static bool idist__nccl_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
-// What comes of a group: the first error, else whether it is in progress.
-static int idist__nccl_both(int calls, int end) {
-    if (!idist__nccl_goes_on(calls)) return calls;
+// The result of a group: the first error, otherwise whether it is in progress.
+static int idist__nccl_merge_results(int calls, int end) {
+    if (!idist__nccl_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
 }
 
-// What goes from each rank to each, as sends and receives of bytes; the own part is a copy.
+// Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
 static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
                                 const void *send, void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
 
-    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
         const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
         char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
@@ -1197,19 +696,19 @@ static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, c
             result = IDIST__NCCL_CUDA_ERROR;
         if (i != me && sent)
             result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
-        if (i != me && got && idist__nccl_goes_on(result))
+        if (i != me && got && idist__nccl_is_ok(result))
             result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_both(result, end);
+    return idist__nccl_merge_results(result, end);
 }
 
-// An all_to_all in place: what is sent must be out of the way first. Who hands it to NCCL frees it
-// behind the kernels.
-static int idist__nccl_in_place(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
-                                void *comm, cudaStream_t stream, void **away) {
+// An all_to_all in place sends a copy of its buffer, which the caller frees in stream order.
+static int idist__nccl_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
+                                           const idist__call *c, void *comm, cudaStream_t stream,
+                                           void **away) {
     size_t nbytes = (size_t)g->size * c->count * idist_dtype_size(c->dtype);
 
     if (!nbytes) return IDIST__NCCL_OK;
@@ -1225,7 +724,7 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
     int result = nccl->GroupStart(), end;
     int i;
 
-    for (i = 0; i < g->size && idist__nccl_goes_on(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
         char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
             result = nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size,
@@ -1234,23 +733,23 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_both(result, end);
+    return idist__nccl_merge_results(result, end);
 }
 
 static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
                              cudaStream_t stream) {
-    const idist__nccl *nccl = &gpu->nccl;
+    const idist__nccl *nccl = gpu->nccl;
     const idist__call *c = &op->call;
     void *comm = op->comm;
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
 
     if (!comm) return IDIST__NCCL_OK; // the group has failed
     if (c->kind == IDIST__BARRIER)
-        return nccl->AllReduce(gpu->word, gpu->word, 1, IDIST__NCCL_I32, IDIST__NCCL_MAX, comm,
-                               stream);
+        return nccl->AllReduce(gpu->barrier_word, gpu->barrier_word, 1, IDIST__NCCL_I32,
+                               IDIST__NCCL_MAX, comm, stream);
     if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
     if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv)
-        return idist__nccl_in_place(nccl, g, c, comm, stream, &op->away);
+        return idist__nccl_all_to_all_in_place(nccl, g, c, comm, stream, &op->send_copy);
     if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER ||
         c->kind == IDIST__SCATTER)
         return idist__nccl_exchange(nccl, g, c, c->send, comm, stream);
@@ -1267,53 +766,58 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
     return idist__nccl_reduce(nccl, g, c, comm, stream);
 }
 
-// Ends what runs of the group on the device. It takes its time, in a thread of its own. Without
-// ncclCommRevoke a thread that is inside NCCL does it when it comes out, which it does at once
-// unless the communicator is one of the user's that blocks.
+//------------------------------------------------------------------------------
+// [nccl:abort]  the end of a communicator
+// uses os err base:log world gpu:types device load job issue
+//------------------------------------------------------------------------------
+
+// Starts to abort the communicator, which ends the group's work on the device. Without
+// ncclCommRevoke a thread that is inside NCCL starts it when it comes out: at once, unless the
+// communicator is a blocking one of the user's.
 static void idist__nccl_abort(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
     if (!gg || !gg->comm) return;
-    if (!gpu->nccl.CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
+    if (!gpu->nccl->CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
 
-    gg->job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_ABORT, gpu->device, gg->comm);
+    gg->abort_job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
 
-    if (gg->job) {
-        gg->job->gate = gg->gate;
-        gg->job->keeps = gg->captured;
+    if (gg->abort_job) {
+        gg->abort_job->gate = gg->gate;
+        gg->abort_job->keep_memory = gg->captured;
     }
 
     if (gg->captured)
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                         "a CUDA graph may hold calls of the group that failed: it must not be "
-                         "launched again, and %s",
-                         gpu->nccl.CommRevoke ? "the communicator stays in memory"
-                                              : "a thread of NCCL's waits until it is destroyed");
-    if (idist__nccl_job_start(gg->job)) return;
+                         "a CUDA graph may hold calls of the group that failed: do not launch it "
+                         "again; %s",
+                         gpu->nccl->CommRevoke ? "the communicator stays in memory"
+                                               : "a thread waits in NCCL until it is destroyed");
+    if (idist__nccl_job_start(gg->abort_job)) return;
 
-    gg->job = NULL;
+    gg->abort_job = NULL;
     idist__log_print(&g->w->log, IDIST_LOG_ERROR,
-                     "no thread to abort NCCL: the device may stay busy");
+                     "cannot start a thread to abort NCCL: the device may stay busy");
 }
 
-// Aborts, and waits a little for what runs on the device to leave the caller's buffers. NCCL itself
-// also waits for what the program has put on its streams, so that the rest of the abort goes on by
-// itself.
+// Aborts, and gives the device a little time to leave the caller's buffers. The rest of the abort
+// proceeds by itself, because NCCL also waits for the program's own work on its streams.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
     int turns = 0;
 
     idist__nccl_abort(g);
-    if (!gg || !gg->job || gg->waited) return;
-    gg->waited = true;
-    while (!idist__nccl_job_done(gg->job) && idist__os_now_ns() < deadline) idist__nccl_nap(&turns);
+    if (!gg || !gg->abort_job || gg->waited_for_abort) return;
+    gg->waited_for_abort = true;
+    while (!idist__nccl_job_done(gg->abort_job) && idist__os_now_ns() < deadline)
+        idist__gpu_nap(&turns);
 }
 
-// Begins an abort that a thread inside NCCL still has to begin, and waits for it. IN_PROGRESS: it
-// has not taken place. *left: it goes on by itself.
+// Starts an abort that a thread inside NCCL has not started yet, and waits for it. IN_PROGRESS: it
+// has not happened. *left: it proceeds by itself.
 static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *left) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t leave_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
@@ -1321,22 +825,23 @@ static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *lef
 
     *left = false;
     for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g))
-        idist__nccl_nap(&turns);
-    if (gg->job) *left = !idist__nccl_job_join(gg->job, deadline_ns, &result);
+        idist__gpu_nap(&turns);
+    if (gg->abort_job) *left = !idist__nccl_job_join(gg->abort_job, deadline_ns, &result);
     if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
-    gg->job = NULL;
+    gg->abort_job = NULL;
     gg->comm = NULL;
 
     return result;
 }
 
-// The group is freed. Where a graph holds calls an old NCCL stays in the abort until it is
-// destroyed. A communicator that could not be aborted stays in memory, and the gate with it: who is
-// inside looks at both when it comes out.
+// The end of an abort, when the group is freed. If a graph holds calls, an old NCCL stays in the
+// abort until the graph is destroyed. A communicator that could not be aborted stays in memory, and
+// so does the gate: a thread inside looks at both when it comes out.
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool stays = gg->captured && !gpu->nccl.CommRevoke, left;
+    bool stays = gg->captured && !gpu->nccl->CommRevoke;
+    bool left;
     int64_t deadline = idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS);
     int result = idist__nccl_abort_join(g, deadline, &left);
     char text[256];
@@ -1345,22 +850,21 @@ static void idist__nccl_abort_end(idist_group *g) {
     if (result == IDIST__NCCL_IN_PROGRESS) gg->gate = NULL;
     if (left && !stays)
         idist__log_print(&g->w->log, IDIST_LOG_ERROR,
-                         "ncclCommAbort has not come back: the device may stay busy");
+                         "ncclCommAbort has not returned: the device may stay busy");
     else if (!left && result == IDIST__NCCL_IN_PROGRESS)
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                         "NCCL was not out of a call, or of a revoke, after %d ms: the "
-                         "communicator of the group that failed "
-                         "stays in memory, and the device may stay busy",
+                         "a call of NCCL, or ncclCommRevoke, has not returned after %d ms: the "
+                         "failed group's communicator stays in memory and the device may stay busy",
                          IDIST__NCCL_LEAVE_MS);
     else if (!left)
         idist__log_print(&g->w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
-                         idist__nccl_text(&gpu->nccl, result, text, sizeof text));
+                         idist__nccl_text(gpu->nccl, result, text, sizeof text));
 }
 
-// What NCCL found wrong by itself. Where it is another rank, NCCL does not say which one: the
-// backend of the host knows, or will within a second. No call of the group ends in that time,
+// Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which; the
+// host's backend knows, or will within a second. Until then no call of the group completes,
 // whatever its event says.
-static void idist__nccl_fault(idist_group *g, int result) {
+static void idist__nccl_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];
 
@@ -1368,16 +872,16 @@ static void idist__nccl_fault(idist_group *g, int result) {
 
     if (result == IDIST__NCCL_REMOTE_ERROR || result == IDIST__NCCL_TIMEOUT) {
         gg->fault = result;
-        gg->fault_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
+        gg->fault_deadline_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
         return;
     }
 
-    idist__nccl_text(&idist__gpu_of(g->w)->nccl, result, text, sizeof text);
+    idist__nccl_text(idist__gpu_of(g->w)->nccl, result, text, sizeof text);
     idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
 }
 
-static void idist__nccl_look(idist_group *g) {
-    const idist__nccl *nccl = &idist__gpu_of(g->w)->nccl;
+static void idist__nccl_check_errors(idist_group *g) {
+    const idist__nccl *nccl = idist__gpu_of(g->w)->nccl;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int state = IDIST__NCCL_OK;
     char text[256];
@@ -1385,12 +889,12 @@ static void idist__nccl_look(idist_group *g) {
     if (!gg || !gg->comm || g->status != IDIST_OK) return;
 
     if (gg->fault) {
-        if (idist__os_now_ns() < gg->fault_ns) return;
+        if (idist__os_now_ns() < gg->fault_deadline_ns) return;
         idist__nccl_text(nccl, gg->fault, text, sizeof text);
         idist__gpu_fail_group(
             g, idist__fail(
                    gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                   "NCCL: %s; the host found no rank missing: look at the network between the GPUs",
+                   "NCCL: %s; the host found no rank missing: check the network between the GPUs",
                    text));
         return;
     }
@@ -1398,37 +902,55 @@ static void idist__nccl_look(idist_group *g) {
     if (nccl->CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
         (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
         return;
-    idist__nccl_fault(g, state);
+    idist__nccl_report_error(g, state);
 }
 
-// The stream that a call goes to.
+//------------------------------------------------------------------------------
+// [nccl:launch]  calls that NCCL serves
+// uses mem world core:call gpu:types device task load job issue abort
+// NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
+// ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
+// it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
+// which ends the group's work on the device.
+//
+//     idist__gpu_start          the call gets its fingerprint and enters the group's queue
+//     idist__nccl_start_meeting the host's backend gets a barrier, or the counts, with it
+//     idist__nccl_launch        NCCL gets the call: now, or at idist_group_end
+//     idist__gpu_part_done      the ranks have met
+//     idist__gpu_complete_calls the event behind the call has come: the call is complete
+//------------------------------------------------------------------------------
+
+// The stream that a call is enqueued on.
 static cudaStream_t idist__nccl_stream(const idist__task *t) {
-    return t->detached ? (cudaStream_t)t->stream : idist__gpu_group_of(t->group)->stream[2];
+    return t->detached ? (cudaStream_t)t->stream
+                       : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-static bool
-idist__nccl_free(void *arg) { // whether no other thread is inside NCCL with one of these groups
+// Whether no other thread is launching calls of these groups.
+static bool idist__nccl_can_launch(void *arg) {
     const idist__task *t;
-    for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->held)
+
+    for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->next_held)
         if (idist__gpu_group_of(t->group)->launching) return false;
     return true;
 }
 
-// Where only pairs of ranks know how much goes from one to the other: what this rank sends, room
-// for what the others say that they send, and what it expects of them. The caller's counts may be
-// gone when they have come.
-static bool idist__nccl_note_counts(idist__task *t) {
+// In most v-forms only the two ranks of a pair know how much one sends to the other. Stores what
+// this rank sends, leaves room for what the others say they send, and stores what this rank expects
+// of them: the caller's counts may be gone when they answer.
+static bool idist__nccl_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
     if (!idist__kind_is_v(op->call.kind) || op->call.kind == IDIST__ALL_GATHERV)
-        return true; // those are in the print
-    if (!op->room)
-        op->room = (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
-                                                3 * sizeof *op->room * (size_t)g->w->group.size);
+        return true; // those are in the fingerprint
+    if (!op->counts_memory)
+        op->counts_memory =
+            (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
+                                         3 * sizeof *op->counts_memory * (size_t)g->w->group.size);
 
-    if ((op->counts = op->room) == NULL) {
+    if ((op->counts = op->counts_memory) == NULL) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
@@ -1441,9 +963,8 @@ static bool idist__nccl_note_counts(idist__task *t) {
     return true;
 }
 
-// The other ranks, or the other side of a message, have to come too: the backend of the host finds
-// out.
-static void idist__nccl_meet(idist__task *t) {
+// Starts the meeting on the host: with all ranks, or with the other side of a message.
+static void idist__nccl_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__call part;
@@ -1454,25 +975,25 @@ static void idist__nccl_meet(idist__task *t) {
                          IDIST_U64);
 
     if (idist__kind_is_p2p(c->kind)) {
-        idist__call_init(&part, c->kind, op->slip, op->slip, 1, IDIST_U64);
+        idist__call_init(&part, c->kind, op->header, op->header, 1, IDIST_U64);
         part.root = c->root;
         part.tag = c->tag;
-        op->slip[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
+        op->header[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
     }
 
-    idist__gpu_part(t, &part);
+    idist__gpu_start_part(t, &part);
 }
 
-// The host's part is through. Where only pairs of ranks know how much goes from one to the other
-// they have told each other, since NCCL does not look. False: they do not agree, as the text says.
-static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
+// The meeting on the host is over. Compares the counts that pairs of ranks have told each other,
+// which NCCL does not. False: they differ, as the text says.
+static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
 
-    if (op->call.kind == IDIST__RECV && op->slip[0] != op->call.count * op->size) {
-        idist__counts_text(g->ranks[op->call.root], op->slip[0], g->ranks[g->rank],
-                           op->call.count * op->size, "bytes", t, text, cap);
+    if (op->call.kind == IDIST__RECV && op->header[0] != op->call.count * op->size) {
+        idist__counts_text(g->ranks[op->call.root], op->header[0], g->ranks[g->rank],
+                           op->call.count * op->size, "bytes", t, text, capacity);
         return false;
     }
 
@@ -1480,45 +1001,45 @@ static bool idist__nccl_agrees(const idist__task *t, char *text, size_t cap) {
         const uint64_t *sent = op->counts + g->size, *expected = sent + g->size;
         if (sent[i] == expected[i]) continue;
         idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t,
-                           text, cap);
+                           text, capacity);
         return false;
     }
 
     return true;
 }
 
-// What comes of a part that failed alone, or in which the ranks did not agree: the device would
-// wait for ever.
-static void idist__nccl_compare(idist__task *t, idist_status status) {
+// Remembers a message that failed, or counts that differ: the device would wait for ever.
+static void idist__nccl_end_meeting(idist__task *t, idist_status status) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     char text[300];
-    if (status != IDIST_OK) op->doomed = status; // a message
-    else if (!idist__nccl_agrees(t, text, sizeof text)) op->doomed = IDIST_ERR_MISMATCH;
+    if (status != IDIST_OK) op->meeting_status = status; // a message
+    else if (!idist__nccl_check_counts(t, text, sizeof text))
+        op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// All ranks have begun it, and NCCL has it. Whether that is all there is to wait for.
-static bool idist__nccl_landed(idist__task *t) {
+// All ranks have made the call and NCCL has it. True: nothing else is left to wait for.
+static bool idist__nccl_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
-    if (!t->detached || op->doomed) idist__gpu_waits(t, true);
-    return !op->waiting;
+    if (!t->detached || op->meeting_status) idist__gpu_set_waiting(t, true);
+    return !op->waits_for_device;
 }
 
-// Whether this thread is inside NCCL with the communicators of these calls.
-static void idist__nccl_enters(const idist__task *first, int inside) {
+// Tells an abort whether this thread is inside NCCL with the communicators of these calls.
+static void idist__nccl_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
-    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__nccl_gate *gate = idist__gpu_group_of(t->group)->gate;
         if (gate && idist__gpu_op_of(t)->comm)
             __atomic_store_n(&gate->inside, inside, __ATOMIC_SEQ_CST);
     }
 }
 
-// Until communicators that do not block have begun these calls. They may be aborted meanwhile.
-static int idist__nccl_wait(const idist__task *first) {
+// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile.
+static int idist__nccl_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
-    const idist__nccl *nccl = &idist__gpu_of(w)->nccl;
+    const idist__nccl *nccl = idist__gpu_of(w)->nccl;
     int turns = 0, result = IDIST__NCCL_OK;
     const idist__task *t = first;
 
@@ -1532,23 +1053,24 @@ static int idist__nccl_wait(const idist__task *first) {
             result = IDIST__NCCL_INTERNAL_ERROR;
         pthread_mutex_unlock(&w->lock);
 
-        if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_nap(&turns);
-        else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->held;
+        if (result == IDIST__NCCL_IN_PROGRESS) idist__gpu_nap(&turns);
+        else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->next_held;
         else return result;
     }
 
     return result;
 }
 
-// Without the lock, because NCCL may wait for other ranks in here.
-static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
+// Hands calls to NCCL: after the work in the callers' streams, as one group if there are several.
+// Runs without the lock, because NCCL may wait for other ranks here.
+static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool several = idist__gpu_op_of(first)->held != NULL;
+    bool several = idist__gpu_op_of(first)->next_held != NULL;
     int result = IDIST__NCCL_OK;
     idist__task *t;
 
-    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
         if (t->detached) continue;
         *error = cudaEventRecord(idist__gpu_op_of(t)->event,
                                  t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
@@ -1556,19 +1078,19 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
             *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
     }
 
-    if (several) result = gpu->nccl.GroupStart();
-    for (t = first; t && *error == cudaSuccess && idist__nccl_goes_on(result);
-         t = idist__gpu_op_of(t)->held)
-        result = idist__nccl_both(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
-                                                    idist__nccl_stream(t)),
-                                  result);
-    if (several) result = idist__nccl_both(result, gpu->nccl.GroupEnd());
-    idist__nccl_enters(first, 0);
-    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait(first);
+    if (several) result = gpu->nccl->GroupStart();
+    for (t = first; t && *error == cudaSuccess && idist__nccl_is_ok(result);
+         t = idist__gpu_op_of(t)->next_held)
+        result = idist__nccl_merge_results(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
+                                                             idist__nccl_stream(t)),
+                                           result);
+    if (several) result = idist__nccl_merge_results(result, gpu->nccl->GroupEnd());
+    idist__nccl_set_inside(first, 0);
+    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait_begun(first);
 
-    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
-        if (op->away) *error = cudaFreeAsync(op->away, idist__nccl_stream(t));
+        if (op->send_copy) *error = cudaFreeAsync(op->send_copy, idist__nccl_stream(t));
         if (t->detached || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
         *error = cudaEventRecord(op->event, idist__nccl_stream(t));
     }
@@ -1576,38 +1098,40 @@ static int idist__nccl_hand(idist__task *first, cudaError_t *error) {
     return result;
 }
 
-// Hands calls of this thread to NCCL; the group takes no other call meanwhile. A call of which all
-// ranks have come in that time is ended here.
+// Hands calls of this thread to NCCL; their groups launch no other call meanwhile. A call that all
+// ranks have made in that time completes here.
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool alone = first->detached && !idist__gpu_op_of(first)->held; // then NCCL sees to captures
+    bool alone = first->detached && !idist__gpu_op_of(first)->next_held; // NCCL handles captures
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
     idist__gpu_guard guard;
 
-    idist__world_wait(w, idist__nccl_free, first);
+    idist__world_wait(w, idist__nccl_can_launch, first);
 
-    for (t = first; t; t = idist__gpu_op_of(t)->held) {
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_group_of(t->group)->launching = true;
         idist__gpu_op_of(t)->comm =
             idist__gpu_group_of(t->group)->comm; // which stays while we are inside
     }
 
-    idist__nccl_enters(first, 1);
+    idist__nccl_set_inside(first, 1);
+    gpu->user_count++; // the end of the world waits for us
     pthread_mutex_unlock(&w->lock);
-    if (alone) device = idist__gpu_visit(gpu);
+    if (alone) device = idist__gpu_set_device(gpu);
     else guard = idist__gpu_enter(gpu);
-    result = idist__nccl_hand(first, &error);
-    if (alone) idist__gpu_return(gpu, device);
+    result = idist__nccl_hand_over(first, &error);
+    if (alone) idist__gpu_restore_device(gpu, device);
     else idist__gpu_leave(gpu, guard);
     pthread_mutex_lock(&w->lock);
+    gpu->user_count--;
 
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
-        next = op->held;
-        op->held = NULL;
+        next = op->next_held;
+        op->next_held = NULL;
         op->launched = true;
         t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->launching = false;
@@ -1615,301 +1139,79 @@ static void idist__nccl_launch(idist__task *first) {
         else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
         if (t->group->status == IDIST_OK && error != cudaSuccess)
             idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
-        else if (result != IDIST__NCCL_OK) idist__nccl_fault(t->group, result);
-        if (op->landed && !t->done && idist__nccl_landed(t)) idist__complete(t, IDIST_OK, "");
+        else if (result != IDIST__NCCL_OK) idist__nccl_report_error(t->group, result);
+        if (op->met && !t->done && idist__nccl_set_complete(t)) idist__complete(t, IDIST_OK, "");
         t->pinned = false;
         t->group->ndetached--;
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->nblocked) pthread_cond_broadcast(&w->changed); // who waits for launching
+    if (w->nblocked) pthread_cond_broadcast(&w->changed); // whoever waits for `launching`
 }
 
 //------------------------------------------------------------------------------
-// [nccl:stage]  calls that go through pinned memory, a chunk at a time
-// uses world core:call types cuda
-//
-// The backend of the host gets each chunk as a call of its own, with pinned memory for its buffers.
-// While it has one, the next is on its way out of the device and the one before on its way in:
-//
-//     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
-//     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
-//     in          0  1  2  3
-//
-// Calls whose parts differ in size (v-forms, send and receive) go as a whole.
+// [nccl:setup]  how a group moves device memory
+// uses os err mem base:log world gpu:types device gpu:agree ipc:call load job
+// uses issue abort
 //------------------------------------------------------------------------------
 
-static void idist__gpu_dequeue(idist__task *t) {
-    idist__gpu_group *gg = idist__gpu_group_of(t->group);
-    idist__task **at;
-
-    for (at = &gg->queue; *at; at = &idist__gpu_op_of(*at)->after) {
-        if (*at != t) continue;
-        if ((*at = idist__gpu_op_of(t)->after) == NULL) gg->last = at;
-        idist__gpu_of(t->group->w)->stirred = true;
-        return;
-    }
-}
-
-static void idist__gpu_release(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    int i;
-
-    idist__gpu_waits(t, false);
-    idist__gpu_dequeue(t);
-    for (i = 0; i < IDIST__GPU_SLOTS; i++) // the next to use them comes after these copies
-        idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
-}
-
-static void idist__gpu_over(idist__task *t) {
-    idist__gpu_op_of(t)->state = IDIST__GPU_END;
-    t->away = false;
-    idist__complete(t, IDIST_OK, "");
-}
-
-static bool idist__gpu_goes_whole(const idist__call *c) {
-    return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
-}
-
-static void idist__gpu_plan(idist__task *t, size_t nbytes, size_t parts) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-
-    op->nout = op->nhost = 0;
-    op->nchunks = 1;
-    op->chunk = c->count;
-    if (idist__gpu_goes_whole(c) || c->kind == IDIST__BARRIER) return;
-    op->chunk = nbytes / parts / op->size;
-    if (op->chunk > 1024) op->chunk &= ~(size_t)1023;
-    if (!op->chunk) op->chunk = 1;
-    if (op->chunk > c->count) op->chunk = c->count;
-    if (op->chunk) op->nchunks = (c->count + op->chunk - 1) / op->chunk;
-}
-
-// Where chunk `nth` lies in pinned memory: in place where the call may be.
-static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
-    idist_group *g = t->group;
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    size_t at = nth * op->chunk, nsend, nrecv, recv_at = 0;
-    idist__extent e;
-
-    *part = op->call;
-    if (!idist__gpu_goes_whole(part))
-        part->count = part->count - at < op->chunk ? part->count - at : op->chunk;
-    if (part->kind == IDIST__RECV) part->info = &op->info;
-    if (op->user.used) part->user = &op->user;
-    if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // it was looked at before
-    nsend = e.send * op->size;
-    nrecv = e.recv * op->size;
-    if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
-    else if (e.send) recv_at = e.send_at * op->size;
-    if (!slot->memory &&
-        (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64, &op->pinning)) == NULL)
-        return false;
-    op->pinning = false;
-    part->recv = (char *)slot->memory->at + recv_at;
-    part->send = (char *)slot->memory->at + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
-    if (!e.send) part->send = NULL;
-    if (!e.recv) part->recv = NULL;
-
-    return true;
-}
-
-// What goes from rank to rank starts at the device and ends there: the next chunk out, ...
-static bool idist__stage_out(idist__task *t) {
-    idist_group *g = t->group;
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    idist__gpu_slot *slot = &op->slots[op->nout % IDIST__GPU_SLOTS];
-    size_t at = op->nout * op->chunk * op->size;
-    cudaError_t error = cudaSuccess;
-    idist__call part;
-    idist__extent e;
-
-    if (!idist__stage_slot(t, op->nout, &part)) {
-        if (op->pinning) return false;
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
-                          "a rank has no memory to stage a device buffer in");
-        return false;
-    }
-
-    if (op->nout >= IDIST__GPU_SLOTS) error = cudaStreamWaitEvent(gg->stream[0], slot->in, 0);
-    if (error == cudaSuccess && idist__gpu_goes_whole(c) && part.send &&
-        idist__extent_of(g, &part, &e) == IDIST_OK)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1, op->size,
-                                gg->stream[0]);
-    else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
-        error = idist__gpu_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
-                                gg->stream[0]);
-    else if (error == cudaSuccess && !idist__gpu_goes_whole(c) && part.send)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, part.count,
-                                (const char *)c->send + at, c->count, part.count,
-                                idist__gpu_shape_of(g, c).send, op->size, gg->stream[0]);
-    if (op->error == cudaSuccess) op->error = error; // the first one stays
-    if (op->error == cudaSuccess) op->error = cudaEventRecord(slot->out, gg->stream[0]);
-    op->nout++;
-
-    return true;
-}
-
-// A v-form puts back the parts that it filled, a receive what it got.
-static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
-                                         cudaStream_t stream) {
-    const idist_group *g = t->group;
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    cudaError_t error = cudaSuccess;
-    size_t count;
-    int i;
-
-    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV) {
-        count = c->kind == IDIST__RECV ? op->info.count : c->count;
-        return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
-    }
-
-    for (i = 0; i < g->size && error == cudaSuccess; i++) {
-        char *to = idist__call_part(c, (char *)c->recv, i, g->rank, false, &count);
-        error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1,
-                                op->size, stream);
-    }
-
-    return error;
-}
-
-// ... and the one that the backend is through with, in.
-static cudaError_t idist__stage_in(idist__task *t) {
-    idist_group *g = t->group;
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    size_t nth = op->nhost - 1, at = nth * op->chunk * op->size;
-    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
-                 (c->kind == IDIST__EXSCAN && g->rank == 0);
-    cudaError_t error = cudaSuccess;
-    idist__call part;
-
-    if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
-    if (idist__gpu_goes_whole(c) && part.recv)
-        error = idist__stage_in_whole(t, &part, gg->stream[1]);
-    else if (part.recv && !keeps)
-        error = idist__gpu_copy((char *)c->recv + at, c->count, part.recv, part.count, part.count,
-                                idist__gpu_shape_of(g, c).recv, op->size, gg->stream[1]);
-    if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[1]);
-
-    return error;
-}
-
-// One step of the call at the head of its group's queue. False: it waits, or is gone.
-static bool idist__stage_step(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__call part;
-
-    if (op->running) return false;
-    idist__gpu_waits(t, true);
-
-    if (op->state == IDIST__GPU_WAIT) {
-        if (!idist__gpu_arrived(t, op->event)) return false;
-        op->state = IDIST__GPU_MOVE;
-    }
-
-    while (op->nout < op->nchunks && op->nout < op->nhost + IDIST__GPU_SLOTS &&
-           op->error == cudaSuccess)
-        if (!idist__stage_out(t)) {
-            if (!op->pinning || op->nout == op->nhost) return false;
-            break; // what is out goes on
-        }
-
-    if (!idist__gpu_arrived(t, op->slots[op->nhost % IDIST__GPU_SLOTS].out)) return false;
-    idist__stage_slot(t, op->nhost++, &part);
-    if (op->nhost == op->nchunks)
-        idist__gpu_dequeue(t); // the calls behind it may have the backend now
-    idist__gpu_part(t, &part);
-
-    return true;
-}
-
-// The backend is through with a chunk. True: the call is over.
-static bool idist__stage_landed(idist__task *t) {
-    idist__gpu_op *op = idist__gpu_op_of(t);
-    cudaError_t error = idist__stage_in(t);
-
-    if (op->call.info) *op->call.info = op->info;
-    if (op->error == cudaSuccess) op->error = error;
-    if (op->nhost < op->nchunks) return false;
-    op->state = IDIST__GPU_END;
-    if (op->error == cudaSuccess && !idist__gpu_shape_of(t->group, &op->call).recv) return true;
-    if (op->error == cudaSuccess)
-        op->error = cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[1]);
-    if (op->error == cudaSuccess && t->stream && !t->async)
-        op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
-    t->followed = op->error == cudaSuccess;
-
-    return false;
-}
-
-#include "idist_ipc.h" // uses cuda agree comm stage . used by setup engine
-
-//------------------------------------------------------------------------------
-// [nccl:setup]  how a group moves device memory: chosen alike by all members, made at its first call
-// uses os err mem base:log world load types cuda agree comm ipc:call
-//------------------------------------------------------------------------------
-
-static bool idist__gpu_same(const idist_group *g, int a, int b) { // one GPU
+// Whether two members share a GPU.
+static bool idist__gpu_is_same_device(const idist_group *g, int a, int b) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    const idist__gpu_card *x = &gpu->cards[g->ranks[a]], *y = &gpu->cards[g->ranks[b]];
-    return x->machine == y->machine && !strcmp(x->bus, y->bus);
+    const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]];
+    const idist__gpu_rank_info *y = &gpu->rank_infos[g->ranks[b]];
+    return x->machine_key == y->machine_key && !strcmp(x->bus_id, y->bus_id);
 }
 
-// Two members that share a GPU.
-static bool idist__gpu_shared(const idist_group *g, int *a, int *b) {
+// Finds two members that share a GPU.
+static bool idist__gpu_find_shared(const idist_group *g, int *a, int *b) {
     for (*a = 1; *a < g->size; ++*a)
         for (*b = 0; *b < *a; ++*b)
-            if (idist__gpu_same(g, *a, *b)) return true;
+            if (idist__gpu_is_same_device(g, *a, *b)) return true;
     return false;
 }
 
-static bool idist__gpu_one_host(const idist_group *g) {
+static bool idist__gpu_is_one_host(const idist_group *g) {
     int i;
     for (i = 1; i < g->size && g->w->nodes[g->ranks[i]].host == g->w->nodes[g->ranks[0]].host; i++)
         continue;
     return i >= g->size;
 }
 
-// NCCL with a GPU for each rank; IPC on one host; else staged. What was asked for, if it was.
-static idist__gpu_path idist__gpu_choose(const idist_group *g) {
+// NCCL if each rank has a GPU of its own, IPC on one host, otherwise staging; or what was asked
+// for.
+static idist__gpu_path idist__gpu_choose_path(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    const idist__gpu_card *first = &gpu->cards[0];
+    const idist__gpu_rank_info *first = &gpu->rank_infos[0];
     int a, b;
 
-    if (first->wanted) return (idist__gpu_path)first->wanted;
-    if (gpu->nccl.version && !idist__gpu_shared(g, &a, &b)) return IDIST__BY_NCCL;
+    if (first->wanted_backend) return (idist__gpu_path)first->wanted_backend;
+    if (gpu->nccl->version && !idist__gpu_find_shared(g, &a, &b)) return IDIST__BY_NCCL;
 
-    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_one_host(g)
+    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_is_one_host(g)
                ? IDIST__BY_IPC
                : IDIST__BY_STAGING;
 }
 
-// Nobody waits for a communicator any more that is not made, or not connected, yet. False: its
-// thread goes on for now, with what it has.
+// Gives up a communicator that is not created, or not connected, yet. False: its thread proceeds
+// for now, with its resources.
 static bool idist__nccl_give_up(idist__nccl_job *job) {
-    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__NCCL_GIVEN_UP, __ATOMIC_ACQ_REL),
-        ignored;
+    int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
+    int ignored;
     bool ours =
-        phase == IDIST__NCCL_OVER || (phase == IDIST__NCCL_CONNECTS && job->nccl.CommRevoke);
+        phase == IDIST__INIT_DONE || (phase == IDIST__INIT_CONNECTING && job->nccl.CommRevoke);
     idist__nccl_job *abort =
-        ours ? idist__nccl_job_new(&job->nccl, IDIST__NCCL_ABORT, job->device, job->comm) : NULL;
+        ours ? idist__nccl_job_new(&job->nccl, IDIST__JOB_ABORT, job->device, job->comm) : NULL;
 
-    if (abort) abort->init = job;
+    if (abort) abort->init_job = job;
     if (abort && idist__nccl_job_start(abort)) job = abort;
 
     return idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_LET_MS), &ignored);
 }
 
-// Waits for the communicator, with a deadline, while the backend looks after the others.
-static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *why, size_t cap) {
+// Waits for the communicator until the init time-out, while the backend watches the other ranks.
+static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
+                                  size_t capacity) {
     idist__world *w = g->w;
     int64_t deadline =
         w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
@@ -1917,7 +1219,8 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
     int phase, result;
     char text[200];
 
-    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && idist__os_now_ns() < deadline) {
+    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
+           idist__os_now_ns() < deadline) {
         pthread_mutex_unlock(&w->lock);
         idist__os_pause_ms(1);
         idist__world_lock(w);
@@ -1926,38 +1229,38 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *wh
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
-        snprintf(why, cap, "%s has not come back after %d ms",
-                 phase == IDIST__NCCL_STARTS ? "ncclCommInitRank" : "NCCL's first call",
-                 w->cfg.init_timeout_ms);
+        snprintf(reason, capacity, "%s has not come back after %d ms%s",
+                 phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
+                 w->cfg.init_timeout_ms, w->thread_stops ? ", and the world is closed" : "");
         if (!idist__nccl_give_up(job))
             idist__log_print(&w->log, IDIST_LOG_WARN,
-                             "%s; until it does, its thread and what it has on the device stay",
-                             why);
+                             "%s; until it does, its thread and its memory on the device stay",
+                             reason);
         return false;
     }
 
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort(g); // NCCL may leave something even so
-    snprintf(why, cap, "ncclCommInitRank: %s",
-             idist__nccl_text(&idist__gpu_of(w)->nccl, result, text, sizeof text));
+    idist__nccl_abort(g); // NCCL may have created a part of it
+    snprintf(reason, capacity, "ncclCommInitRank: %s",
+             idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
-// The user's own communicator, for the world.
-static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
+// The user's own communicator, for the world. NULL: it does not fit, for `reason`.
+static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
 
-    if (gpu->nccl.CommCount(comm, &n) != IDIST__NCCL_OK ||
-        gpu->nccl.CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
-        gpu->nccl.CommCuDevice(comm, &device) != IDIST__NCCL_OK)
-        snprintf(why, cap, "desc.nccl_comm is no communicator");
+    if (gpu->nccl->CommCount(comm, &n) != IDIST__NCCL_OK ||
+        gpu->nccl->CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
+        gpu->nccl->CommCuDevice(comm, &device) != IDIST__NCCL_OK)
+        snprintf(reason, capacity, "desc.nccl_comm is no communicator");
     else if (n != g->size || rank != g->rank || device != gpu->device)
-        snprintf(why, cap,
+        snprintf(reason, capacity,
                  "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d",
                  rank, n, device, g->rank, g->size, gpu->device);
     else {
@@ -1968,66 +1271,68 @@ static void *idist__nccl_adopt(idist_group *g, char *why, size_t cap) {
     return NULL;
 }
 
-// Makes a communicator, or takes the user's, and connects the ranks.
+// Creates a communicator, or takes the user's, and connects the ranks.
 static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
-                             char *why, size_t cap) {
+                             char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
 
     job->id = *id;
-    job->own = patient;
+    job->own_config = patient;
     job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
-    if (!job->config && !job->nccl.CommRevoke) job->config = &job->own;
+    if (!job->config && !job->nccl.CommRevoke) job->config = &job->own_config;
     job->rank = g->rank;
     job->size = g->size;
-    if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, why, cap);
+    if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, reason, capacity);
 
-    snprintf(why, cap, "no thread to start NCCL");
+    snprintf(reason, capacity, "cannot start a thread for NCCL");
 
     return false;
 }
 
-typedef struct idist__nccl_card {
+// What each member tells the others before the communicator is created.
+typedef struct idist__nccl_rank_info {
     int32_t failed;
     idist__nccl_id id;
-} idist__nccl_card;
+} idist__nccl_rank_info;
 
-// What barriers on streams work on. Made once, before a second thread can know the world: to free a
-// spare one would wait for the device.
-static void idist__nccl_make_word(idist__world *w) {
+// Allocates the word that barriers on streams reduce: once, before a second thread can know the
+// world, because freeing a second one would wait for the device.
+static void idist__nccl_alloc_barrier_word(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     void *word = NULL;
 
-    if (!gpu->nccl.version) return;
+    if (!gpu->nccl->version) return;
+    gpu->user_count++;
     pthread_mutex_unlock(&w->lock);
-    if (cudaMalloc(&word, sizeof *gpu->word) != cudaSuccess) cudaGetLastError();
+    if (cudaMalloc(&word, sizeof *gpu->barrier_word) != cudaSuccess) cudaGetLastError();
     idist__world_lock(w);
-    gpu->word = (int *)word;
+    gpu->user_count--;
+    gpu->barrier_word = (int *)word;
 }
 
-// What the ranks of a group need on the device until they are connected: an INIT's own, because it
-// may outlive the group. Not by cudaMalloc, which may wait for all that runs there: for a call,
-// say, that another rank makes when this group is done.
-static cudaError_t idist__nccl_make_room(idist_group *g, idist__nccl_job *job) {
-    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES +
-                    8 * (size_t)g->size; // one element of each rank, at least
+// Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
+// the group. cudaMalloc may wait for all work of the device, for instance for a call that another
+// rank makes only when this group is done: hence cudaMallocAsync.
+static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job) {
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // rounding up
     cudaError_t error = cudaSuccess;
 
     if (g->size == 1) return cudaSuccess;
     pthread_mutex_unlock(&g->w->lock);
     error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->room, nbytes, job->stream);
+    if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->buffer, nbytes, job->stream);
     idist__world_lock(g->w);
 
     return error;
 }
 
-// All that this rank can do before NCCL waits for the others. NULL: no memory; else card->failed
-// says whether it could, and `why` why not.
-static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card, char *why,
-                                          size_t cap) {
+// Does everything that needs no other rank. NULL: out of memory; otherwise info->failed says
+// whether this rank could do it, and `reason` why not.
+static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_rank_info *info,
+                                                  char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__nccl_job *job = idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_INIT, gpu->device, NULL);
+    idist__nccl_job *job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_INIT, gpu->device, NULL);
     bool adopt = g == &g->w->group && g->w->cfg.nccl_comm;
     cudaError_t error;
 
@@ -2038,51 +1343,54 @@ static idist__nccl_job *idist__nccl_offer(idist_group *g, idist__nccl_card *card
         return NULL;
     }
 
-    memset(card, 0, sizeof *card);
-    snprintf(why, cap, "ncclGetUniqueId failed");
-    if (g->rank == 0 && !adopt) card->failed = gpu->nccl.GetUniqueId(&card->id) != IDIST__NCCL_OK;
-    if (adopt && (job->comm = idist__nccl_adopt(g, why, cap)) == NULL) card->failed = true;
+    memset(info, 0, sizeof *info);
+    snprintf(reason, capacity, "ncclGetUniqueId failed");
+    if (g->rank == 0 && !adopt) info->failed = gpu->nccl->GetUniqueId(&info->id) != IDIST__NCCL_OK;
+    if (adopt && (job->comm = idist__nccl_adopt(g, reason, capacity)) == NULL) info->failed = true;
 
-    error = gpu->word ? idist__nccl_make_room(g, job) : cudaErrorMemoryAllocation;
-    if (error == cudaSuccess || card->failed) return job;
-    card->failed = true;
-    snprintf(why, cap, "cudaMalloc: %s", cudaGetErrorString(error));
+    error = gpu->barrier_word ? idist__nccl_alloc_buffer(g, job) : cudaErrorMemoryAllocation;
+    if (error == cudaSuccess || info->failed) return job;
+    info->failed = true;
+    snprintf(reason, capacity, "cudaMalloc: %s", cudaGetErrorString(error));
     cudaGetLastError();
 
     return job;
 }
 
-// Makes the communicator of a group; one outcome for all members.
+// Creates the communicator of a group, with the same outcome for all members.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__nccl_card mine,
-        *cards = (idist__nccl_card *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
+    idist__nccl_rank_info mine,
+        *infos =
+            (idist__nccl_rank_info *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
     bool thread = idist__world_need_thread(w) == IDIST_OK, ok = false, all = false;
     int i, nthreads = idist__os_nthreads();
-    char why[256] = "";
-    idist__nccl_job *job = cards ? idist__nccl_offer(g, &mine, why, sizeof why) : NULL;
-    idist_status s = job ? idist__gpu_exchange(g, &mine, cards, sizeof mine) : IDIST_ERR_NO_MEMORY;
+    char reason[256] = "";
+    idist__nccl_job *job =
+        infos ? idist__nccl_prepare_local(g, &mine, reason, sizeof reason) : NULL;
+    idist_status s = job ? idist__gpu_exchange(g, &mine, infos, sizeof mine) : IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; s == IDIST_OK && i < g->size && !cards[i].failed; i++) continue;
+    for (i = 0; s == IDIST_OK && i < g->size && !infos[i].failed; i++) continue;
 
     if (s == IDIST_OK && i == g->size) {
-        ok = idist__nccl_init(g, &cards[0].id, job, why, sizeof why);
+        ok = idist__nccl_init(g, &infos[0].id, job, reason, sizeof reason);
     } else if (job) {
         ok = !mine.failed;
-        idist__nccl_clear_room(job);
+        idist__nccl_free_buffer(job);
         free(job);
     }
 
-    if (ok && !thread) snprintf(why, sizeof why, "no thread to look after the other ranks");
-    if (s == IDIST_OK) s = idist__gpu_all_could(g, !ok || !thread, why, sizeof why, &all);
+    if (ok && !thread)
+        snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
+    if (s == IDIST_OK) s = idist__gpu_all_succeeded(g, !ok || !thread, reason, sizeof reason, &all);
     if (s == IDIST_OK && !all)
-        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged does without NCCL", why);
+        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
     if (s != IDIST_OK) idist__nccl_abort_wait(g);
-    idist__mem_free(&w->cfg.mem, cards);
+    idist__mem_free(&w->cfg.mem, infos);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
         w->nforeign += idist__os_nthreads() - nthreads;
     if (s == IDIST_OK) w->watched = true;
-    pthread_cond_signal(&w->work); // the thread sleeps without a limit until it knows
+    pthread_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
     return s;
 }
@@ -2092,8 +1400,8 @@ static void idist__gpu_group_free(idist_group *g) {
     int i;
 
     if (!gg) return;
-    if (gg->path == IDIST__BY_IPC) idist__ipc_free(g);
-    for (i = 0; i < 3; i++)
+    if (gg->path == IDIST__BY_IPC) idist__ipc_release_arena(g);
+    for (i = 0; i < IDIST__STREAM_COUNT; i++)
         if (gg->stream[i]) cudaStreamDestroy(gg->stream[i]);
     cudaGetLastError();
     free(gg->gate);
@@ -2101,25 +1409,25 @@ static void idist__gpu_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, gg);
 }
 
-// Streams of our own: this rank's part alone.
+// Creates the group's streams, this rank's part of it.
 static idist_status idist__gpu_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
     idist__gpu_guard guard = idist__gpu_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
-    int i, least = 0, greatest = 0, priority = 0; // 0: the default, which is the least
+    int i, least = 0, greatest = 0, priority = 0; // 0: the default, the lowest
 
     if (g->w->cfg.high_priority) {
         error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
         priority = greatest;
     }
 
-    for (i = 0; i < 3 && gg && error == cudaSuccess; i++)
+    for (i = 0; i < IDIST__STREAM_COUNT && gg && error == cudaSuccess; i++)
         error = cudaStreamCreateWithPriority(&gg->stream[i], cudaStreamNonBlocking, priority);
 
     if (gg) {
-        gg->last = &gg->queue;
+        gg->queue_end = &gg->queue;
         g->device = gg;
-        gg->path = idist__gpu_choose(g);
+        gg->path = idist__gpu_choose_path(g);
     }
 
     if (error != cudaSuccess) idist__gpu_group_free(g);
@@ -2130,27 +1438,42 @@ static idist_status idist__gpu_group_make(idist_group *g) {
     return g->status;
 }
 
-static bool idist__gpu_prepared(void *arg) {
-    return !idist__gpu_group_of((const idist_group *)arg)->making;
+static bool idist__gpu_is_prepared(const void *arg) {
+    return !idist__gpu_group_of((const idist_group *)arg)->preparing;
 }
 
-// Makes what all members of a group have together, which make their first call on it as well.
+// When a thread that prepares a group must be done: two exchanges and the set-up take that long.
+static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
+    int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
+
+    if (call_ms <= 0 || init_ms <= 0) return IDIST__FOREVER;
+    return idist__os_deadline(2 * call_ms + init_ms);
+}
+
+// Sets up what the members of a group have in common. All members call it, in their first call on
+// device memory.
 static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
     idist_status s = IDIST_OK;
 
-    idist__world_wait(w, idist__gpu_prepared, g);
+    if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "another thread's first call of the group on device memory has not "
+                           "returned: is the device busy?");
     if (gg->ready) return IDIST_OK;
-    gg->making = true;
+
+    idist__gpu_of(w)->user_count++;
+    gg->preparing = true;
     guard = idist__gpu_enter(idist__gpu_of(w));
     if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
     if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
     idist__gpu_leave(idist__gpu_of(w), guard);
     if (s == IDIST_ERR_NO_MEMORY)
-        idist__group_fail(g, s, "a rank is out of memory"); // it has left the others alone
-    gg->making = false;
+        idist__group_fail(g, s, "a rank is out of memory"); // the other members wait for it
+    idist__gpu_of(w)->user_count--;
+    gg->preparing = false;
     gg->ready = s == IDIST_OK;
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
 
@@ -2159,36 +1482,38 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses err world core:call types cuda comm setup ipc:call
+// uses err world core:call gpu:types device ipc:call issue setup
 //------------------------------------------------------------------------------
 
-static cudaError_t idist__gpu_holds(const void *p, bool *holds) {
+static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
     struct cudaPointerAttributes a;
     cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
 
     *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
     if (error == cudaSuccess || !p) return cudaSuccess;
     cudaGetLastError();
-    return error == cudaErrorInvalidValue ? cudaSuccess
-                                          : error; // old runtimes call plain memory invalid
+    // Old runtimes call plain memory invalid.
+    return error == cudaErrorInvalidValue ? cudaSuccess : error;
 }
 
-// A rank without elements says by its pointers, or by its stream, where the others have theirs.
-static idist_status idist__gpu_where(const idist_group *g, const idist__call *c,
-                                     const idist_opts *o, bool *on_device) {
+// Whether the buffers are device memory. A rank without elements says by its pointers, or by its
+// stream, where the others have theirs.
+static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__call *c,
+                                             const idist_opts *o, bool *on_device) {
     const char *name = idist__kind_names[c->label];
     bool send, recv, host;
-    cudaError_t error = idist__gpu_holds(c->send, &send);
+    cudaError_t error = idist__gpu_is_device_pointer(c->send, &send);
     idist__extent e;
 
     recv = send;
-    if (error == cudaSuccess && c->recv != c->send) error = idist__gpu_holds(c->recv, &recv);
+    if (error == cudaSuccess && c->recv != c->send)
+        error = idist__gpu_is_device_pointer(c->recv, &recv);
     if (error != cudaSuccess) return idist__gpu_fail(name, error);
     *on_device = send || recv || o->stream;
     if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
     host = (e.send && !send) || (e.recv && !recv);
     if (host && (send || recv))
-        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other one is not",
+        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other is not",
                            name);
     if (host)
         return idist__fail(IDIST_ERR_ARG,
@@ -2205,12 +1530,12 @@ static bool idist__gpu_may_run_ahead(void *arg) {
 static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c,
                                           const void *stream) {
     idist__gpu_path path = idist__gpu_group_of(g)->path;
-    if (path == IDIST__BY_NCCL && idist__nccl_takes(g, c, stream)) return path;
-    return path == IDIST__BY_IPC && idist__ipc_takes(g, c) ? path : IDIST__BY_STAGING;
+    if (path == IDIST__BY_NCCL && idist__nccl_supports(g, c, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_supports(g, c) ? path : IDIST__BY_STAGING;
 }
 
-// A capture cannot take a call in which the host has something to do, nor one that waits for the
-// default stream while a stream is captured which the default stream waits for.
+// A capture cannot take a call in which the host has a part, nor one that waits for the default
+// stream while a stream is captured which the default stream waits for.
 static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o,
                                              const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -2219,98 +1544,138 @@ static idist_status idist__gpu_check_capture(const char *name, const idist_opts 
 
     if (error != cudaSuccess) cudaGetLastError();
     if (error == cudaErrorStreamCaptureImplicit)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: the default stream, while a stream is captured that blocks it",
-                           name);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "%s: the default stream cannot be used while a stream that blocks it is captured",
+            name);
     if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
     if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
 
-static bool idist__gpu_captures(cudaStream_t stream) {
+static bool idist__gpu_is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) cudaGetLastError();
     return capture != cudaStreamCaptureStatusNone;
 }
 
-static idist_status idist__gpu_find_way(idist_group *g, const idist__call *c, const idist_opts *o,
-                                        bool *on_device, bool *detached) {
+// Refuses a capture that the call cannot be a part of.
+static idist_status idist__gpu_check_stream(const idist_group *g, const idist__call *c,
+                                            const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
-    bool p2p = idist__kind_is_p2p(c->kind), nccl;
-    void *stream; // to which it is enqueued
-    idist_status s = idist__gpu_where(g, c, o, on_device);
+    void *stream = o->request ? NULL : o->stream;
 
-    if (c->label == IDIST__FINALIZE) idist__ipc_close(g->w); // before the others free theirs
-    if (s != IDIST_OK || !*on_device || g->status != IDIST_OK) return s;
-    if (o->stream == (void *)cudaStreamPerThread)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: cudaStreamPerThread: another thread may finish the call", name);
-    if (!g->device && (s = idist__gpu_group_make(g)) != IDIST_OK) return s;
-    stream = o->request ? NULL : o->stream;
-    nccl = idist__gpu_path_of(g, c, stream) == IDIST__BY_NCCL;
-    if (!nccl) s = idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
-    else if (!stream || stream == (void *)cudaStreamLegacy)
-        s = idist__gpu_check_capture(name, o, "a call with a request");
-
-    if (s == IDIST_OK && !idist__gpu_group_of(g)->ready &&
-        idist__gpu_path_of(g, c, stream) != IDIST__BY_STAGING) {
-        if (p2p)
-            return idist__fail(
-                IDIST_ERR_STATE,
-                "%s: NCCL is not there yet: make a collective call on the group first", name);
-        s = idist__gpu_check_capture(name, o, "the first call on a device of a group");
-        if (s == IDIST_OK) s = idist__gpu_prepare(g);
-    }
-
-    if (s != IDIST_OK || g->status != IDIST_OK) return s;
-    if (nccl && p2p && (c->root < 0 || c->tag < 0))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
-                           name);
-    if (nccl && idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: device memory of two worlds between group_begin and group_end",
-                           name);
-    *detached = nccl && o->stream && !o->request;
-    if (*detached && !idist__gpu_group_of(g)->captured)
-        idist__gpu_group_of(g)->captured = idist__gpu_captures((cudaStream_t)o->stream);
-    if (*detached && !idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+    if (idist__gpu_path_of(g, c, stream) != IDIST__BY_NCCL)
+        return idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
+    if (!stream || stream == (void *)cudaStreamLegacy)
+        return idist__gpu_check_capture(name, o, "a call with a request");
 
     return IDIST_OK;
 }
 
-// On our device: to ask what a pointer is makes a context, too.
+// Prepares the group, which is collective, if this is its first call.
+static idist_status idist__gpu_check_ready(idist_group *g, const idist__call *c,
+                                           const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    void *stream = o->request ? NULL : o->stream;
+    idist_status status;
+
+    if (idist__gpu_group_of(g)->ready) return IDIST_OK;
+    if (idist__gpu_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
+    if (idist__kind_is_p2p(c->kind))
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: NCCL is not there yet: make a collective call on the group first",
+                           name);
+
+    status = idist__gpu_check_capture(name, o, "the first call on a device of a group");
+    if (status != IDIST_OK) return status;
+
+    return idist__gpu_prepare(g);
+}
+
+// What NCCL cannot do for a call that it serves.
+static idist_status idist__nccl_check_call(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+
+    if (idist__kind_is_p2p(c->kind) && (c->root < 0 || c->tag < 0))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
+                           name);
+    if (idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: device memory of two worlds between group_begin and group_end",
+                           name);
+
+    return IDIST_OK;
+}
+
+// Everything about a call that depends on where its memory is, before it becomes a task. *detached:
+// it returns when NCCL has it.
+static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
+                                          bool *on_device, bool *detached) {
+    idist_status status = idist__gpu_check_buffers(g, c, o, on_device);
+    idist__gpu_group *gg;
+    bool nccl;
+
+    if (c->label == IDIST__FINALIZE) idist__ipc_unmap_arenas(g->w); // before the others free theirs
+    if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
+    if (o->stream == (void *)cudaStreamPerThread)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: cudaStreamPerThread: another thread may finish the call",
+                           idist__kind_names[c->label]);
+
+    if (!g->device) status = idist__gpu_group_make(g);
+    if (status != IDIST_OK) return status;
+    gg = idist__gpu_group_of(g);
+    nccl = idist__gpu_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
+    status = idist__gpu_check_stream(g, c, o);
+    if (status == IDIST_OK) status = idist__gpu_check_ready(g, c, o);
+    if (status != IDIST_OK || g->status != IDIST_OK) return status;
+    if (nccl) status = idist__nccl_check_call(g, c);
+    if (status != IDIST_OK) return status;
+
+    *detached = nccl && o->stream && !o->request;
+    if (!*detached) return IDIST_OK;
+    if (!gg->captured) gg->captured = idist__gpu_is_capturing((cudaStream_t)o->stream);
+    if (!idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+
+    return IDIST_OK;
+}
+
+// On our device, because asking about a pointer creates a context, too.
 static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o,
                                      bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    int device = idist__gpu_visit(gpu);
-    idist_status status = idist__gpu_find_way(g, c, o, on_device, detached);
+    int device = idist__gpu_set_device(gpu);
+    idist_status status = idist__gpu_route_call(g, c, o, on_device, detached);
 
-    idist__gpu_return(gpu, device);
+    idist__gpu_restore_device(gpu, device);
     return status;
 }
 
 //------------------------------------------------------------------------------
-// [nccl:engine]  the part of a backend that concerns device memory, over the one that moves host memory
-// uses os err mem base:log base:type world core:call self group load types cuda
-// uses comm stage setup route ipc:call
+// [nccl:engine]  the device's part of a backend
+// uses os err mem base:log base:type world core:call self gpu:types device
+// uses pinned task stage ipc:call job abort launch setup route
+// A world with a device has a backend that consists of these functions; they pass on to the host's
+// backend what concerns host memory.
 //
-// A group gives the backend its calls, and the parts of them, in the order in which the program
-// made them, so that all ranks number them alike: a call whose next part is not ready holds up
-// those behind it, also those on host memory.
+// A group gives the host's backend its calls, and the parts of them, in the program's order, so
+// that all ranks number them alike. A call whose next part is not ready holds up those behind it,
+// even those on host memory.
 //------------------------------------------------------------------------------
 
-// A call on host memory that had to wait for those before it.
+// Passes on a call on host memory that had to wait for those before it.
 static void idist__gpu_host_part(idist__task *t) {
     t->away = false;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
-    idist__gpu_of(t->group->w)->under->start(t);
+    idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
-// Gives the backend what has come that far.
-static void idist__gpu_run(idist_group *g) {
+// Gives the host's backend the parts that are ready.
+static void idist__gpu_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__task *t;
@@ -2328,34 +1693,34 @@ static void idist__gpu_run(idist_group *g) {
             continue;
         }
 
-        idist__gpu_dequeue(t); // its only part can begin
-        if (t->on_device) idist__nccl_meet(t);
+        idist__gpu_dequeue(t); // it has one part only
+        if (t->on_device) idist__nccl_start_meeting(t);
         else idist__gpu_host_part(t);
     }
 }
 
-// The backend is through with a part of a call. False: the call is not over. Whoever is in the
-// middle of the backend goes on as if it were.
-static bool idist__gpu_landed(idist__task *t, idist_status status) {
+// The host's backend is done with a part of a call. False: the call goes on. May be called in the
+// middle of any function of the backend.
+static bool idist__gpu_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
     bool nccl = op->path == IDIST__BY_NCCL, over;
     idist__gpu_guard guard;
 
-    op->running = false;
+    op->with_backend = false;
     t->away = true;
 
     if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
-        idist__nccl_compare(t, status);
-        op->landed = true;
-        over = op->launched && idist__nccl_landed(t);
+        idist__nccl_end_meeting(t, status);
+        op->met = true;
+        over = op->launched && idist__nccl_set_complete(t);
     } else if (op->state == IDIST__GPU_END || status != IDIST_OK) {
         over = true;
     } else {
         guard = idist__gpu_enter(gpu);
-        over = op->path == IDIST__BY_STAGING && idist__stage_landed(t);
+        over = op->path == IDIST__BY_STAGING && idist__stage_part_done(t);
         idist__gpu_leave(gpu, guard);
-        if (!over) idist__gpu_waits(t, true);
+        if (!over) idist__gpu_set_waiting(t, true);
     }
 
     if (over) idist__gpu_release(t);
@@ -2375,7 +1740,7 @@ static void idist__gpu_op_free(idist__task *t) {
         if (op->slots[i].in) cudaEventDestroy(op->slots[i].in);
     }
 
-    idist__mem_free(&t->group->w->cfg.mem, op->room);
+    idist__mem_free(&t->group->w->cfg.mem, op->counts_memory);
     idist__mem_free(&t->group->w->cfg.mem, op);
     t->device = NULL;
 }
@@ -2395,7 +1760,7 @@ static bool idist__gpu_op_make(idist__task *t) {
         return false;
     }
 
-    t->device = op; // what it has is freed with the world
+    t->device = op; // freed with the world
     guard = idist__gpu_enter(gpu);
     error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming);
 
@@ -2413,37 +1778,37 @@ static bool idist__gpu_op_make(idist__task *t) {
     return false;
 }
 
-static void idist__gpu_queue(idist__task *t) {
+static void idist__gpu_enqueue(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
-    *gg->last = t;
-    gg->last = &idist__gpu_op_of(t)->after;
+    *gg->queue_end = t;
+    gg->queue_end = &idist__gpu_op_of(t)->next_queued;
 }
 
-// NCCL gets it now, or with all others at idist_group_end.
+// Gives the call to NCCL: now, or with the others at idist_group_end.
 static void idist__gpu_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
-    idist__task **last = &idist__gpu_of(w)->held;
+    idist__task **last = &idist__gpu_of(w)->held_calls;
 
-    if (!idist__nccl_note_counts(t)) return;
+    if (!idist__nccl_save_counts(t)) return;
     t->pinned = true; // until it is launched
     t->group->ndetached++;
-    idist__gpu_queue(t);
-    idist__gpu_run(t->group);
+    idist__gpu_enqueue(t);
+    idist__gpu_run_queue(t->group);
 
     if (!idist__me.group_depth) {
         idist__nccl_launch(t);
         return;
     }
 
-    op->holder = &idist__me;
-    while (*last) last = &idist__gpu_op_of(*last)->held;
+    op->holding_thread = &idist__me;
+    while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
     idist__me.held_world = w;
 }
 
-// A part of a call that is under way, and a call on host memory with nothing before it, is the
-// backend's at once.
+// A part of a running call, and a call on host memory with nothing before it, go to the host's
+// backend at once.
 static void idist__gpu_start(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -2453,15 +1818,15 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu_op *op;
 
     if (!on_device && (!gg || !gg->queue)) {
-        gpu->under->start(t);
+        gpu->host_backend->start(t);
         return;
     }
 
-    t->on_device = false; // as long as there is nothing to take back
+    t->on_device = false; // until there is something to undo
     t->away = true;
-    if (t->seq) g->seq--; // it is numbered when the backend gets it
+    if (t->seq) g->seq--; // numbered when the backend gets it
     t->seq = 0;
-    memset(t->impl, 0, gpu->under->task_nbytes); // so that the backend takes it for nothing
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // not started, to the backend
     if (!idist__gpu_op_make(t)) return;
     op = idist__gpu_op_of(t);
     memset(op, 0, offsetof(idist__gpu_op, event));
@@ -2469,14 +1834,14 @@ static void idist__gpu_start(idist__task *t) {
     op->size = idist_dtype_size(t->call.dtype);
     t->on_device = on_device;
 
-    if (!on_device) { // those before it will give it on
-        idist__gpu_queue(t);
+    if (!on_device) { // passed on when those before it are
+        idist__gpu_enqueue(t);
         return;
     }
 
     op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
-    op->print = idist__call_print(&t->call, 0);
-    op->print.algorithm = IDIST__ON_DEVICE;
+    op->fingerprint = idist__call_print(&t->call, 0);
+    op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
     if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
         op->user = *idist__call_user_op(g, &t->call);
@@ -2489,40 +1854,40 @@ static void idist__gpu_start(idist__task *t) {
         return;
     }
 
-    idist__gpu_queue(t);
+    idist__gpu_enqueue(t);
     guard = idist__gpu_enter(gpu);
     op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
     if (op->path == IDIST__BY_IPC)
-        idist__gpu_plan(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
-    else idist__gpu_plan(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
+        idist__gpu_plan_chunks(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
+    else idist__gpu_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
     idist__gpu_leave(gpu, guard);
-    idist__gpu_run(g);
+    idist__gpu_run_queue(g);
 }
 
-// What is held back by the group_begin of this thread.
-static void idist__gpu_launch(idist__world *w) {
-    idist__task **at = &idist__gpu_of(w)->held, *first = NULL, **last = &first, *t;
+// Launches the calls that idist_group_begin of this thread has held back.
+static void idist__gpu_launch_held(idist__world *w) {
+    idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
     idist__me.held_world = NULL;
 
     while ((t = *at) != NULL) {
         idist__gpu_op *op = idist__gpu_op_of(t);
 
-        if (op->holder != &idist__me) {
-            at = &op->held;
+        if (op->holding_thread != &idist__me) {
+            at = &op->next_held;
             continue;
         }
 
-        *at = op->held;
-        op->held = NULL;
+        *at = op->next_held;
+        op->next_held = NULL;
         *last = t;
-        last = &op->held;
+        last = &op->next_held;
     }
 
     if (first) idist__nccl_launch(first);
 }
 
-// The stream waits for what `followed` says is on its way.
+// Makes the stream wait for a call that is complete but for its event (t->followed).
 static idist_status idist__gpu_follow(idist__task *t, void *stream) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_guard guard = idist__gpu_enter(gpu);
@@ -2533,15 +1898,16 @@ static idist_status idist__gpu_follow(idist__task *t, void *stream) {
     return error == cudaSuccess ? IDIST_OK : idist__gpu_fail("wait_stream", error);
 }
 
-static void idist__nccl_doom(idist__task *t) {
+static void idist__nccl_fail_mismatch(idist__task *t) {
     char text[400] =
         "a send or receive on a stream met one that is not on a stream, or of another size";
-    if (idist__gpu_op_of(t)->doomed == IDIST_ERR_MISMATCH) idist__nccl_agrees(t, text, sizeof text);
-    idist__group_fail(t->group, idist__gpu_op_of(t)->doomed, text);
+    if (idist__gpu_op_of(t)->meeting_status == IDIST_ERR_MISMATCH)
+        idist__nccl_check_counts(t, text, sizeof text);
+    idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
-// Ends the calls for which nothing but an event of the device was missing.
-static void idist__gpu_end(idist__world *w) {
+// Completes the calls that only waited for an event of the device.
+static void idist__gpu_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
     for (t = w->tasks; t; t = next) {
@@ -2549,13 +1915,13 @@ static void idist__gpu_end(idist__world *w) {
         uint32_t ended = w->nended;
         next = t->next;
 
-        if (op && op->waiting && op->state == IDIST__GPU_END) {
-            if (op->doomed) idist__nccl_doom(t);
+        if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
+            if (op->meeting_status) idist__nccl_fail_mismatch(t);
             else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
-            else if (idist__gpu_arrived(t, op->event)) idist__gpu_over(t);
+            else if (idist__gpu_event_done(t, op->event)) idist__gpu_complete(t);
         }
 
-        if (w->nended != ended) next = w->tasks; // this one, or any other, is gone
+        if (w->nended != ended) next = w->tasks; // a task is gone, perhaps the next one
     }
 }
 
@@ -2565,44 +1931,63 @@ static void idist__gpu_progress(idist__world *w) {
     idist_group *g;
     int64_t now;
 
-    gpu->under->progress(w);
+    gpu->host_backend->progress(w);
 
-    if (gpu->nwaiting || gpu->stirred) {
-        gpu->stirred = false;
+    if (gpu->waiting_call_count || gpu->queue_changed) {
+        gpu->queue_changed = false;
         guard = idist__gpu_enter(gpu);
         for (g = &w->group; g; g = g->next)
-            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_run(g);
-        idist__gpu_end(w);
+            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_run_queue(g);
+        idist__gpu_complete_calls(w);
         idist__gpu_leave(gpu, guard);
     }
 
-    if (!w->watched || (now = idist__os_now_ns()) < gpu->looked_ns + IDIST__GPU_LOOK_LONG_NS)
+    if (!w->watched || (now = idist__os_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_LOOK_LONG_NS)
         return;
-    gpu->looked_ns = now;
+    gpu->checked_nccl_ns = now;
 
     for (g = &w->group; g; g = g->next) {
-        idist__nccl_look(g);
+        idist__nccl_check_errors(g);
         if (g->status != IDIST_OK) idist__nccl_abort(g);
     }
 }
 
 static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
-    int64_t now = idist__os_now_ns(), soon = now + gpu->nap_ns;
+    int64_t now = idist__os_now_ns(), soon = now + gpu->sleep_ns;
 
-    // To fall asleep and to wake up takes longer than most of what a device does for a small call.
-    // With fewer cores than ranks somebody else has a use for the core.
-    if (gpu->nwaiting && w->spin_ns && now < gpu->spin_until_ns) {
+    // Sleeping and waking up takes longer than most small calls take on the device. With fewer
+    // cores than ranks another rank needs the core.
+    if (gpu->waiting_call_count && w->spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
     }
 
-    if (gpu->nwaiting && soon < until_ns) {
+    if (gpu->waiting_call_count && soon < until_ns) {
         until_ns = soon;
-        if (gpu->nap_ns < IDIST__GPU_LOOK_LONG_NS) gpu->nap_ns += gpu->nap_ns / 4;
+        if (gpu->sleep_ns < IDIST__GPU_LOOK_LONG_NS) gpu->sleep_ns += gpu->sleep_ns / 4;
     }
 
-    gpu->under->sleep(w, until_ns);
+    gpu->host_backend->sleep(w, until_ns);
+}
+
+// Waits until the copies of a call have left the caller's buffers. They wait for no other rank, but
+// the device may never get to them: then the call's pinned memory is used for nothing else.
+static void idist__gpu_end_copies(idist__task *t) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    const idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    int i, turns = 0;
+
+    for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN; i++)
+        while (!gpu->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
+            cudaGetLastError();
+            gpu->stuck = idist__os_now_ns() > deadline;
+            idist__gpu_nap(&turns);
+        }
+
+    for (i = 0; i < IDIST__GPU_SLOTS && gpu->stuck; i++)
+        idist__pinned_abandon(gpu, &idist__gpu_op_of(t)->slots[i].memory);
 }
 
 static bool idist__gpu_cancel(idist__task *t) {
@@ -2613,27 +1998,23 @@ static bool idist__gpu_cancel(idist__task *t) {
     bool done = true;
 
     if (!t->on_device) {
-        if (!t->away) return gpu->under->cancel(t);
+        if (!t->away) return gpu->host_backend->cancel(t);
         if (op) idist__gpu_dequeue(t);
         t->away = false;
         return true;
     }
 
-    if (op->running) done = gpu->under->cancel(t);
-    // Others are involved, or NCCL has it. When the world ends nobody asks.
+    if (op->with_backend) done = gpu->host_backend->cancel(t);
+    // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
+    // matter.
     if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
-    op->running = t->away = false;
-    op->state = IDIST__GPU_END; // whatever comes, there is nothing to move any more
+    op->with_backend = t->away = false;
+    op->state = IDIST__GPU_END; // nothing is moved any more
     guard = idist__gpu_enter(gpu);
 
-    if (op->path == IDIST__BY_NCCL) {
-        idist__nccl_abort_wait(g);
-    } else if (g->device) { // copies under way; the streams hold nothing that waits for another
-                            // rank
-        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[0]);
-        cudaStreamSynchronize(idist__gpu_group_of(g)->stream[1]);
-    }
+    if (op->path == IDIST__BY_NCCL) idist__nccl_abort_wait(g);
+    else if (g->device) idist__gpu_end_copies(t);
 
     cudaGetLastError();
     idist__gpu_leave(gpu, guard);
@@ -2643,31 +2024,30 @@ static bool idist__gpu_cancel(idist__task *t) {
 }
 
 static void idist__gpu_tell(idist_group *g) {
-    idist__gpu_of(g->w)->under->tell(g);
+    idist__gpu_of(g->w)->host_backend->tell(g);
     idist__nccl_abort(g);
 }
 
 static void idist__gpu_announce(idist__task *t) {
-    if (!t->away) idist__gpu_of(t->group->w)->under->announce(t);
+    if (!t->away) idist__gpu_of(t->group->w)->host_backend->announce(t);
 }
 
-static int idist__gpu_missing(idist__task *t, char *text, size_t cap) {
-    if (!t->away) return idist__gpu_of(t->group->w)->under->missing(t, text, cap);
-    if (idist__gpu_op_of(t)->holder && !idist__gpu_op_of(t)->launched)
-        idist__append(text, cap, "this rank itself: idist_group_end");
+static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
+    if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
+    if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
+        idist__append(text, capacity, "this rank itself: it has not called idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
-        idist__append(
-            text, cap,
-            "the device: what comes first on a stream, of this rank itself or of another one");
-    else idist__append(text, cap, "this rank itself, whose device is not done");
+        idist__append(text, capacity,
+                      "the device: earlier work on a stream, of this rank or of another one");
+    else idist__append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
 }
 
-// Takes back the threads that have ended a communicator; with a deadline, all. False: one has not
-// come to its end.
+// Joins the threads that have finalized a communicator; with a deadline, all of them. False: one
+// has not ended.
 static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
-    idist__nccl_job **at = &gpu->ending, *job;
+    idist__nccl_job **at = &gpu->ending_jobs, *job;
     int result;
     bool all = true;
 
@@ -2684,8 +2064,8 @@ static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
     return all;
 }
 
-// NCCL ends a communicator when all its ranks do, and tells nobody who waits for whom: that goes on
-// beside the program.
+// NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
+// thread of its own does it.
 static void idist__gpu_group_close(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -2693,25 +2073,26 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu_guard guard;
 
     if (gg) {
+        if (w->thread_stops) idist__ipc_set_leave_deadline(gpu);
         guard = idist__gpu_enter(gpu);
         if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
         idist__nccl_reap(gpu, 0);
 
         if (gg->comm && !gg->adopted) {
             idist__nccl_job *job =
-                idist__nccl_job_new(&gpu->nccl, IDIST__NCCL_END, gpu->device, gg->comm);
+                idist__nccl_job_new(gpu->nccl, IDIST__JOB_FINALIZE, gpu->device, gg->comm);
 
             if (idist__nccl_job_start(job)) {
-                job->next = gpu->ending;
-                gpu->ending = job;
+                job->next = gpu->ending_jobs;
+                gpu->ending_jobs = job;
             }
         }
 
-        if (!w->thread_stops || idist__ipc_is_left(w)) idist__gpu_group_free(g);
+        if (!w->thread_stops || idist__ipc_wait_unused(w)) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
 
-    gpu->under->group_close(g);
+    gpu->host_backend->group_close(g);
 }
 
 static void idist__gpu_free(idist__world *w) {
@@ -2720,46 +2101,37 @@ static void idist__gpu_free(idist__world *w) {
     int64_t deadline;
     int turns = 0;
     idist__task *t;
-    int device = gpu->under ? idist__gpu_visit(gpu) : -1; // -1: there was none
-    bool left = idist__ipc_is_left(w);
+    int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
+    bool left = idist__ipc_wait_unused(w);
 
     if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "ncclCommDestroy has not come back: another rank has not got there, or a "
-                         "graph is left that holds calls");
+                         "ncclCommDestroy has not returned: another rank has not called it, or a "
+                         "graph still holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
-    idist__ipc_end(w);
-    if (gpu->word && !gpu->stuck) cudaFree(gpu->word);
+    idist__ipc_free_arenas(w);
+    if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
 
-    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_reap(gpu);) {
-        idist__nccl_nap(&turns);
+    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_finish(gpu);) {
+        idist__gpu_nap(&turns);
         if (idist__os_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
-                         "cudaHostRegister has not come back: the device is busy");
-        pthread_detach(gpu->pinning->thread);
+                         "cudaHostRegister has not returned: the device is busy");
+        pthread_detach(gpu->pinning_job->thread);
         break;
     }
 
-    while (gpu->spare) {
-        idist__pinned *p = gpu->spare;
-        gpu->spare = p->next;
-
-        if (!gpu->stuck) {
-            cudaHostUnregister(p->at);
-            idist_free(p->at);
-        }
-
-        idist__mem_free(mem, p);
-    }
+    idist__pinned_free_list(w, gpu->free_pinned);
+    idist__pinned_free_list(w, gpu->abandoned_pinned);
 
     cudaGetLastError();
-    if (gpu->under) w->backend = gpu->under;
+    if (gpu->host_backend) w->backend = gpu->host_backend;
     w->device = NULL;
     w->device_api = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
-    if (device >= 0) idist__gpu_return(gpu, device);
+    if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
-    idist__mem_free(mem, gpu->cards);
+    idist__mem_free(mem, gpu->rank_infos);
     idist__mem_free(mem, gpu);
 }
 
@@ -2768,20 +2140,32 @@ static void idist__gpu_close(idist__world *w, bool clean) {
     w->backend->close(w, clean);
 }
 
+static void *idist__nccl_comm_of(idist_group *g) {
+    idist_status status = g->device ? IDIST_OK : idist__gpu_group_make(g);
+    void *comm;
+
+    if (status == IDIST_OK) status = idist__gpu_prepare(g);
+    if (status != IDIST_OK) return NULL;
+    comm = idist__gpu_group_of(g)->comm;
+    if (!comm) idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
+
+    return comm;
+}
+
 void *idist_nccl_comm(idist_group *group) {
     idist_group *g = NULL;
+    idist_status status;
     void *comm = NULL;
 
-    if (idist__call_enter("nccl_comm", group, &g) != IDIST_OK) return NULL;
+    status = idist__call_enter("nccl_comm", group, &g);
+    if (status != IDIST_OK) return NULL;
     if (!g->w->device)
         idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
     else if (g->rank < 0)
         idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
     else if (g->status != IDIST_OK)
         idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
-    else if ((g->device || idist__gpu_group_make(g) == IDIST_OK) &&
-             idist__gpu_prepare(g) == IDIST_OK && (comm = idist__gpu_group_of(g)->comm) == NULL)
-        idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
+    else comm = idist__nccl_comm_of(g);
     pthread_mutex_unlock(&g->w->lock);
 
     return comm;
@@ -2789,27 +2173,20 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os err mem base:log sock config world load types cuda agree setup route
-// uses engine
+// uses os err mem base:log sock config world gpu:types device gpu:agree load
+// uses setup route engine
 //------------------------------------------------------------------------------
 
-typedef enum idist__gpu_has {
-    IDIST__GPU_HAS,
-    IDIST__GPU_HAS_NONE,
-    IDIST__GPU_LACKS,
-    IDIST__GPU_BAD_NAME
-} idist__gpu_has;
-
-// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on by this variable;
-// for tests by host ids.
+// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
+// tests do it with host ids.
 static bool idist__nccl_is_forced(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
-// An error of CUDA's that is not just "this machine has no GPU". 35 is both: no driver, and one
-// that is too old.
-static bool idist__gpu_unwell(cudaError_t error) {
+// Whether an error of CUDA is more than "this machine has no GPU". 35 (cudaErrorInsufficientDriver)
+// means no driver as well as one that is too old.
+static bool idist__gpu_is_fault(cudaError_t error) {
     int driver = 0;
 
     if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary)
@@ -2818,222 +2195,286 @@ static bool idist__gpu_unwell(cudaError_t error) {
            (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
 }
 
-static void idist__gpu_explain(const char *what, cudaError_t error, idist__gpu_card *card) {
+static void idist__gpu_describe_error(const char *what, cudaError_t error,
+                                      idist__gpu_rank_info *info) {
     int driver = 0, runtime = 0;
 
-    card->unwell = idist__gpu_unwell(error) ? (int32_t)error : 0;
-    if (card->unwell && error == cudaErrorInsufficientDriver &&
+    info->cuda_error = idist__gpu_is_fault(error) ? (int32_t)error : 0;
+    if (info->cuda_error && error == cudaErrorInsufficientDriver &&
         cudaDriverGetVersion(&driver) == cudaSuccess &&
         cudaRuntimeGetVersion(&runtime) == cudaSuccess)
-        snprintf(card->why, sizeof card->why,
+        snprintf(info->reason, sizeof info->reason,
                  "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
                  driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
-        snprintf(card->why, sizeof card->why, "%s: %s (%s, %d)", what, cudaGetErrorString(error),
-                 cudaGetErrorName(error), (int)error);
+        snprintf(info->reason, sizeof info->reason, "%s: %s (%s, %d)", what,
+                 cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
-// What to do about it.
+// What the user can do about an error.
 static const char *idist__gpu_remedy(cudaError_t error) {
     switch ((int)error) {
-    case cudaErrorInsufficientDriver:
-        return "update the driver, or build with a toolkit that it knows";
+    case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
     case cudaErrorInitializationError:
-        return "after a fork this is what a parent that had used CUDA leaves: idist_spawn with "
-               "start_method \"exec\"";
+        return "CUDA does not work in a child forked by a process that has used it: call "
+               "idist_spawn with start_method \"exec\"";
     case cudaErrorDevicesUnavailable:
-        return "another process has the GPU for itself: nvidia-smi -c 0 lets several use it";
-    case cudaErrorMemoryAllocation: return "the memory of the GPU is in use: see nvidia-smi";
+        return "another process uses the GPU exclusively: nvidia-smi -c 0 lets several use it";
+    case cudaErrorMemoryAllocation: return "the GPU is out of memory: see nvidia-smi";
     case cudaErrorSystemNotReady:
-        return "the fabric manager does not run: systemctl start nvidia-fabricmanager";
+        return "the fabric manager is not running: systemctl start nvidia-fabricmanager";
     case cudaErrorSystemDriverMismatch:
-        return "libcuda.so.1 is not that of the driver: reboot after an update of it";
+        return "libcuda.so.1 does not match the driver: reboot after a driver update";
     case cudaErrorCompatNotSupportedOnDevice:
-        return "the GPU takes no cuda-compat: remove it from LD_LIBRARY_PATH";
+        return "the GPU does not support cuda-compat: remove it from LD_LIBRARY_PATH";
     default: return "see nvidia-smi and the kernel's log";
     }
 }
 
-// Finds the device of this rank, and NCCL.
-static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_card *card) {
-    const char *asked = w->cfg.device, *what = "cudaGetDeviceCount";
-    int n = 0, number = w->nodes[w->group.rank].local_rank;
-    bool named = strncmp(asked, "cuda", 4) == 0;
-    idist__config real = w->cfg;
-    cudaError_t error;
+// The number of the device that desc.device names, in *number. False: none is to be used, or the
+// name is wrong; info says so.
+static bool idist__gpu_parse_device(const char *asked, idist__gpu_rank_info *info, int *number) {
     int64_t value;
 
-    memset(card, 0, sizeof *card);
-    card->named = named;
-    card->wanted = w->cfg.device_backend;
-    card->adopts = w->cfg.nccl_comm != NULL;
-    memset(real.host_id, 0, sizeof real.host_id);
-    card->machine = idist__host_key(&real);
-
     if (strcmp(asked, "cpu") == 0) {
-        card->has = IDIST__GPU_HAS_NONE;
-        snprintf(card->why, sizeof card->why, "the device asked for is \"cpu\"");
+        info->presence = IDIST__GPU_NONE;
+        snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
+        return false;
+    }
+
+    if (!asked[0] || strcmp(asked, "cuda") == 0) return true;
+
+    if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
+        info->presence = IDIST__GPU_BAD_NAME;
+        snprintf(info->reason, sizeof info->reason,
+                 "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
+        return false;
+    }
+
+    *number = (int)value;
+
+    return true;
+}
+
+// Makes a device the current one: this number, modulo the devices there are unless one was named.
+// *what: the function of CUDA that has failed.
+static cudaError_t idist__gpu_open_device(idist__gpu *gpu, idist__gpu_rank_info *info, int number,
+                                          bool numbered, const char **what) {
+    int n = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+
+    *what = "cudaGetDeviceCount";
+    if (error != cudaSuccess) return error;
+    if (n == 0) return cudaErrorNoDevice;
+    if (numbered && number >= n) return cudaErrorInvalidDevice;
+    gpu->device = number % n;
+
+    *what = "cudaSetDevice";
+    error = cudaSetDevice(gpu->device);
+    if (error != cudaSuccess) return error;
+
+    *what = "cudaDeviceGetPCIBusId";
+    error = cudaDeviceGetPCIBusId(info->bus_id, (int)sizeof info->bus_id, gpu->device);
+    if (error != cudaSuccess) return error;
+
+    *what = "cudaDeviceGetAttribute";
+    return cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
+}
+
+// The device of this rank.
+static void idist__gpu_probe_device(const idist__world *w, idist__gpu *gpu,
+                                    idist__gpu_rank_info *info) {
+    const char *asked = w->cfg.device, *what;
+    int number = w->nodes[w->group.rank].local_rank;
+    cudaError_t error;
+
+    if (!idist__gpu_parse_device(asked, info, &number)) return;
+
+    error = idist__gpu_open_device(gpu, info, number, asked[0] && asked[4] == ':', &what);
+
+    if (error != cudaSuccess) {
+        info->presence = info->named ? IDIST__GPU_MISSING : IDIST__GPU_NONE;
+        idist__gpu_describe_error(what, error, info);
+        cudaGetLastError();
         return;
     }
 
-    if (asked[0] && strcmp(asked, "cuda") != 0) {
-        if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
-            card->has = IDIST__GPU_BAD_NAME;
-            snprintf(card->why, sizeof card->why,
-                     "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
-            return;
-        }
+    idist__gpu_find_context_state(gpu);
+}
 
-        number = (int)value;
-    }
+// Finds the device of this rank, and NCCL.
+static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
+    idist__config real = w->cfg;
 
-    error = cudaGetDeviceCount(&n);
-    if (error == cudaSuccess && n == 0) error = cudaErrorNoDevice;
-    if (error == cudaSuccess && asked[0] && asked[4] == ':' && number >= n)
-        error = cudaErrorInvalidDevice;
+    memset(info, 0, sizeof *info);
+    info->named = strncmp(w->cfg.device, "cuda", 4) == 0;
+    info->wanted_backend = w->cfg.device_backend;
+    info->has_user_comm = w->cfg.nccl_comm != NULL;
+    memset(real.host_id, 0, sizeof real.host_id);
+    info->machine_key = idist__host_key(&real);
+    snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
+    idist__gpu_probe_device(w, gpu, info);
 
-    if (error == cudaSuccess) {
-        error = cudaSetDevice(gpu->device = number % n);
-        what = "cudaSetDevice";
-    }
-
-    if (error == cudaSuccess) {
-        error = cudaDeviceGetPCIBusId(card->bus, (int)sizeof card->bus, gpu->device);
-        what = "cudaDeviceGetPCIBusId";
-    }
-
-    if (error == cudaSuccess) {
-        error =
-            cudaDeviceGetAttribute(&card->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
-        what = "cudaDeviceGetAttribute";
-    }
-
-    if (error != cudaSuccess) {
-        card->has = named ? IDIST__GPU_LACKS : IDIST__GPU_HAS_NONE;
-        idist__gpu_explain(what, error, card);
-        cudaGetLastError();
-    }
-
-    if (card->has == IDIST__GPU_HAS) idist__gpu_find_context_state(gpu);
-
-    if (card->has == IDIST__GPU_HAS && card->wanted <= IDIST__BY_NCCL) {
-        idist__nccl_load(&gpu->nccl, card->why_no_nccl, sizeof card->why_no_nccl);
-        card->nccl = gpu->nccl.version;
-        card->forced = idist__nccl_is_forced(card->nccl);
-    } else {
-        snprintf(card->why_no_nccl, sizeof card->why_no_nccl, "not asked for");
+    if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
+        idist__nccl_load(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
+        info->nccl = gpu->nccl->version;
+        info->allows_shared_gpu = idist__nccl_is_forced(info->nccl);
     }
 }
 
-// One way for all: NCCL of one version or none, and only where it can be.
-static idist_status idist__gpu_agree_way(idist__world *w) {
-    idist__gpu *gpu = idist__gpu_of(w);
-    const idist__gpu_card *cards = gpu->cards;
-    const idist_group *g = &w->group;
-    int i, a, b, without = -1, other = -1;
-    bool alone = g->size > 1 &&
-                 !idist__gpu_shared(g, &a, &b); // on its GPU is each rank: NCCL would serve them
+// Ranks that keep all of them from using NCCL; -1: none.
+typedef struct idist__nccl_obstacles {
+    int without; // has no NCCL
+    int other;   // has another version than rank 0
+} idist__nccl_obstacles;
 
-    for (i = 0; i < g->size; i++) {
-        if (cards[i].wanted != cards[0].wanted || cards[i].adopts != cards[0].adopts)
-            return idist__fail(IDIST_ERR_ENV, "initialize: rank 0 and rank %d differ in %s", i,
-                               cards[i].adopts != cards[0].adopts ? "desc.nccl_comm"
-                                                                  : "IDIST_DEVICE_BACKEND");
-        if (!cards[i].nccl && without < 0) without = i;
-        if (cards[i].nccl != cards[0].nccl && other < 0) other = i;
-        gpu->nccl_f8 = (i == 0 || gpu->nccl_f8) && cards[i].nccl >= 22400 && cards[i].major >= 9;
+// Compares what the ranks have found, and sets what depends on all of them.
+static idist_status idist__gpu_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    const idist__gpu_rank_info *infos = gpu->rank_infos;
+    int i;
+
+    nccl->without = nccl->other = -1;
+    gpu->nccl_reduces_f8 = true;
+
+    for (i = 0; i < w->group.size; i++) {
+        if (infos[i].has_user_comm != infos[0].has_user_comm)
+            return idist__fail(IDIST_ERR_ENV,
+                               "initialize: rank 0 and rank %d differ in desc.nccl_comm", i);
+        if (infos[i].wanted_backend != infos[0].wanted_backend)
+            return idist__fail(IDIST_ERR_ENV,
+                               "initialize: rank 0 and rank %d differ in IDIST_DEVICE_BACKEND", i);
+        if (!infos[i].nccl && nccl->without < 0) nccl->without = i;
+        if (infos[i].nccl != infos[0].nccl && nccl->other < 0) nccl->other = i;
+        if (infos[i].nccl < 22400 || infos[i].major < 9) gpu->nccl_reduces_f8 = false;
     }
 
-    if (without >= 0 || other >= 0) gpu->nccl.version = 0;
-    if (cards[0].wanted == IDIST__BY_NCCL && without >= 0)
-        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", without,
-                           cards[without].why_no_nccl);
-    if (cards[0].wanted == IDIST__BY_NCCL && other >= 0)
-        return idist__fail(IDIST_ERR_NO_DEVICE,
-                           "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", cards[0].nccl,
-                           other, cards[other].nccl);
-    if (cards[0].wanted == IDIST__BY_NCCL && idist__gpu_shared(g, &a, &b) &&
-        !(cards[a].forced && cards[b].forced))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "initialize: rank %d and rank %d share the GPU %s, which NCCL %d "
-                           "refuses; from 2.30.3 on it takes "
-                           "them with NCCL_MULTI_RANK_GPU_ENABLE=1",
-                           b, a, cards[a].bus, cards[a].nccl);
-    if (cards[0].wanted == IDIST__BY_IPC &&
-        (!idist__gpu_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
-                           IDIST__IPC_RANKS);
-    if (!cards[0].wanted && without >= 0)
-        idist__log_print(&w->log, alone && without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "no NCCL, without which GPUs talk at a fraction of their speed: %s; pip "
-                         "install nvidia-nccl-cu%d "
-                         "gives it, IDIST_NCCL_LIB says where it is",
-                         cards[without].why_no_nccl, CUDART_VERSION / 1000);
-    else if (!cards[0].wanted && other >= 0)
-        idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no NCCL: rank 0 has version %d, rank %d has version %d", cards[0].nccl,
-                         other, cards[other].nccl);
-    if (idist__gpu_shared(g, &a, &b))
-        idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
-                         cards[a].bus);
+    if (nccl->without >= 0 || nccl->other >= 0) gpu->nccl->version = 0;
 
     return IDIST_OK;
 }
 
-// No rank uses a device. That is worth a warning, of the rank that is the cause, where GPUs are
-// there that lie idle.
-static void idist__gpu_tell_none(const idist__world *w, int n_with) {
-    const idist__gpu_card *mine = &idist__gpu_of(w)->cards[w->group.rank];
+// NCCL was asked for: an error if it cannot be used.
+static idist_status idist__nccl_check_wanted(const idist__world *w,
+                                             const idist__nccl_obstacles *nccl) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    int a, b;
 
-    if (mine->unwell)
+    if (nccl->without >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", nccl->without,
+                           infos[nccl->without].no_nccl_reason);
+    if (nccl->other >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE,
+                           "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", infos[0].nccl,
+                           nccl->other, infos[nccl->other].nccl);
+    if (!idist__gpu_find_shared(&w->group, &a, &b)) return IDIST_OK;
+    if (infos[a].allows_shared_gpu && infos[b].allows_shared_gpu) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; "
+                       "from 2.30.3 on it takes them with NCCL_MULTI_RANK_GPU_ENABLE=1",
+                       b, a, infos[a].bus_id, infos[a].nccl);
+}
+
+// No device backend was asked for: says why NCCL, which GPUs are best served by, is not used.
+static void idist__nccl_log_obstacles(const idist__world *w, const idist__nccl_obstacles *nccl) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    const idist_group *g = &w->group;
+    int a, b;
+    bool useful = g->size > 1 && !idist__gpu_find_shared(g, &a, &b); // NCCL would serve them
+
+    if (nccl->without >= 0)
+        idist__log_print(&w->log,
+                         useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "no NCCL, without which GPUs communicate at a fraction of their speed: "
+                         "%s; install it (pip install nvidia-nccl-cu%d), or say where it is with "
+                         "IDIST_NCCL_LIB",
+                         infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
+    else if (nccl->other >= 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no rank uses a GPU: %s; %s. (IDIST_DEVICE=cpu if that is meant)",
-                         mine->why, idist__gpu_remedy((cudaError_t)mine->unwell));
-    else if (n_with && mine->has == IDIST__GPU_HAS_NONE && strcmp(w->cfg.device, "cpu") != 0)
+                         "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
+                         nccl->other, infos[nccl->other].nccl);
+}
+
+// One device backend for all: NCCL only if all ranks have the same version of it.
+static idist_status idist__gpu_agree_backend(idist__world *w) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    const idist_group *g = &w->group;
+    idist__nccl_obstacles nccl;
+    int a, b;
+    idist_status status = idist__gpu_compare_infos(w, &nccl);
+
+    if (status == IDIST_OK && infos[0].wanted_backend == IDIST__BY_NCCL)
+        status = idist__nccl_check_wanted(w, &nccl);
+    if (status != IDIST_OK) return status;
+
+    if (infos[0].wanted_backend == IDIST__BY_IPC &&
+        (!idist__gpu_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
+                           IDIST__IPC_RANKS);
+
+    if (!infos[0].wanted_backend) idist__nccl_log_obstacles(w, &nccl);
+    if (idist__gpu_find_shared(g, &a, &b))
+        idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
+                         infos[a].bus_id);
+
+    return IDIST_OK;
+}
+
+// No rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
+static void idist__gpu_log_no_device(const idist__world *w, int n_with) {
+    const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
+
+    if (mine->cuda_error)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "no rank uses a GPU, though %d have one: %s. (IDIST_DEVICE=cpu if that is "
-                         "meant)",
-                         n_with, mine->why);
+                         "no rank uses a GPU: %s; %s. (Set IDIST_DEVICE=cpu if that is intended)",
+                         mine->reason, idist__gpu_remedy((cudaError_t)mine->cuda_error));
+    else if (n_with && mine->presence == IDIST__GPU_NONE && strcmp(w->cfg.device, "cpu") != 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no rank uses a GPU, though %d have one: %s. (Set IDIST_DEVICE=cpu if "
+                         "that is intended)",
+                         n_with, mine->reason);
     else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
 }
 
-// One outcome for all: a device each, none for anybody, or the same error.
-static idist_status idist__gpu_agree(idist__world *w, bool *all) {
-    const idist__gpu_card *cards = idist__gpu_of(w)->cards;
+// One outcome for all ranks: a device each, no device at all, or the same error.
+static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
 
     for (i = 0; i < n; i++) {
-        if (cards[i].has > cards[worst].has ||
-            (cards[i].has == cards[worst].has && cards[i].unwell && !cards[worst].unwell))
+        if (infos[i].presence > infos[worst].presence ||
+            (infos[i].presence == infos[worst].presence && infos[i].cuda_error &&
+             !infos[worst].cuda_error))
             worst = i;
-        n_with += cards[i].has == IDIST__GPU_HAS;
-        named |= cards[i].named;
+        n_with += infos[i].presence == IDIST__GPU_FOUND;
+        named |= infos[i].named;
     }
 
-    *all = cards[worst].has == IDIST__GPU_HAS;
-    if (*all) return idist__gpu_agree_way(w);
-    if (cards[worst].has == IDIST__GPU_BAD_NAME)
-        return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, cards[worst].why);
+    *all = infos[worst].presence == IDIST__GPU_FOUND;
+    if (*all) return idist__gpu_agree_backend(w);
+    if (infos[worst].presence == IDIST__GPU_BAD_NAME)
+        return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, infos[worst].reason);
     if (named)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst,
-                           cards[worst].why);
+                           infos[worst].reason);
     snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
-             cards[worst].why);
-    idist__gpu_tell_none(w, n_with);
+             infos[worst].reason);
+    idist__gpu_log_no_device(w, n_with);
 
     return IDIST_OK;
 }
 
 // Puts the device backend in front of the world's backend. See idist_device_api.
 static void idist__gpu_install(idist__world *w) {
-    static const idist_device_api device_api = {idist__gpu_route, idist__gpu_launch, idist__gpu_landed,
-                                                idist__gpu_follow};
+    static const idist_device_api device_api = {idist__gpu_route, idist__gpu_launch_held,
+                                                idist__gpu_part_done, idist__gpu_follow};
     idist__gpu *gpu = idist__gpu_of(w);
 
-    gpu->under = w->backend;
+    gpu->host_backend = w->backend;
     gpu->thread = &w->thread;
-    gpu->nap_ns = IDIST__GPU_LOOK_NS;
+    gpu->sleep_ns = IDIST__GPU_LOOK_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_start;
     gpu->api.progress = idist__gpu_progress;
@@ -3044,23 +2485,32 @@ static void idist__gpu_install(idist__world *w) {
     gpu->api.missing = idist__gpu_missing;
     gpu->api.group_close = idist__gpu_group_close;
     gpu->api.close = idist__gpu_close;
-    __atomic_store_n(&idist__home_device, gpu->device + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
     w->device_api = &device_api;
 }
 
+// The memory that a world's `device` points to.
+typedef struct idist__nccl_world {
+    idist__gpu gpu; // first: it is freed by this address
+    idist__nccl nccl;
+} idist__nccl_world;
+
 static idist_status idist__gpu_wrap(idist__world *w) {
     static const char *const names[] = {"none", "nccl", "ipc", "staged"};
     int n = w->group.size, nthreads = idist__os_nthreads();
-    idist__gpu *gpu = (idist__gpu *)idist__mem_alloc(&w->cfg.mem, sizeof *gpu);
-    idist__gpu_card mine;
+    idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
+    idist__gpu *gpu = both ? &both->gpu : NULL;
+    idist__gpu_rank_info mine;
     idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
 
+    if (gpu) gpu->nccl = &both->nccl;
     w->device = gpu;
-    if (gpu && (gpu->cards = (idist__gpu_card *)idist__mem_alloc(&w->cfg.mem,
-                                                                 sizeof mine * (size_t)n)) == NULL)
+    if (gpu && (gpu->rank_infos =
+                    (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
+                                                             sizeof mine * (size_t)n)) == NULL)
         s = IDIST_ERR_NO_MEMORY;
     idist__world_lock(w);
 
@@ -3068,20 +2518,21 @@ static idist_status idist__gpu_wrap(idist__world *w) {
         idist__gpu_probe(w, gpu, &mine);
         if (w->nforeign < INT32_MAX / 4)
             w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
-        s = idist__gpu_exchange(&w->group, &mine, gpu->cards, sizeof mine);
+        s = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 
-    if (s == IDIST_OK) s = idist__gpu_agree(w, &all);
+    if (s == IDIST_OK) s = idist__gpu_agree_device(w, &all);
 
     if (s == IDIST_OK && all) {
         idist__gpu_install(w);
-        idist__nccl_make_word(w);
-        if ((s = idist__gpu_group_make(&w->group)) == IDIST_OK) s = idist__gpu_prepare(&w->group);
+        idist__nccl_alloc_barrier_word(w);
+        s = idist__gpu_group_make(&w->group);
+        if (s == IDIST_OK) s = idist__gpu_prepare(&w->group);
         w->device_backend =
             names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }
 
-    // Ranks that were through before us have failed already in a call: so will this one.
+    // Ranks that finished this before us have already failed in a call; so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH) s = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
@@ -3089,14 +2540,14 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (s == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
-    else if (gpu && !gpu->under) idist__gpu_free(w); // else the world is closed next
+    else if (gpu && !gpu->host_backend) idist__gpu_free(w); // else the world is closed next
 
     return s;
 }
 
-static idist_status idist__gpu_claim(idist__config *config, const char **why) {
+static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
     (void)config;
-    *why = "nccl moves device memory, beside another backend";
+    *reason = "nccl moves device memory only, beside another backend";
     return IDIST_ERR_NO_BACKEND;
 }
 

@@ -394,6 +394,29 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 }
 
 //------------------------------------------------------------------------------
+// [os:clock]  the time of day, as a calendar and other hosts have it
+// uses -
+//------------------------------------------------------------------------------
+
+// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
+IDIST__UNUSED static int64_t idist__os_clock_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
+IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t capacity) {
+    time_t seconds = (time_t)(ns / 1000000000);
+    struct tm parts;
+
+    text[0] = 0;
+    if (!localtime_r(&seconds, &parts)) return;
+    if (!strftime(text, capacity, "%Y-%m-%d %H:%M:%S", &parts)) text[0] = 0;
+}
+
+//------------------------------------------------------------------------------
 // [os:socket]  stream sockets, multicast datagrams, addresses and name lookup
 // uses os
 //
@@ -871,6 +894,143 @@ static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t b
 }
 
 //------------------------------------------------------------------------------
+// [os:handle]  open files: read, write, size, lock
+// uses -
+//
+// Calls return 0 or an errno. They may block for as long as the disk takes, unless a comment says
+// otherwise. The caller owns a handle and closes it exactly once.
+//------------------------------------------------------------------------------
+
+#include <sys/file.h>
+
+typedef int idist__os_handle; // an open file or folder
+
+enum { IDIST__OS_NO_HANDLE = -1 };
+enum { IDIST__OS_FILE_ENDS = -1 }; // returned instead of an errno, none of which is negative
+
+static const size_t IDIST__OS_IO_NBYTES = (size_t)1 << 30; // at most, per system call
+
+// Opens a file for reading and writing, and creates it if it does not exist.
+IDIST__UNUSED static int idist__os_handle_open(const char *path, idist__os_handle *handle) {
+    *handle = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    return *handle < 0 ? errno : 0;
+}
+
+// An error here may be that of an earlier write.
+IDIST__UNUSED static int idist__os_handle_close(idist__os_handle handle) {
+    return close(handle) != 0 ? errno : 0;
+}
+
+// Locks the file against other processes until the handle is closed or the process ends. Does not
+// wait: EWOULDBLOCK if another process has it. File systems without locks give other errors.
+IDIST__UNUSED static int idist__os_handle_lock(idist__os_handle handle) {
+    return flock(handle, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+}
+
+IDIST__UNUSED static int idist__os_handle_resize(idist__os_handle handle, uint64_t nbytes) {
+    return ftruncate(handle, (off_t)nbytes) != 0 ? errno : 0;
+}
+
+// *regular: a file with bytes in it, not a folder, a pipe or a device.
+IDIST__UNUSED static int idist__os_handle_size(idist__os_handle handle, uint64_t *nbytes,
+                                               bool *regular) {
+    struct stat st;
+
+    *nbytes = 0;
+    *regular = false;
+    if (fstat(handle, &st) != 0) return errno;
+    *nbytes = (uint64_t)st.st_size;
+    *regular = S_ISREG(st.st_mode);
+
+    return 0;
+}
+
+// Reads all nbytes from position `at`. IDIST__OS_FILE_ENDS: the file ends before that.
+IDIST__UNUSED static int idist__os_handle_read(idist__os_handle handle, uint64_t at, void *data,
+                                               size_t nbytes) {
+    char *to = (char *)data;
+
+    while (nbytes) {
+        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
+        ssize_t n = pread(handle, to, limit, (off_t)at);
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return IDIST__OS_FILE_ENDS;
+
+        to += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+
+    return 0;
+}
+
+// Writes all nbytes at the current position. After an error some of them may be written.
+IDIST__UNUSED static int idist__os_handle_write(idist__os_handle handle, const void *data,
+                                                size_t nbytes) {
+    const char *from = (const char *)data;
+
+    while (nbytes) {
+        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
+        ssize_t n = write(handle, from, limit);
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return ENOSPC;
+
+        from += n;
+        nbytes -= (size_t)n;
+    }
+
+    return 0;
+}
+
+// Returns when the bytes of a file, or the names in a folder, are on the disk.
+IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
+    if (fsync(handle) == 0) return 0;
+    return errno == EINVAL ? 0 : errno; // EINVAL: there is nothing to sync on this file system
+}
+
+//------------------------------------------------------------------------------
+// [os:window]  a part of a file as memory
+// uses os handle
+//------------------------------------------------------------------------------
+
+// Where a window may begin: at, rounded down.
+IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return at / page * page;
+}
+
+// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
+// long, with space on the disk, so that no access to the window can fail. What is written to the
+// window survives the death of the process. 0 or an errno. To be unmapped by the caller.
+IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, size_t nbytes,
+                                              char **window) {
+    struct rlimit limit;
+    void *memory;
+    int error;
+
+    *window = NULL;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < at + nbytes)
+        return EFBIG; // to exceed the limit would raise a signal
+
+    error = idist__os_reserve(file, at, nbytes);
+    if (error) return error;
+    memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
+    if (memory == MAP_FAILED) return errno;
+    *window = (char *)memory;
+
+    return 0;
+}
+
+IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
+    if (window) munmap(window, nbytes);
+}
+
+//------------------------------------------------------------------------------
 // [os:folder]  the names in a folder
 // uses os handle
 //
@@ -1189,24 +1349,6 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
 }
 
 //------------------------------------------------------------------------------
-// [os:terminal]  the terminal
-// uses -
-//------------------------------------------------------------------------------
-
-#include <sys/ioctl.h>
-
-IDIST__UNUSED static bool idist__os_terminal_has_stderr(void) { return isatty(STDERR_FILENO) != 0; }
-
-// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
-IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
-    struct winsize size;
-
-    memset(&size, 0, sizeof size);
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return 0;
-    return size.ws_col;
-}
-
-//------------------------------------------------------------------------------
 // [os:segment]  passing a file in memory to another process of this host
 // uses -
 //
@@ -1290,163 +1432,21 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 }
 
 //------------------------------------------------------------------------------
-// [os:clock]  the time of day, as a calendar and other hosts have it
+// [os:terminal]  the terminal
 // uses -
 //------------------------------------------------------------------------------
 
-// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
-IDIST__UNUSED static int64_t idist__os_clock_ns(void) {
-    struct timespec ts;
+#include <sys/ioctl.h>
 
-    clock_gettime(CLOCK_REALTIME, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
+IDIST__UNUSED static bool idist__os_terminal_has_stderr(void) { return isatty(STDERR_FILENO) != 0; }
 
-// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
-IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t capacity) {
-    time_t seconds = (time_t)(ns / 1000000000);
-    struct tm parts;
+// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
+IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
+    struct winsize size;
 
-    text[0] = 0;
-    if (!localtime_r(&seconds, &parts)) return;
-    if (!strftime(text, capacity, "%Y-%m-%d %H:%M:%S", &parts)) text[0] = 0;
-}
-
-//------------------------------------------------------------------------------
-// [os:handle]  open files: read, write, size, lock
-// uses -
-//
-// Calls return 0 or an errno. They may block for as long as the disk takes, unless a comment says
-// otherwise. The caller owns a handle and closes it exactly once.
-//------------------------------------------------------------------------------
-
-#include <sys/file.h>
-
-typedef int idist__os_handle; // an open file or folder
-
-enum { IDIST__OS_NO_HANDLE = -1 };
-enum { IDIST__OS_FILE_ENDS = -1 }; // returned instead of an errno, none of which is negative
-
-static const size_t IDIST__OS_IO_NBYTES = (size_t)1 << 30; // at most, per system call
-
-// Opens a file for reading and writing, and creates it if it does not exist.
-IDIST__UNUSED static int idist__os_handle_open(const char *path, idist__os_handle *handle) {
-    *handle = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    return *handle < 0 ? errno : 0;
-}
-
-// An error here may be that of an earlier write.
-IDIST__UNUSED static int idist__os_handle_close(idist__os_handle handle) {
-    return close(handle) != 0 ? errno : 0;
-}
-
-// Locks the file against other processes until the handle is closed or the process ends. Does not
-// wait: EWOULDBLOCK if another process has it. File systems without locks give other errors.
-IDIST__UNUSED static int idist__os_handle_lock(idist__os_handle handle) {
-    return flock(handle, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
-}
-
-IDIST__UNUSED static int idist__os_handle_resize(idist__os_handle handle, uint64_t nbytes) {
-    return ftruncate(handle, (off_t)nbytes) != 0 ? errno : 0;
-}
-
-// *regular: a file with bytes in it, not a folder, a pipe or a device.
-IDIST__UNUSED static int idist__os_handle_size(idist__os_handle handle, uint64_t *nbytes,
-                                               bool *regular) {
-    struct stat st;
-
-    *nbytes = 0;
-    *regular = false;
-    if (fstat(handle, &st) != 0) return errno;
-    *nbytes = (uint64_t)st.st_size;
-    *regular = S_ISREG(st.st_mode);
-
-    return 0;
-}
-
-// Reads all nbytes from position `at`. IDIST__OS_FILE_ENDS: the file ends before that.
-IDIST__UNUSED static int idist__os_handle_read(idist__os_handle handle, uint64_t at, void *data,
-                                               size_t nbytes) {
-    char *to = (char *)data;
-
-    while (nbytes) {
-        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
-        ssize_t n = pread(handle, to, limit, (off_t)at);
-
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (n == 0) return IDIST__OS_FILE_ENDS;
-
-        to += n;
-        at += (uint64_t)n;
-        nbytes -= (size_t)n;
-    }
-
-    return 0;
-}
-
-// Writes all nbytes at the current position. After an error some of them may be written.
-IDIST__UNUSED static int idist__os_handle_write(idist__os_handle handle, const void *data,
-                                                size_t nbytes) {
-    const char *from = (const char *)data;
-
-    while (nbytes) {
-        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
-        ssize_t n = write(handle, from, limit);
-
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (n == 0) return ENOSPC;
-
-        from += n;
-        nbytes -= (size_t)n;
-    }
-
-    return 0;
-}
-
-// Returns when the bytes of a file, or the names in a folder, are on the disk.
-IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
-    if (fsync(handle) == 0) return 0;
-    return errno == EINVAL ? 0 : errno; // EINVAL: there is nothing to sync on this file system
-}
-
-//------------------------------------------------------------------------------
-// [os:window]  a part of a file as memory
-// uses os handle
-//------------------------------------------------------------------------------
-
-// Where a window may begin: at, rounded down.
-IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    return at / page * page;
-}
-
-// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
-// long, with space on the disk, so that no access to the window can fail. What is written to the
-// window survives the death of the process. 0 or an errno. To be unmapped by the caller.
-IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, size_t nbytes,
-                                              char **window) {
-    struct rlimit limit;
-    void *memory;
-    int error;
-
-    *window = NULL;
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        limit.rlim_cur < at + nbytes)
-        return EFBIG; // to exceed the limit would raise a signal
-
-    error = idist__os_reserve(file, at, nbytes);
-    if (error) return error;
-    memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
-    if (memory == MAP_FAILED) return errno;
-    *window = (char *)memory;
-
-    return 0;
-}
-
-IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
-    if (window) munmap(window, nbytes);
+    memset(&size, 0, sizeof size);
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+    return size.ws_col;
 }
 
 #endif // IDIST_OS_H

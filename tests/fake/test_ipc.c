@@ -376,7 +376,7 @@ static pthread_t start_use(use *u, int n_users) {
     TAP_REQUIRE(pthread_create(&thread, NULL, uses_the_device, u) == 0);
     for (int n = 0; n < n_users && tap_now_ms() < end; tap_sleep_ms(1)) {
         idist__world_lock(w);
-        n = idist__gpu_of(w)->nusers;
+        n = idist__gpu_of(w)->user_count;
         pthread_mutex_unlock(&w->lock);
     }
     return thread;
@@ -452,6 +452,126 @@ static void ends(void) {
     ranks_reset();
     procs_run(2, 30000, closes_beside_work, &port);
     ranks_report("idist_close beside work of the program's that never ends comes back");
+}
+
+//------------------------------------------------------------------------------
+// threads that wait for the device, or for each other
+//------------------------------------------------------------------------------
+
+// A call times out whose copies never get their turn on the device.
+static int times_out_beside_copies(int number, void *arg) {
+    setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    if (!world) return 0;
+    idist_opts o = opts_of(world);
+    float *x = device_of(1, 8);
+    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    if (number == 0) {
+        cudaStream_t out = idist__gpu_group_of(world)->stream[IDIST__STREAM_OUT];
+        CUDA(cudaLaunchHostFunc(out, never_ends, NULL));
+    }
+    int64_t start = tap_now_ms();
+    o.timeout_ms = 500;
+    rank_is(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o), IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start < (PATIENCE_MS + 2000) * test_slow_factor(),
+               "rank %d: took %d ms", number, (int)(tap_now_ms() - start));
+    return 0;
+}
+
+typedef struct pair_call {
+    idist_group *group;
+    idist_status status;
+} pair_call;
+
+static void *calls_pair(void *arg) {
+    pair_call *c = (pair_call *)arg;
+    idist_opts o = opts_of(c->group);
+    float *x = device_of(1, 4);
+    o.stream = new_stream();
+    c->status = idist_all_to_all(x, x + 2, 1, IDIST_F32, &o);
+    CUDA(cudaStreamSynchronize((cudaStream_t)o.stream));
+    return NULL;
+}
+
+static int count_users(idist__world *w) {
+    idist__world_lock(w);
+    int n = idist__gpu_of(w)->user_count;
+    pthread_mutex_unlock(&w->lock);
+    return n;
+}
+
+// A thread is inside NCCL, without the lock: the end of the world would wait for it.
+static int is_inside_nccl(int number, void *arg) {
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    if (!world) return 0;
+    pair_call c = {NULL, IDIST_OK};
+    idist_opts host = opts_of(world);
+    pthread_t thread;
+    int n = 0;
+    rank_ok(number, idist_split(world, 0, number, &c.group));
+    float *x = device_of(1, 1);
+    idist_opts o = opts_of(c.group);
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, &o));
+    if (number == 0) {
+        TAP_REQUIRE(pthread_create(&thread, NULL, calls_pair, &c) == 0);
+        for (int64_t end = tap_now_ms() + 3000; !n && tap_now_ms() < end; tap_sleep_ms(1))
+            n = count_users(world->w);
+        rank_check(n == 1, "rank 0: %d users", n);
+    }
+    rank_ok(number, idist_barrier(&host));
+    if (number == 0) pthread_join(thread, NULL);
+    else calls_pair(&c);
+    rank_ok(number, c.status);
+    rank_check(count_users(world->w) == 0, "rank %d: users are left", number);
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+// Another thread that prepares the group never comes back.
+static int waits_for_a_thread(int number, void *arg) {
+    idist_group *world = NULL, *group = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    (void)arg;
+    d.world_size = 1;
+    d.timeout_ms = 300;
+    d.init_timeout_ms = 500;
+    if (!rank_ok(number, idist_open(&d, &world))) return 0;
+    rank_ok(number, idist_split(world, 0, 0, &group));
+    float *x = device_of(1, 1);
+    idist_opts o = opts_of(group);
+    idist__world_lock(world->w);
+    rank_ok(number, idist__gpu_group_make(group));
+    idist__gpu_group_of(group)->preparing = true;
+    pthread_mutex_unlock(&world->w->lock);
+    int64_t start = tap_now_ms();
+    rank_is(number, idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, &o), IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "took %d ms",
+               (int)(tap_now_ms() - start));
+    idist__gpu_group_of(group)->preparing = false;
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void waits(void) {
+    int port = free_port();
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("copies that never end");
+    ranks_reset();
+    procs_run(2, 30000, times_out_beside_copies, &port);
+    ranks_report("a call times out though its copies never end");
+
+    port = free_port();
+    tap_running("a thread inside NCCL");
+    ranks_reset();
+    procs_run(2, 30000, is_inside_nccl, &port);
+    ranks_report("a thread inside NCCL counts as a user of the device");
+
+    tap_running("a thread that prepares a group");
+    ranks_reset();
+    procs_run(1, 20000, waits_for_a_thread, NULL);
+    ranks_report("a thread waits for one that prepares its group until a deadline");
 }
 
 //------------------------------------------------------------------------------
@@ -612,11 +732,11 @@ static void watched_sleep(idist__world *w, int64_t until_ns) {
 
 static void watch_backend(idist_group *world) {
     idist__gpu *gpu = idist__gpu_of(world->w);
-    watch.real = gpu->under;
-    watch.api = *gpu->under;
+    watch.real = gpu->host_backend;
+    watch.api = *gpu->host_backend;
     watch.api.start = watched_start;
     watch.n_meets = watch.n_busy = watch.n_sleeps = 0;
-    gpu->under = &watch.api;
+    gpu->host_backend = &watch.api;
 }
 
 // While the ranks meet for one chunk, the device has another one.
@@ -632,7 +752,7 @@ static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg
         tap_diag("%d ranks: %d of %d times that they met, the device was busy", n, watch.n_busy,
                  watch.n_meets);
         rank_check(watch.n_busy * 4 >= watch.n_meets * 3, "%d of %d", watch.n_busy, watch.n_meets);
-        idist__gpu_of(world->w)->under = watch.real;
+        idist__gpu_of(world->w)->host_backend = watch.real;
     }
     CUDA(cudaFree(x));
 }
@@ -652,15 +772,15 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
     watch_backend(world);
     watch.api.sleep = watched_sleep;
     w->spin_ns = 500000; // as with a core for each rank
-    idist__gpu_waits(&t, true);
+    idist__gpu_set_waiting(&t, true);
     start = tap_now_ns();
     while (!watch.n_sleeps && tap_now_ns() - start < 1000000000)
         idist__gpu_sleep(w, start + 1000000000);
     rank_check(watch.n_sleeps > 0, "it never slept");
     rank_check(watch.first_sleep_ns - start >= 28000, "it slept after %d ns",
                (int)(watch.first_sleep_ns - start));
-    idist__gpu_waits(&t, false);
-    idist__gpu_of(w)->under = watch.real;
+    idist__gpu_set_waiting(&t, false);
+    idist__gpu_of(w)->host_backend = watch.real;
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -708,6 +828,7 @@ int main(void) {
     // Those that fork come first: a process that has used CUDA must not fork.
     beside_dead_ranks();
     strangers();
+    waits();
     troubles();
     late_ranks();
     ends();
