@@ -70,7 +70,7 @@ enum {
 
 //------------------------------------------------------------------------------
 // [algo:stream]  pipelines: chunks that are received, reduced and sent on
-// uses world op verb
+// uses model msg:op send recv
 //
 // The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES, so that a rank can reduce
 // and send on one chunk while it receives the next:
@@ -161,7 +161,7 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 //------------------------------------------------------------------------------
 // [algo:ring]  all_reduce, reduce_scatter and all_gather of large messages
-// uses world core:call self op stream
+// uses model block extent msg:op stream
 //
 // The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
 // left one, so all links are busy in both directions all the time.
@@ -343,7 +343,7 @@ static void idist__ring_all_gather(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:chain]  broadcast, reduce and scan of large messages
-// uses world self op stream
+// uses kind model block msg:op stream
 //
 // The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
 // first chunk has reached the end, every link carries data all the time:
@@ -467,7 +467,7 @@ static void idist__chain_scan(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:direct]  one message per pair of ranks: gather, scatter, all_to_all, v-forms
-// uses world core:call self op verb stream
+// uses kind model block extent msg:op send recv stream
 //
 // Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
 // to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
@@ -588,7 +588,7 @@ static void idist__direct_all_to_all(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:dissemination]  barrier
-// uses world op verb
+// uses model block msg:op send recv
 //
 // In round k every rank signals the rank 2^k further on and waits for the one 2^k before it. After
 // log n rounds each rank has heard, directly or through others, from all n (Hensgen, Finkel, Manber
@@ -623,7 +623,7 @@ static void idist__dissemination_barrier(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:tree]  broadcast, reduce, gather and scatter of small messages
-// uses world self op verb
+// uses model block msg:op send recv
 //
 // A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
 // set bit; its children are v plus each power of two below that bit:
@@ -775,7 +775,7 @@ static void idist__tree_scatter(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:doubling]  all_reduce, reduce_scatter and scan of small messages
-// uses world self op verb
+// uses kind model block msg:op send recv
 //
 // Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
 // log n rounds every rank has the sum of all:
@@ -888,7 +888,7 @@ static void idist__doubling_scan(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:bruck]  all_gather and all_to_all of small messages
-// uses world self op verb
+// uses model block msg:op send recv
 //
 // Both algorithms (Bruck et al. 1997) need log n rounds for any n; a power of two is not special.
 //
@@ -990,8 +990,8 @@ static void idist__bruck_all_to_all(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
-// uses mem base:type reduce world core:call self op ring chain direct
-// uses dissemination tree doubling bruck
+// uses mem base:type reduce kind model core:world block msg:op ring chain
+// uses direct dissemination tree doubling bruck
 //
 // Path of a collective made of messages, called by [engine:task]:
 //
@@ -1235,7 +1235,8 @@ static void idist__choose_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:host]  several hosts: first inside each host, then between their leaders
-// uses mem base:type reduce world self msg:types op link
+// uses mem base:type reduce kind model core:world fingerprint core:task block
+// uses msg:types msg:op msg:failure
 //
 // Ranks of one host share memory, while hosts share a slower network. So a collective over several
 // hosts becomes a sequence of collectives on two smaller groups:

@@ -26,7 +26,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [calls:backend]  which backend serves a world
-// uses model self
+// uses err base:log env model self
 //
 // The program's list of backends comes from the headers it includes; `self` is always the last. A
 // world takes the first of those it asks for by name, or of all, that claims the configuration.
@@ -198,7 +198,8 @@ static void idist__backend_find_device(idist__world *w, const idist_backend_list
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses kind model core:world tracer task ended core:group wait call backend
+// uses os err mem base:log env config kind model core:world tracer core:task
+// uses ended core:group core:wait core:call backend
 //
 //     idist__world_open
 //       idist__world_new           allocate; choose a backend
@@ -564,7 +565,7 @@ idist_status idist_abort(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses model core:world backend
+// uses err env detect model core:world backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
 //------------------------------------------------------------------------------
@@ -681,7 +682,7 @@ const char *idist_show_config(void) {
 
 //------------------------------------------------------------------------------
 // [calls:coll]  the public collectives: each fills one call
-// uses kind model check call world get
+// uses err hash kind model check core:call world get
 //------------------------------------------------------------------------------
 
 // All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
@@ -902,7 +903,7 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
 
 //------------------------------------------------------------------------------
 // [calls:p2p]  send and receive
-// uses kind model call
+// uses kind model core:call
 //------------------------------------------------------------------------------
 
 static void idist__p2p_init(idist__call *c, idist__kind kind, const void *send, void *recv,
@@ -930,7 +931,7 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
 
 //------------------------------------------------------------------------------
 // [calls:request]  requests: wait and test
-// uses model core:world tracer timer wait
+// uses err model core:world tracer timer core:wait
 //
 // A request is a pointer to its task (request->impl), NULL once it was waited for.
 //------------------------------------------------------------------------------
@@ -1108,7 +1109,7 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
 
 //------------------------------------------------------------------------------
 // [calls:several]  calls that progress together: sendrecv, group_begin and group_end
-// uses kind model core:world tracer wait check call p2p
+// uses err base:type kind model core:world tracer core:wait check core:call p2p
 //
 // Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
 // in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
@@ -1239,7 +1240,8 @@ idist_status idist_group_end(void) {
 
 //------------------------------------------------------------------------------
 // [calls:group]  groups
-// uses kind model core:world core:group wait check call world coll
+// uses err mem hash kind model core:world core:group core:wait check core:call
+// uses world coll
 //
 // new_group and split make a group in these steps, the same on every rank of the parent:
 //
@@ -1616,7 +1618,7 @@ idist_status idist_agree(idist_group *group, int *flag) {
 
 //------------------------------------------------------------------------------
 // [calls:op]  ops of the program's own
-// uses model call
+// uses err model core:call
 //------------------------------------------------------------------------------
 
 static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
@@ -1683,7 +1685,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:memory]  memory for buffers
-// uses model core:world
+// uses err mem model core:world
 //------------------------------------------------------------------------------
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
@@ -1715,7 +1717,7 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses kind model check call get coll group
+// uses err kind model check core:call get coll group
 //------------------------------------------------------------------------------
 
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the

@@ -120,7 +120,7 @@ static bool idist__has_root(idist__kind kind) {
 
 //------------------------------------------------------------------------------
 // [core:model]  calls, tasks, groups and worlds as data; the contracts with backends
-// uses kind
+// uses base:log env kind
 //
 //     idist__world --- nodes[rank]                      who the ranks are and where they run
 //        |   |
@@ -490,7 +490,7 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 
 //------------------------------------------------------------------------------
 // [core:world]  the world, its lock, and who may enter it
-// uses model
+// uses os process err model
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
 // several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
@@ -621,7 +621,7 @@ static idist_status idist__trace_end(idist_status status) {
 
 //------------------------------------------------------------------------------
 // [core:fingerprint]  what two ranks compare about a call
-// uses kind model
+// uses err base:type kind model
 //------------------------------------------------------------------------------
 
 static idist__print idist__call_print(const idist__call *c, uint32_t seq) {
@@ -686,7 +686,7 @@ static void idist__fingerprint_text(const idist__print *p, char *buf, size_t cap
 
 //------------------------------------------------------------------------------
 // [core:explain]  sentences about calls that failed
-// uses kind model fingerprint
+// uses err base:type kind model fingerprint
 //
 // The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
 // the log knows no others.
@@ -778,7 +778,7 @@ IDIST__UNUSED static int idist__missing_peer(const idist__task *t, char *text, s
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses kind model world tracer explain
+// uses os err mem kind model world tracer explain
 //
 // A task is in w->tasks from idist__task_start until idist__complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
@@ -921,7 +921,7 @@ static void idist__task_start(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [core:ended]  handles that outlive what they stood for
-// uses model
+// uses mem model
 //
 // A program may keep the handle of a group, or of a world, beyond the end of the world, and call
 // with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there to say so.
@@ -976,7 +976,7 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail
-// uses model world task ended
+// uses os err mem base:log model world task ended
 //------------------------------------------------------------------------------
 
 IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) {
@@ -1103,7 +1103,7 @@ static void idist__group_flush(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [core:timer]  deadlines, announcements and warnings
-// uses kind model explain task group
+// uses os err base:log kind model explain task group
 //
 // What happens to a task that waits, from its start on:
 //
@@ -1256,7 +1256,7 @@ static int64_t idist__timer_run(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [core:wait]  waiting for a task: poll, drive or follow
-// uses model world task group timer
+// uses os err model world task group timer
 //
 // A caller first polls the backend for a short while. Then, if nobody drives, it drives: it runs
 // the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed, until the
@@ -1398,7 +1398,7 @@ static idist_status idist__wait_result(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [core:thread]  the progress thread
-// uses model timer wait
+// uses os err model timer wait
 //
 // Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
 // stops driving. It exists from the first request on.
@@ -1476,7 +1476,7 @@ static void idist__copy(void *dst, const void *src, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [core:extent]  where the elements of a call lie
-// uses kind model
+// uses base:type hash kind model
 //------------------------------------------------------------------------------
 
 // How many elements lie at send and at recv, and where in-place has one start inside the other.
@@ -1651,7 +1651,7 @@ IDIST__UNUSED static uint64_t idist__call_balance(const idist_group *g, const id
 
 //------------------------------------------------------------------------------
 // [core:check]  what can be wrong with one rank's arguments
-// uses kind model extent
+// uses err base:type reduce kind model extent
 //
 // Nothing was sent yet when these fail, so the group stays usable.
 //------------------------------------------------------------------------------
@@ -1785,7 +1785,7 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
 
 //------------------------------------------------------------------------------
 // [core:call]  the path of every communication call
-// uses kind model world tracer task group wait thread check
+// uses err kind model world tracer task group wait thread check
 //
 //     public function         fills an idist__call
 //     idist__call_run         finds the group, locks its world, records the first error of a
@@ -1943,7 +1943,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 
 //------------------------------------------------------------------------------
 // [core:message]  a message and the receive that takes it
-// uses model task
+// uses base:type model task
 //------------------------------------------------------------------------------
 
 // Messages up to this size are sent before anybody asks for them.
@@ -1992,7 +1992,8 @@ static void idist__recv_done(idist__task *t, int source, int tag, size_t count) 
 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1
-// uses kind model backend world task block extent message
+// uses os socket err mem base:type reduce env kind model backend world task
+// uses block extent message
 //
 // Other backends use idist__self_collective for their groups of 1, too.
 //------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ PATH OF A MESSAGE
 
 //------------------------------------------------------------------------------
 // [engine:deadlock]  two ranks that wait for each other in different calls
-// uses world msg:types op link share:share
+// uses kind model core:world explain msg:types msg:op msg:failure region
+// uses share:share
 //
 // Calls on different groups, or a receive and a collective, exchange nothing that could be
 // compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
@@ -131,7 +132,8 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses os base:type world self msg:types link match share:share deadlock
+// uses os base:type kind model core:world core:group core:message msg:types
+// uses transfer msg:failure link msg:message history match pool deadlock
 //
 // A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
 // calls idist__frame_begin when a header is complete, writes the payload to link.target (NULL:
@@ -364,7 +366,8 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses os poll world msg:types link share:share host frame
+// uses os poll model core:group msg:types msg:failure link share:share host
+// uses frame
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -559,7 +562,7 @@ static void idist__ring_progress(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [engine:wait]  sleeping, waking, and waiting until everything is written
-// uses os poll world shm:segment msg:types link progress
+// uses os poll model shm:segment doorbell msg:types msg:failure progress
 //
 // A rank sleeps in one of three ways:
 //
@@ -664,8 +667,9 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [engine:task]  calls start, are checked against other ranks, and announce that they wait
-// uses os world self msg:types op link match verb share:share choose host
-// uses deadlock progress
+// uses os kind model core:world fingerprint self msg:types msg:op index
+// uses msg:failure link history send recv share:share choose host deadlock
+// uses progress
 //
 // idist__ring_start sends a call one of five ways:
 //
@@ -817,7 +821,8 @@ static void idist__ring_announce(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [engine:cancel]  forgetting a call, and telling others that a group failed
-// uses mem world shm:segment msg:types op link share:share host deadlock
+// uses mem kind model core:task core:group shm:segment msg:types msg:op
+// uses transfer link msg:message region share:share host deadlock
 //
 // After idist__ring_cancel no byte of the buffers of a call is touched, whatever still arrives.
 // What a task may have in the links, and what becomes of it:
@@ -1039,7 +1044,7 @@ static void idist__ring_tell(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [engine:missing]  names the ranks that a call waits for
-// uses err world msg:types op share:share deadlock
+// uses err kind model explain msg:types msg:op share:share deadlock
 //
 // A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
 // far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
@@ -1130,7 +1135,8 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [engine:group]  opening and closing a group, and its groups by host
-// uses mem hash world shm:segment msg:types link share:share host
+// uses mem hash model core:group shm:segment msg:types link msg:message pool
+// uses host
 //
 // Frames for a group may arrive before it exists here. They wait in the links until the group is
 // opened. Closing a group drops what is left, and the ring remembers its context for a while, to

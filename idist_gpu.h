@@ -25,7 +25,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [gpu:types]  worlds, groups and calls, as device memory sees them
-// uses world
+// uses model
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -233,7 +233,7 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 //------------------------------------------------------------------------------
 // [gpu:device]  CUDA errors, and whose device is the current one
-// uses err world types
+// uses err model core:group types
 //------------------------------------------------------------------------------
 
 // Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
@@ -352,7 +352,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os mem world group types device
+// uses os mem model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -504,7 +504,7 @@ idist_allocator idist_pinned_allocator(void) {
 
 //------------------------------------------------------------------------------
 // [gpu:task]  calls and their parts
-// uses os world core:call types device pinned
+// uses os kind model core:world core:task core:call types device pinned
 //------------------------------------------------------------------------------
 
 static void idist__gpu_set_waiting(idist__task *t, bool waits) {
@@ -658,7 +658,7 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses os err mem world core:call
+// uses os err mem kind model core:world core:call
 //------------------------------------------------------------------------------
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
@@ -727,7 +727,7 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
 
 //------------------------------------------------------------------------------
 // [gpu:stage]  calls that go through pinned memory, a chunk at a time
-// uses world core:call types pinned task
+// uses kind model core:group extent types pinned task
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
 // the device and the one before arrives there:

@@ -444,8 +444,8 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses os err mem base:log base:type hash world gpu:types device task gpu:agree
-// uses ptx
+// uses os err mem base:log base:type hash kind model core:world gpu:types
+// uses device gpu:task gpu:agree ptx
 //
 // Each rank has an arena that the others map. A chunk of a call is given, and then taken:
 //
@@ -1419,7 +1419,7 @@ static bool idist__ipc_step(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [ipc:own]  what a rank does with device memory of its own
-// uses err world core:call gpu:types device ptx call
+// uses err model core:world core:call gpu:types device ptx call
 //
 // Each of these is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------

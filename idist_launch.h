@@ -22,7 +22,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [launch:env]  the configuration, and numbers in environment variables
-// uses os err parse secret table
+// uses os err parse secret store:table
 //------------------------------------------------------------------------------
 
 #define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise

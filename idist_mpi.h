@@ -137,7 +137,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 //------------------------------------------------------------------------------
 // [mpi:types]  worlds, groups, tasks, and what ranks send each other
-// uses -
+// uses mem model
 //
 // A world has two communicators of its own: one for everything between two
 // ranks, one for the collectives of its world group. Every other group has one
@@ -376,7 +376,7 @@ static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mp
 
 //------------------------------------------------------------------------------
 // [mpi:error]  MPI's errors, lost ranks, and waiting with a deadline
-// uses types
+// uses os err model core:group types
 //------------------------------------------------------------------------------
 
 static idist_status idist__mpi_fail(const char *what, int error) {
@@ -468,7 +468,7 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 
 //------------------------------------------------------------------------------
 // [mpi:type]  dtypes and ops
-// uses types
+// uses err base:type reduce types
 //------------------------------------------------------------------------------
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
@@ -527,6 +527,7 @@ static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *typ
 
 //------------------------------------------------------------------------------
 // [mpi:native]  one call as calls of MPI
+// uses os mem base:type reduce kind model core:world core:group block extent
 // uses types type
 //
 // Translates an idist__call into MPI's arguments and calls MPI, blocking or with
@@ -981,7 +982,7 @@ static int idist__native_end(idist__native *nat) {
 
 //------------------------------------------------------------------------------
 // [mpi:exchange]  the header exchange before a collective
-// uses types
+// uses base:type reduce kind model fingerprint explain types
 //
 // Every rank has a header of 56 bytes and needs those of all others: an
 // all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all
@@ -1173,7 +1174,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [mpi:control]  control messages between two ranks
-// uses types error
+// uses os mem model core:world core:group types error
 //
 // The transport of everything between two ranks but bulk data: user messages of
 // up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
@@ -1357,7 +1358,8 @@ static void idist__control_drain(idist__mpi *m) {
 
 //------------------------------------------------------------------------------
 // [mpi:coll]  a collective, from its header exchange to its result
-// uses types error type native exchange control
+// uses os err mem base:type kind model fingerprint explain core:task core:group
+// uses extent types error type native exchange control
 //
 //     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
 //                  |                                                 ^
@@ -1689,7 +1691,8 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [mpi:p2p]  send and receive
-// uses types error native control
+// uses mem base:type kind model fingerprint core:task block core:message types
+// uses error native control
 //
 // A message of up to 3.5 KiB is the payload of an EAGER control message. A
 // larger one goes from buffer to buffer (rendezvous protocol):
@@ -1888,7 +1891,7 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [mpi:wait]  who waits, who is missing, who waits for whom
-// uses types control
+// uses err kind model core:world fingerprint explain core:group types control
 //
 // A rank that has waited for a while sends WAITING to the other members of the
 // group. A member that has entered the same call answers ENTERED, one that has
@@ -2060,7 +2063,8 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [mpi:engine]  progress, sleep, cancellation, failure
-// uses types native exchange control coll p2p wait
+// uses os kind model core:world core:task core:group self types native exchange
+// uses control coll p2p wait
 //
 // What the core calls while a world is open. MPI offers no way to sleep until
 // something happens, so a rank that has nothing to do sleeps beside MPI, for
@@ -2310,7 +2314,7 @@ static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [mpi:life]  whether MPI started us, and who initialises it
-// uses error
+// uses os err env error
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
@@ -2417,7 +2421,8 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 
 //------------------------------------------------------------------------------
 // [mpi:open]  opening and closing a world
-// uses types error type control engine life
+// uses os err mem base:log env config model core:group types error type control
+// uses engine life
 //
 // Opening duplicates the communicator twice, exchanges what the ranks know of
 // each other, and finds out which of them share a host. Only the first step has
@@ -2669,7 +2674,7 @@ static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [mpi:group]  the communicators of groups; shrink and agree
-// uses types error exchange
+// uses mem model core:group calls:group types error exchange
 //------------------------------------------------------------------------------
 
 // The communicator of a group. The world's and that of a shrunk group exist already; any other is
@@ -2836,7 +2841,7 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
 
 //------------------------------------------------------------------------------
 // [mpi:backend]  the table of functions that the core calls
-// uses types coll wait engine life open group
+// uses model types coll wait engine life open group
 //
 // C++11 has no designated initialisers, so the entries stand in the order of the
 // fields of idist_backend_api. Each function bears the name of its field.

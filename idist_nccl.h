@@ -616,7 +616,7 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 
 //------------------------------------------------------------------------------
 // [nccl:issue]  which of NCCL's functions serve a call
-// uses base:type world core:call gpu:types task load
+// uses base:type kind model core:world extent gpu:types gpu:task load
 //------------------------------------------------------------------------------
 
 static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text,
@@ -768,7 +768,7 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 
 //------------------------------------------------------------------------------
 // [nccl:abort]  the end of a communicator
-// uses os err base:log world gpu:types device load job issue
+// uses os err base:log model gpu:types device load job issue
 //------------------------------------------------------------------------------
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
@@ -907,7 +907,8 @@ static void idist__nccl_check_errors(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:launch]  calls that NCCL serves
-// uses mem world core:call gpu:types device task load job issue abort
+// uses mem kind model core:world explain core:task core:group core:wait extent
+// uses core:call gpu:types device gpu:task load job issue abort
 // NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
 // ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
 // it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
@@ -1151,8 +1152,8 @@ static void idist__nccl_launch(idist__task *first) {
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
-// uses os err mem base:log world gpu:types device gpu:agree ipc:call load job
-// uses issue abort
+// uses os err mem base:log model core:world core:group thread gpu:types device
+// uses gpu:agree ipc:call load job issue abort
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
@@ -1482,7 +1483,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses err world core:call gpu:types device ipc:call issue setup
+// uses err kind model core:wait extent gpu:types device ipc:call issue setup
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
@@ -1657,8 +1658,9 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses os err mem base:log base:type world core:call self gpu:types device
-// uses pinned task stage ipc:call job abort launch setup route
+// uses os err mem base:log base:type kind model core:world fingerprint
+// uses core:task core:group core:call core:message gpu:types device pinned
+// uses gpu:task stage ipc:call job abort launch setup route
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
 //
@@ -2173,8 +2175,8 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os err mem base:log sock config world gpu:types device gpu:agree load
-// uses setup route engine
+// uses os err mem base:log parse env config model core:backend core:world
+// uses gpu:types device gpu:agree load setup route engine
 //------------------------------------------------------------------------------
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;

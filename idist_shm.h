@@ -243,7 +243,7 @@ static void idist__shm_awake(const idist__shm *m) {
 
 //------------------------------------------------------------------------------
 // [shm:pipe]  a transport through shared memory
-// uses os sock transport segment doorbell
+// uses os socket transport segment doorbell
 //
 // Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
 // carries the bytes that end a sleep in poll, and its end tells the end of the peer.

@@ -20,7 +20,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [spawn:worker]  what a worker shares with its parent, and what it runs
-// uses model core:world calls:world
+// uses os process err base:log secret env model core:world calls:world
 //
 //     parent                                        worker i
 //     ------                                        --------
@@ -153,7 +153,7 @@ static void idist__worker_run(idist_workers *s, int i) {
 
 //------------------------------------------------------------------------------
 // [spawn:rerun]  workers that execute the program again
-// uses worker
+// uses os process err mem buffer worker
 //
 // start_method "exec": a program with threads, or with a device in use, cannot go on in a forked
 // child. Such a worker executes the program again, with the same arguments and one more variable,
@@ -280,7 +280,7 @@ static idist_status idist__rerun_worker(idist_workers *s, int i, int fd) {
 
 //------------------------------------------------------------------------------
 // [spawn:watch]  the parent's watch over its workers
-// uses worker
+// uses os process base:log worker
 //
 //     idist__watch_turn
 //       idist__watch_reap     who has ended?
@@ -420,7 +420,8 @@ static void idist__watch_sleep(idist_workers *s, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [spawn:start]  start workers
-// uses model core:backend core:world calls:world worker rerun watch
+// uses os socket process err mem base:log address connection config model
+// uses core:backend core:world calls:world worker rerun watch
 //
 //     idist_spawn_start_with
 //       idist__start_check      arguments
@@ -678,7 +679,7 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
 
 //------------------------------------------------------------------------------
 // [spawn:report]  wait for workers, and report
-// uses worker watch start
+// uses os process err worker watch start
 //------------------------------------------------------------------------------
 
 // How a worker failed, in words.
@@ -779,7 +780,7 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 //------------------------------------------------------------------------------
 // [spawn:parallel]  Ignite's Parallel
-// uses core:world calls:backend calls:world get report
+// uses os err base:log core:world calls:backend calls:world get report
 //
 // With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
 // this process. Checks, their order and the log lines are those of Ignite.

@@ -713,7 +713,7 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses err world core:call life calls:coll
+// uses err model core:group check core:call get calls:coll
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -799,7 +799,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses err life calls:coll random agree
+// uses err get calls:coll random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1547,7 +1547,7 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
 
 //------------------------------------------------------------------------------
 // [train:auto]  sizes, seeds and loaders derived from the world
-// uses err base:log world life pinned sampler loader
+// uses err base:log model core:world get pinned sampler loader
 //
 // Ignite's auto_* functions: the program states what all ranks do together, and each rank derives
 // its own part.
@@ -1638,7 +1638,7 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
 
 //------------------------------------------------------------------------------
 // [train:batch_norm]  batch statistics over all ranks
-// uses err life calls:coll agree
+// uses err get calls:coll agree
 //
 // One all_gather of a row per rank, count | means | variances, after which every rank merges the
 // rows in rank order.
@@ -1993,7 +1993,7 @@ idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
 
 //------------------------------------------------------------------------------
 // [train:epoch_metric]  metrics that rank 0 computes from the rows of all ranks
-// uses err life calls:coll agree
+// uses err get calls:coll agree
 //
 //     gather       rank 0 learns how many rows of which size each rank has, and allocates
 //     agree        it could, and the sizes are equal
@@ -2374,7 +2374,7 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
-// uses os handle os:folder err base:type life calls:coll agree checksum
+// uses os handle os:folder err base:type get calls:coll agree checksum
 // uses checkpoint
 //
 //     idist__load_open      rank 0: opens the file, compares header and table with the tensors, and
@@ -2604,7 +2604,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses os handle os:folder err life calls:coll agree checkpoint
+// uses os handle os:folder err get calls:coll agree checkpoint
 //------------------------------------------------------------------------------
 
 // A checkpoint, as its header describes it.
@@ -2828,8 +2828,8 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes the worst
-// uses os handle os:folder err base:log world life agree checksum checkpoint
-// uses folder
+// uses os handle os:folder err base:log model core:world get agree checksum
+// uses checkpoint folder
 //
 // All of it happens on rank 0; the others wait for its status. List the folder and remove what
 // crashes have left; find out whether the file is wanted; write it to a temporary file, sync,
@@ -3127,7 +3127,7 @@ static idist_status idist__shape_agree(const char *name, const idist__shape *sha
 
 //------------------------------------------------------------------------------
 // [train:tensor]  arrays copied from one rank to all
-// uses err base:type life calls:coll p2p agree shape
+// uses err base:type get calls:coll several agree shape
 //------------------------------------------------------------------------------
 
 // Local. data_too: every tensor with elements must have its memory.
@@ -3256,7 +3256,7 @@ idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, v
 
 //------------------------------------------------------------------------------
 // [train:memory]  the same operations on host and device memory
-// uses err reduce group own
+// uses err reduce calls:memory own
 //
 // On the device they are enqueued on opts.stream, by [ipc:own] of idist_ipc.h.
 //------------------------------------------------------------------------------
@@ -3955,7 +3955,7 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_hold]  rounding errors of gradients that are absent in an iteration
-// uses base:type life memory compress ddp
+// uses base:type get memory compress ddp
 //
 // With I8 and find_unused. A gradient that is absent contributes zero, so the error of its last
 // rounding must not be sent either, but wait until the gradient is there again. Around a call of a
@@ -4037,7 +4037,7 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 
 //------------------------------------------------------------------------------
 // [train:ddp_launch]  from a ready gradient to a launched bucket
-// uses os err life calls:coll p2p mark tensor memory ddp ddp_hold
+// uses os err get calls:coll request mark tensor memory ddp ddp_hold
 //------------------------------------------------------------------------------
 
 // Collective: which ranks have data, and what follows from that.
@@ -4360,7 +4360,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_step]  the public functions of an iteration
-// uses err world ddp ddp_launch ddp_finish
+// uses err tracer ddp ddp_launch ddp_finish
 //------------------------------------------------------------------------------
 
 // Whether an iteration has begun that idist_ddp_wait must end. A forward pass alone, for
@@ -4524,8 +4524,8 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses err base:type life calls:coll p2p own agree shape tensor memory compress
-// uses half int8 on_device ddp ddp_bucket
+// uses err base:type get calls:coll request own agree shape tensor memory
+// uses compress half int8 on_device ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -4881,7 +4881,7 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 //------------------------------------------------------------------------------
 // [train:log]  what a training run prints, on rank 0 only
-// uses clock err base:log world life
+// uses clock err base:log model core:world get
 //------------------------------------------------------------------------------
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
@@ -4953,7 +4953,7 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 //------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses os terminal err base:log life log
+// uses os terminal err base:log get log
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
