@@ -557,8 +557,8 @@ IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
 // [os:folder]  the names in a folder
 // uses os handle
 //
-// Calls return 0 or an errno. A name is resolved within the folder that is open, wherever that has
-// been moved to meanwhile.
+// Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
+// the open folder, even if that has been moved. The caller closes what it has opened.
 //------------------------------------------------------------------------------
 
 #include <dirent.h>
@@ -589,7 +589,7 @@ IDIST__UNUSED static int idist__os_folder_new_file(idist__os_handle folder, cons
     return *file < 0 ? errno : 0;
 }
 
-// Gives a file a new name within the folder, atomically; a file that had that name is gone.
+// Renames a file within the folder, atomically. It replaces a file that has the new name.
 IDIST__UNUSED static int idist__os_folder_rename(idist__os_handle folder, const char *from,
                                                  const char *to) {
     return renameat(folder, from, folder, to) != 0 ? errno : 0;
@@ -599,7 +599,7 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_handle folder, const 
     return unlinkat(folder, name, 0) != 0 ? errno : 0;
 }
 
-// A walk over the names in a folder. To be ended with idist__os_folder_end, unless begin failed.
+// A walk over the names in a folder. The caller ends it, unless idist__os_folder_begin has failed.
 typedef struct idist__os_folder_walk {
     DIR *dir;
 } idist__os_folder_walk;
@@ -648,7 +648,7 @@ IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
 
 // Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
 // long, with space on the disk, so that no access to the window can fail. What is written to the
-// window survives the death of the process. 0 or an errno. To be unmapped by the caller.
+// window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
 IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, size_t nbytes,
                                               char **window) {
     struct rlimit limit;
