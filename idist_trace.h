@@ -165,11 +165,11 @@ static struct idist__trace_state {
     bool on;     // atomic; what follows is under the lock
     bool failed; // nothing more is written
     idist__os_handle file;
-    char *window;                // NULL: none is mapped
-    size_t window_begin;         // position in the file
-    size_t end;                  // of the last event, in the file
-    int64_t wall_ns;             // the time since 1970 less that of CLOCK_MONOTONIC
-    struct idist__track *tracks; // one per rank
+    char *window;        // NULL: none is mapped
+    size_t window_begin; // position in the file
+    size_t end;          // of the last event, in the file
+    int64_t wall_ns;     // the time since 1970 less that of CLOCK_MONOTONIC
+    struct idist__trace_rank *ranks;
 } idist__trace;
 
 static bool idist__trace_is_on(void) { return __atomic_load_n(&idist__trace.on, __ATOMIC_ACQUIRE); }
@@ -235,7 +235,7 @@ static void idist__trace_put(const char *event) {
     idist__trace.end += 2 + nbytes;
 }
 
-// Cuts off the spaces at the end of the file. If an event is added later, the file is mapped again.
+// Cuts off the spaces at the end of the file. The next event, if any, maps the file again.
 static void idist__trace_trim(void) {
     pthread_mutex_lock(&idist__trace_lock);
     idist__trace_unmap();
@@ -265,7 +265,7 @@ static int idist__trace_create(const char *path) {
 
     if (error) return error;
     error = idist__os_handle_lock(idist__trace.file);
-    if (error != EWOULDBLOCK) // a file system without locks will do
+    if (error != EWOULDBLOCK) // the file system may have no locks
         error = idist__os_handle_resize(idist__trace.file, 0);
     idist__trace.end = 0;
     if (!error) error = idist__trace_map();
@@ -371,7 +371,7 @@ static void idist__trace_tail(char *event, const char *category, const char *nam
     idist__append(event, IDIST__TRACE_EVENT, "}");
 }
 
-// Puts the name that viewers show for a rank ("process_name") or a track ("thread_name").
+// Records the name that viewers show for a rank ("process_name") or a track ("thread_name").
 static void idist__trace_label(int pid, int tid, const char *key, const char *text) {
     char event[IDIST__TRACE_EVENT], name[IDIST__TRACE_NAME];
 
@@ -386,9 +386,9 @@ static void idist__trace_label(int pid, int tid, const char *key, const char *te
 // [trace:track]  the rank and the thread that an event belongs to
 // uses os handle err mem model file event
 //
-// Track 0 of a rank is the thread that joined the world; other threads follow as they come. From
-// IDIST__LANES on there are the lanes, tracks for what is in flight. Everything here is called with
-// the lock held, unless a comment says otherwise.
+// Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
+// come. From IDIST__LANES on there are the lanes, tracks for what is in flight. Everything here is
+// called with the lock held, unless a comment says otherwise.
 //------------------------------------------------------------------------------
 
 #define IDIST__LANES 1000
@@ -401,28 +401,29 @@ typedef struct idist__lane {
     int64_t until_ns;             // occupied until then
 } idist__lane;
 
-// A rank. There are several in a process whose threads are ranks.
-typedef struct idist__track {
-    struct idist__track *next;
+// A process whose threads are ranks has several of these.
+typedef struct idist__trace_rank {
+    struct idist__trace_rank *next;
     int pid, thread_count, lane_count;
     idist__lane *lanes;
-} idist__track;
+} idist__trace_rank;
 
 static __thread struct idist__trace_thread {
-    idist__track *track;
+    idist__trace_rank *rank;
     int tid;
     int depth; // begins without an end
 } idist__trace_me;
 
-// The rank as which this thread joined a world; w NULL: the first one. NULL: no memory, or no rank.
-static idist__track *idist__trace_find_rank(const idist__world *w) {
-    idist__track **at = &idist__trace.tracks, *created;
+// The rank as which a thread joined the world w; w NULL: the first one. NULL: no memory, or no
+// rank.
+static idist__trace_rank *idist__trace_find_rank(const idist__world *w) {
+    idist__trace_rank **at = &idist__trace.ranks, *created;
     char text[128];
 
     while (w && *at && (*at)->pid != w->group.rank) at = &(*at)->next;
     if (*at || !w) return *at;
 
-    created = (idist__track *)calloc(1, sizeof *created);
+    created = (idist__trace_rank *)calloc(1, sizeof *created);
     if (!created) return NULL;
     created->pid = w->group.rank;
     *at = created;
@@ -432,26 +433,26 @@ static idist__track *idist__trace_find_rank(const idist__world *w) {
     return created;
 }
 
-// Gives this thread a track, of the rank as which it joined the world w or else of the first rank.
-// Returns the rank. NULL: no memory.
-static idist__track *idist__trace_track(const idist__world *w) {
+// The rank that this thread belongs to: as which it joined the world w, or else the first one.
+// Gives the thread a track of it. NULL: no memory, or no rank.
+static idist__trace_rank *idist__trace_this_rank(const idist__world *w) {
     struct idist__trace_thread *me = &idist__trace_me;
     char text[128];
 
-    if (me->track) return me->track;
-    me->track = idist__trace_find_rank(w);
-    if (!me->track) return NULL;
+    if (me->rank) return me->rank;
+    me->rank = idist__trace_find_rank(w);
+    if (!me->rank) return NULL;
 
-    me->tid = me->track->thread_count++;
+    me->tid = me->rank->thread_count++;
     snprintf(text, sizeof text, me->tid ? "thread %d" : "program", me->tid);
-    idist__trace_label(me->track->pid, me->tid, "thread_name", text);
+    idist__trace_label(me->rank->pid, me->tid, "thread_name", text);
 
-    return me->track;
+    return me->rank;
 }
 
 // A lane of this kind that is free from start_ns on. NULL: no memory for a new one.
-static idist__lane *idist__trace_lane(idist__track *track, const char *kind, int64_t start_ns) {
-    idist__lane **at = &track->lanes, *created;
+static idist__lane *idist__trace_lane(idist__trace_rank *rank, const char *kind, int64_t start_ns) {
+    idist__lane **at = &rank->lanes, *created;
     int number = 1; // among those of this kind
     char text[80];
 
@@ -463,8 +464,8 @@ static idist__lane *idist__trace_lane(idist__track *track, const char *kind, int
 
     created = (idist__lane *)calloc(1, sizeof *created);
     if (!created) return NULL;
-    created->pid = track->pid;
-    created->tid = IDIST__LANES + track->lane_count++;
+    created->pid = rank->pid;
+    created->tid = IDIST__LANES + rank->lane_count++;
     idist__copy_text(created->kind, sizeof created->kind, kind);
     *at = created;
     snprintf(text, sizeof text, number > 1 ? "%s %d" : "%s", created->kind, number);
@@ -476,12 +477,12 @@ static idist__lane *idist__trace_lane(idist__track *track, const char *kind, int
 // In a child made by fork: it has neither file nor tracks until it joins a world itself. Takes no
 // lock, since another thread may have held it during the fork.
 static void idist__trace_forked(void) {
-    while (idist__trace.tracks) {
-        idist__track *track = idist__trace.tracks;
+    while (idist__trace.ranks) {
+        idist__trace_rank *rank = idist__trace.ranks;
 
-        idist__trace.tracks = track->next;
-        idist__mem_free_list(NULL, track->lanes);
-        free(track);
+        idist__trace.ranks = rank->next;
+        idist__mem_free_list(NULL, rank->lanes);
+        free(rank);
     }
 
     idist__trace_unmap();
@@ -491,17 +492,17 @@ static void idist__trace_forked(void) {
     pthread_mutex_init(&idist__trace_lock, NULL);
 }
 
-// Puts the begin of something on the track of this thread. Takes the lock.
+// Records that something begins on the track of this thread. Takes the lock.
 static void idist__trace_enter(const char *category, const char *name, const char *args) {
     char event[IDIST__TRACE_EVENT];
     int64_t now_ns = idist__os_now_ns();
-    const idist__track *track;
+    const idist__trace_rank *rank;
 
     pthread_mutex_lock(&idist__trace_lock);
-    track = idist__trace_track(NULL);
+    rank = idist__trace_this_rank(NULL);
 
-    if (track) {
-        idist__trace_head(event, "B", track->pid, idist__trace_me.tid, now_ns);
+    if (rank) {
+        idist__trace_head(event, "B", rank->pid, idist__trace_me.tid, now_ns);
         idist__trace_tail(event, category, name, args);
         idist__trace_put(event);
         idist__trace_me.depth++;
@@ -510,11 +511,11 @@ static void idist__trace_enter(const char *category, const char *name, const cha
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-// Puts the end of what this thread entered last or, if lane is not NULL, of what occupies it.
-// status: "" for marks, which have none.
+// Records the end of what this thread entered last or, if lane is not NULL, of what occupies the
+// lane. status: "" for marks, which have none.
 static void idist__trace_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
-    int pid = lane ? lane->pid : me->track->pid, tid = lane ? lane->tid : me->tid;
+    int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;
     char event[IDIST__TRACE_EVENT];
 
     idist__trace_head(event, "E", pid, tid, idist__os_now_ns());
@@ -563,11 +564,11 @@ static void idist__trace_args(char *out, const idist_group *g, const idist__call
 static void idist__trace_joined(const idist__world *w) {
     pthread_mutex_lock(&idist__trace_lock);
     idist__trace_open(w);
-    if (idist__trace_is_on()) idist__trace_track(w);
+    if (idist__trace_is_on()) idist__trace_this_rank(w);
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
-// The begin of a wait for one call, or for several: then g and c are NULL.
+// A wait begins, for one call or for several; in the latter case g and c are NULL.
 static void idist__trace_wait(const char *category, const char *name, const idist_group *g,
                               const idist__call *c) {
     char args[IDIST__TRACE_ARGS] = "", of_call[IDIST__TRACE_ARGS] = "";
@@ -603,13 +604,13 @@ static void idist__trace_done(const idist__task *t) {
 // Puts a task that is in flight, or already complete, into a lane.
 static void idist__trace_start(idist__task *t) {
     char event[IDIST__TRACE_EVENT], args[IDIST__TRACE_ARGS] = "";
-    idist__track *track;
+    idist__trace_rank *rank;
     idist__lane *lane = NULL;
 
     idist__trace_args(args, t->group, &t->call, t->seq, true);
     pthread_mutex_lock(&idist__trace_lock);
-    track = idist__trace_track(NULL);
-    if (track) lane = idist__trace_lane(track, "request", t->started_ns);
+    rank = idist__trace_this_rank(NULL);
+    if (rank) lane = idist__trace_lane(rank, "request", t->started_ns);
 
     if (lane) {
         idist__trace_head(event, "B", lane->pid, lane->tid, t->started_ns);
@@ -695,8 +696,8 @@ static int64_t idist__trace_clamp(int64_t ns) {
     return ns;
 }
 
-// Copies the args of a span, without line breaks, because an event is a line. In JSON they can only
-// stand between tokens. If args do not fit: "".
+// Copies the args of a span without line breaks, since an event must be a line; in JSON line breaks
+// occur between tokens only. Gives "" if args do not fit.
 static void idist__trace_one_line(char *out, size_t capacity, const char *args) {
     size_t i;
 
@@ -716,7 +717,7 @@ static bool idist__trace_is_of_thread(const char *category) {
 void idist_trace_span(const char *name, const char *category, int64_t start_ns, int64_t end_ns,
                       const char *args) {
     char event[IDIST__TRACE_EVENT], line[IDIST__TRACE_ARGS], kind[IDIST__TRACE_KIND];
-    idist__track *track;
+    idist__trace_rank *rank;
     idist__lane *lane = NULL;
     int64_t duration_ns;
     bool of_thread;
@@ -730,11 +731,11 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
     duration_ns = end_ns > start_ns ? end_ns - start_ns : 0;
 
     pthread_mutex_lock(&idist__trace_lock);
-    track = idist__trace_track(NULL);
-    if (track && !of_thread) lane = idist__trace_lane(track, kind, start_ns);
+    rank = idist__trace_this_rank(NULL);
+    if (rank && !of_thread) lane = idist__trace_lane(rank, kind, start_ns);
 
-    if (track && (of_thread || lane)) {
-        idist__trace_head(event, "X", track->pid, lane ? lane->tid : idist__trace_me.tid, start_ns);
+    if (rank && (of_thread || lane)) {
+        idist__trace_head(event, "X", rank->pid, lane ? lane->tid : idist__trace_me.tid, start_ns);
         idist__append(event, sizeof event, ",\"dur\":%lld.%03d", (long long)(duration_ns / 1000),
                       (int)(duration_ns % 1000));
         idist__trace_tail(event, kind, name, line);

@@ -717,15 +717,15 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
-//     idist__agree_enter      local: can calls on this group succeed at all?
-//     (local work)            gives a status that may differ between ranks
-//     idist__agree            collective: all ranks return the failure of the first rank that
-//     failed (collective calls)      idist__agree_break on a rank that cannot make the next one
+//     idist__agree_enter     local: can calls on this group succeed at all?
+//     local work             ends with a status that may differ between ranks
+//     idist__agree           collective: all ranks get the status of the first rank that failed
+//     collective calls       a rank that cannot make its next call uses idist__agree_break
 //
 // An agreement on success costs one all_reduce of 4 bytes; a failure costs a broadcast in addition.
 //------------------------------------------------------------------------------
 
-// What a rank that failed tells the others.
+// What a rank that has failed broadcasts.
 typedef struct idist__agree_failure {
     int32_t status;
     char text[900];
@@ -775,7 +775,7 @@ static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
                        opts->group ? opts->group->ranks[first_failed] : first_failed);
 }
 
-// This rank cannot make a call that the others wait for: fails the group, so that they do not hang.
+// For a rank that cannot make a call that the others wait for: fails the group, or they would hang.
 static idist_status idist__agree_break(const char *name, idist_group *group, idist_status status) {
     char text[400];
     idist_group *g = NULL;
@@ -804,16 +804,16 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
 //
-//     order      7 2 9 4 0 5 8 1 3 6 | 7 2     filled up with the beginning
+//     order      7 2 9 4 0 5 8 1 3 6 | 7 2     padded with the beginning
 //     rank 0     7     4     8     6
 //     rank 1       2     0     1       7
 //     rank 2         9     5     3       2
 //
 // After idist_sampler_reshard the first `processed` indices of the order are skipped, and the
-// remainder is dealt out among the ranks that there are then, filled up with its own beginning.
+// remainder is dealt out among the present ranks, padded with its own beginning.
 //------------------------------------------------------------------------------
 
-// PyTorch and Python draw 32 bits. The indices, with some to fill up, must also fit into memory.
+// PyTorch and Python draw 32 bits. The indices, including the padding, must also fit into memory.
 static const size_t IDIST__SHUFFLED_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
@@ -821,16 +821,16 @@ struct idist_sampler {
     idist_sampler_desc desc; // with num_replicas and rank resolved
     bool fixed_replicas;     // the caller gave num_replicas
     uint64_t epoch;
-    size_t *indices;     // of this rank, in what was left of the epoch when it was dealt out
-    size_t count;        // of them
-    size_t position;     // of the next one
-    size_t recorded;     // of them, by idist_sampler_record
-    size_t processed;    // by all ranks, before these were dealt out
-    uint64_t deal_count; // how often indices were dealt out: the loader notices a change by it
+    size_t *indices;     // that were dealt out to this rank
+    size_t count;        // of the indices
+    size_t position;     // of the next index
+    size_t recorded;     // indices done, by idist_sampler_record
+    size_t processed;    // samples that all ranks had done when the indices were dealt out
+    uint64_t deal_count; // incremented whenever indices are dealt out; the loader compares it
 };
 
-// The order of an epoch, `total` indices; where it is longer than the data set, it continues with
-// what comes after `processed`. NULL: no memory. To be freed by the caller.
+// The order of an epoch, padded to `total` indices with those that follow the first `processed`.
+// NULL: no memory. The caller frees it.
 static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epoch,
                                     size_t processed, size_t total) {
     size_t length = desc->length, runs = (total + length - 1) / length, run, i;
@@ -1065,8 +1065,8 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     return idist__agree(status, &o);
 }
 
-// Truncated like in Python, after rounding the product to a double: the x87 unit of i386 would
-// truncate a product with 64 digits.
+// Rounds the product to a double and then truncates it, as Python does: the x87 unit of i386 would
+// truncate a product of 64 binary digits.
 static size_t idist__sampler_part(double fraction, size_t length) {
     volatile double part = fraction * (double)length;
     return (size_t)part;
@@ -1150,7 +1150,7 @@ typedef struct idist__loader_slot {
 struct idist_loader {
     idist_loader_desc desc;
     idist_sampler *own_sampler; // of idist_auto_loader, or NULL
-    pid_t process;              // that has the workers; its forked children have not
+    pid_t process;              // the workers are threads of this process, not of its children
     pthread_t *threads;
     int thread_count, slot_count;
     idist__loader_slot *slots;
@@ -1159,8 +1159,8 @@ struct idist_loader {
     size_t *indices;
     size_t index_count;
 
-    // The sampler, to notice that the program has moved it.
-    size_t start_position;   // where the indices begin
+    // The state of the sampler, which tells whether the program has moved it.
+    size_t start_position;   // where the copied indices begin
     size_t sampler_position; // after the last call
     uint64_t deal_count;     // when the indices were copied
     bool ended;              // the last call returned the end of the epoch
@@ -1168,10 +1168,12 @@ struct idist_loader {
     pthread_mutex_t lock; // of what follows, and of the slots
     pthread_cond_t work;  // there may be a batch to take, or the loader stops
     pthread_cond_t done;  // a batch is fetched
-    size_t batch_count, taken_count, given_count; // in all; by workers; to the program
-    int busy_count;                               // workers that are in fetch
-    int stopping_count;                           // workers that have not ended since `stops`
-    bool paused;                                  // workers take no batch
+    size_t batch_count;   // in all
+    size_t taken_count;   // by workers
+    size_t given_count;   // to the program
+    int busy_count;       // workers that are in fetch
+    int stopping_count;   // workers that have not ended since `stops`
+    bool paused;          // workers take no batch
     bool stops;
     bool orphaned; // nobody waits for the workers: the last one frees the loader
 };
@@ -1996,17 +1998,16 @@ idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
 // uses err get calls:coll agree
 //
 //     gather       rank 0 learns how many rows of which size each rank has, and allocates
-//     agree        it could, and the sizes are equal
+//     agree        rank 0 has the memory, and rows have the same size on all ranks
 //     gatherv      the rows
 //     agree        the program's function has succeeded on rank 0
 //     broadcast    the value
 //------------------------------------------------------------------------------
 
-// What a rank contributes, as it is gathered.
+// What rank 0 gathers about the rows of each rank.
 enum { IDIST__EPOCH_ROWS, IDIST__EPOCH_ROW_NBYTES, IDIST__EPOCH_WORDS };
 
-// Rank 0: checks what the ranks contribute, and allocates for the rows of all. counts: bytes by
-// rank.
+// Rank 0: checks the sizes of all ranks and allocates memory for all rows. counts: bytes by rank.
 static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, size_t row_nbytes,
                                               size_t *counts, char **rows, uint64_t *total) {
     int rank;
@@ -2036,7 +2037,7 @@ static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, 
     return IDIST_OK;
 }
 
-// Brings the rows of all ranks to rank 0. own: what this rank contributes.
+// Collective: gathers the rows of all ranks on rank 0. own: the size of this rank's rows.
 static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
                                                uint64_t *sizes, size_t *counts, char **all,
                                                uint64_t *total, const idist_opts *opts) {
@@ -2182,8 +2183,8 @@ static uint64_t idist__sum_end(const idist__sum *sum) {
 //     tensor 0, tensor 1, ...
 //     checksum of everything before it
 //
-// A program that loads a file already has its tensors and so knows every size: no allocation and no
-// position depends on what a file says.
+// A program that loads a file has allocated its tensors before and so knows every size: no
+// allocation and no offset depends on what a file says.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHECKPOINT_VERSION 1
@@ -2414,7 +2415,7 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i,
                        idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// Whether a file has the tensors of this call. Takes its header, with step and score.
+// Whether a file has the tensors of this call. Takes over its header, with step and score.
 static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle file,
                                       const char *path) {
     uint64_t header[IDIST__HEAD_WORDS];
@@ -2445,8 +2446,8 @@ static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle fil
     return IDIST_OK;
 }
 
-// Whether the padding is zeros. Otherwise the checksum of the file could be right, and that over
-// the memory of a rank could not.
+// Whether the padding is zero. If it were not, the checksum over the file could be right, but the
+// one over the memory of a rank would be wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_handle file,
                                               const char *path) {
     char padding[IDIST__SUM_BLOCK];
@@ -2689,7 +2690,7 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_handle folder,
 }
 
 // Lists the checkpoints of an open folder. tidy: also removes what crashes have left behind. A
-// failure must not pass for an empty folder, in which every score is the best.
+// failure must not be mistaken for an empty folder, in which any score is the best.
 static idist_status idist__folder_list_all(const char *path, const char *prefix,
                                            idist__os_handle folder, bool tidy,
                                            idist__folder_list *list) {
@@ -2772,7 +2773,7 @@ static const idist__folder_entry *idist__folder_pick(const idist__folder_list *l
     return picked;
 }
 
-// Rank 0: the path of the file that is looked for.
+// Rank 0: writes the path of the best or latest file.
 static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool latest, char *path,
                                        size_t capacity) {
     idist__folder_list list = {NULL, 0, 0};
@@ -2831,9 +2832,9 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 // uses os handle os:folder err base:log model core:world get agree checksum
 // uses checkpoint folder
 //
-// All of it happens on rank 0; the others wait for its status. List the folder and remove what
-// crashes have left; find out whether the file is wanted; write it to a temporary file, sync,
-// rename, sync the folder; list again and remove all but the best.
+// All of it happens on rank 0, while the others wait for its status: list the folder and remove
+// what crashes have left; decide whether the file is wanted; write a temporary file, sync it,
+// rename it and sync the folder; list the folder again and remove all but the best.
 //------------------------------------------------------------------------------
 
 static int idist__save_write_parts(const idist__checkpoint *c, idist__os_handle file) {
@@ -2962,7 +2963,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     return idist__save_remove_worst(desc, prefix, folder);
 }
 
-// Rank 0.
+// Rank 0: completes the header and saves to the folder of the desc.
 static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
                                         double score, idist__checkpoint *c, const idist__log *log) {
     idist__folder_entry entry;
@@ -3013,7 +3014,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
 // uses err base:type calls:coll agree
 //------------------------------------------------------------------------------
 
-// What stands in place of a dtype when an option is compared, whose value is then in count.
+// In place of a dtype when an option is compared; its value is then in count.
 enum { IDIST__SHAPE_INTEGER = -1, IDIST__SHAPE_REAL = -2 };
 
 // The shape of a tensor, or the value of an option.
@@ -3157,7 +3158,8 @@ static idist_status idist__tensor_check(const char *name, const char *what,
 
 #define IDIST__TENSORS_AT_ONCE 64
 
-// Ends the group of calls that idist_group_begin has begun, after adding a broadcast per tensor.
+// Adds a broadcast per tensor to the group of calls that idist_group_begin has started, and ends
+// it.
 static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, int n, int root,
                                                   const idist_opts *opts) {
     int i;
@@ -3188,7 +3190,7 @@ static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, 
     return IDIST_OK;
 }
 
-// The shapes of a list of tensors and the options that must be equal. NULL: no memory.
+// The options and the shapes that must be equal on all ranks. NULL: no memory.
 static idist__shape *idist__tensor_shapes(const char *what, const char *number,
                                           const idist_tensor *tensors, int n, size_t options_nbytes,
                                           int *option_count) {
@@ -3336,7 +3338,7 @@ typedef struct idist__reduction {
 enum { IDIST__CHUNK = 1024 };
 enum { IDIST__CHUNK_NBYTES = sizeof(float) + IDIST__CHUNK }; // the scale, then the bytes
 
-// All but `send` is for bytes only.
+// The members other than `send` are used for bytes only.
 typedef struct idist__compress_state {
     void *send, *recv;
     void *error;       // floats: what the first rounding took from each gradient of the bucket
@@ -3360,7 +3362,7 @@ static void idist__compress_free(void *data, void *arg) {
     free(state);
 }
 
-// After a failure the bucket has a state as well, which is to be freed.
+// If this fails half-way, the bucket has a state nevertheless, and idist__compress_free frees it.
 static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
     idist__compress_state *state = (idist__compress_state *)calloc(1, sizeof *state);
     const idist__memory *memory = &reduction->memory;
@@ -3520,7 +3522,7 @@ static idist_status idist__int8_start(idist_bucket *b, void *arg) {
                             &b->opts);
 }
 
-// Adds the scaled bytes of one rank to the block's sum. Returns what is behind them.
+// Adds the scaled bytes of one rank to the block's sum. Returns the address behind these bytes.
 static const char *idist__int8_add(float *sum, size_t block, const char *from, float factor) {
     size_t first, i;
 
@@ -3553,7 +3555,7 @@ static void idist__int8_unpack(const idist_bucket *b, const char *from) {
 static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
     idist__compress_state *state = (idist__compress_state *)b->state;
-    float *sum = (float *)state->block_error; // starts as what the last rounding took
+    float *sum = (float *)state->block_error; // starts with the error of the last rounding
     const char *from = (const char *)state->recv;
     int rank;
     idist_status status;
@@ -3572,8 +3574,8 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 // [train:on_device]  compressed buckets, by kernels on the device
 // uses calls:coll ptx own memory compress
 //
-// For F32, by kernels of idist_ipc.h. They give the same bits as the host where the host's compiler
-// does not fuse products into sums.
+// For F32, by kernels of idist_ipc.h. They give the same bits as the host, provided the host's
+// compiler does not contract products and sums into fused multiply-adds.
 //------------------------------------------------------------------------------
 
 #ifdef IDIST_NCCL_H
@@ -3700,7 +3702,7 @@ typedef struct idist__ddp_param {
     void *gradient; // in the bucket: where the program has it, or a copy
     int bucket;
     uint64_t ready_iteration;   // the last one in which it was ready
-    uint64_t no_sync_iteration; // the one before which it was ready in a pass with no_sync
+    uint64_t no_sync_iteration; // the one that follows a pass with no_sync in which it was ready
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
@@ -3708,7 +3710,7 @@ typedef struct idist__ddp_bucket {
     int gradient_count, ready_count;
     int64_t launched_ns; // for the timeline
     bool view;           // lies in the program's memory
-    char *end;           // of the gradients that have a place, while buckets are laid out
+    char *end;           // of the gradients placed so far
     idist_request request;
 } idist__ddp_bucket;
 
@@ -3720,7 +3722,7 @@ struct idist_ddp {
     idist__ddp_param *param_states;
     idist__ddp_bucket *buckets;
     int bucket_count;
-    void *bucket_memory;        // of buckets that are no views
+    void *bucket_memory;        // of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
@@ -3732,9 +3734,9 @@ struct idist_ddp {
     int first_active, last_active;
 
     // find_unused
-    uint8_t *used;          // by parameter: whether this rank, then whether any, had a gradient
-    void *saved_grads;      // that zeros have taken the place of, one after the other ...
-    size_t saved_nbytes;    // ... and the size of that memory, which is kept
+    uint8_t *used;          // by parameter: this rank had a gradient; later: any rank had one
+    void *saved_grads;      // copies of gradients that zeros have overwritten, contiguous
+    size_t saved_nbytes;    // size of that memory, which is kept
     bool filled_with_zeros; // in this iteration
 
     // The iteration.
@@ -3792,7 +3794,7 @@ static idist_status idist__ddp_check_group(const idist_ddp *d) {
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Derives from the number of ranks with data how the sum becomes the result.
+// Sets the factors by which the sum becomes the result. They depend on the ranks with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;
@@ -3957,12 +3959,11 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
 // [train:ddp_hold]  rounding errors of gradients that are absent in an iteration
 // uses base:type get memory compress ddp
 //
-// With I8 and find_unused. A gradient that is absent contributes zero, so the error of its last
-// rounding must not be sent either, but wait until the gradient is there again. Around a call of a
-// hook that rounds, such errors are moved to held_errors and replaced by zeros, and moved back
-// afterwards. In `start` these belong to the gradients that this rank does not have; in `finish`,
-// where a block of the sum is rounded, to those that no rank has. At either time d->used says
-// which.
+// For I8 with find_unused. An absent gradient contributes zero, so the error of its last rounding
+// must not be sent either; it waits until the gradient is present again. Before the hook rounds,
+// such errors are moved to held_errors and replaced by zeros; afterwards they are moved back. In
+// `start` they belong to the gradients that this rank lacks; in `finish`, where a block of the sum
+// is rounded, to those that all ranks lack. At either time d->used tells which.
 //------------------------------------------------------------------------------
 
 typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
@@ -3972,7 +3973,7 @@ static float *idist__ddp_hold_errors(const idist__ddp_bucket *bucket, idist__ddp
     return (float *)(stage == IDIST__DDP_START ? state->error : state->block_error);
 }
 
-// The errors of gradient i are those from *first on; returns how many must be held.
+// The errors of gradient i that must be held: returns how many, from index *first on.
 static size_t idist__ddp_hold_range(const idist_ddp *d, const idist__ddp_bucket *bucket, int i,
                                     idist__ddp_stage stage, size_t *first) {
     const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
@@ -4110,8 +4111,8 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     return status;
 }
 
-// Calls the start or finish of the hook. One of the program's may fail without a text; an older
-// text must not pass for its.
+// Calls start or finish of the hook. The program's may fail without setting a text; the text of an
+// earlier failure must not be reported for it.
 static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage stage,
                                                 idist__ddp_bucket *bucket) {
     idist_status status;
@@ -4126,8 +4127,8 @@ static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage s
                        idist_status_string(status));
 }
 
-// Launches one bucket. A bucket that lacks gradients is launched in idist_ddp_wait only, so errors
-// are held there only.
+// Launches one bucket. ending: called from idist_ddp_wait, the only place where a bucket may lack
+// gradients, so that errors must be held.
 static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket, bool ending,
                                              bool blocking) {
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -4150,9 +4151,9 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     return status;
 }
 
-// Launches the buckets that are full. ending: called from idist_ddp_wait. The last bucket always
-// waits for that, since nothing is computed beside it. There the rank has nothing else to do, so
-// the built-in reduction makes blocking calls.
+// Launches the buckets that are full. The last bucket is left to idist_ddp_wait (ending), since
+// nothing is computed while it is in flight. There the rank has nothing else to do, so the built-in
+// reduction makes blocking calls.
 static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     bool blocking = ending && !d->desc.hook && !d->desc.on_device;
     int limit = ending ? d->bucket_count : d->bucket_count - 1;
@@ -4170,7 +4171,7 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     return idist__ddp_fail(d, status);
 }
 
-// Takes a gradient that is ready into its bucket.
+// Marks a gradient as ready and copies it into its bucket.
 static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
     const idist_tensor *gradient = &d->grads[i];
     idist__ddp_param *param = &d->param_states[i];
@@ -4194,8 +4195,8 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
 // remaining buckets are launched; each result is finished and copied back.
 //------------------------------------------------------------------------------
 
-// Makes room to save the gradients that zeros will take the place of in the program's memory. Sets
-// d->used to what this rank has.
+// Sets d->used to the gradients that this rank has, and allocates memory for copies of the others
+// where zeros will overwrite them in the program's memory.
 static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     size_t nbytes = 0;
@@ -4217,7 +4218,7 @@ static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     return status;
 }
 
-// find_unused: puts zeros in place of the gradients that this rank does not have.
+// find_unused: overwrites the gradients that this rank does not have with zeros.
 static idist_status idist__ddp_finish_fill(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     idist_status status = idist__ddp_finish_alloc_saved(d);
@@ -4244,8 +4245,7 @@ static idist_status idist__ddp_finish_fill(idist_ddp *d) {
     return status;
 }
 
-// Copies the results to where the program has its gradients, except for those that no rank had:
-// these get back what was there before.
+// Copies the results to the program's gradients. A gradient that no rank had gets its old contents.
 static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     const char *saved = (const char *)d->saved_grads;
@@ -4313,8 +4313,8 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     d->begun = false;
 }
 
-// Sees to the gradients that are not ready: they count as ready, or with find_unused contribute
-// zero, unless they were ready in a pass with no_sync.
+// Handles gradients that are not ready. They count as ready; with find_unused they contribute zero,
+// unless they were ready in a pass with no_sync.
 static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     idist_status status = d->status;
     int i;
@@ -4350,7 +4350,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
-    status = idist__ddp_finish_buckets(d); // in any case, to wait for the requests
+    status = idist__ddp_finish_buckets(d); // after a failure too: requests must be waited for
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
     idist__ddp_finish_reset(d);
@@ -4580,7 +4580,7 @@ static bool idist__ddp_create_has_factors(const idist_ddp_desc *desc) {
     return desc->divide_by_active;
 }
 
-// Allocates what a compression needs. Local.
+// Local: allocates what a compression needs.
 static idist_status idist__ddp_create_compression(idist_ddp *d) {
     size_t largest = 0;
     void *held_errors = NULL;
@@ -4603,12 +4603,12 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
     return status;
 }
 
-// Local.
+// Local: chooses the hook and allocates its state.
 static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     idist_status status = IDIST_OK;
 
-    if (desc->on_device) // which needs kernels to compress and to scale
+    if (desc->on_device) // kernels compress and scale
         status =
             IDIST__OWN(idist__own_ready("ddp_create", &d->reduction.memory.opts,
                                         desc->compression || idist__ddp_create_has_factors(desc)));
