@@ -249,9 +249,9 @@ typedef struct idist__node {
 // of the world itself, group_open and group_close come while no other thread can use the world.
 //
 // Blocking. Only open, close, sleep, flush, shrink and agree may block; sleep and flush release
-// the lock while they do. quick and tell may take a moment. On a library that offers
-// nothing but blocking calls, group_open may block, and so may a collective that all ranks have
-// entered.
+// the lock while they do. quick and tell may take a moment. On a library that offers nothing but
+// blocking calls, group_open may block, and so may a collective that all ranks have entered. A
+// device backend may release the lock in start, while it hands a call to the device's library.
 //
 // Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
 // task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
@@ -261,8 +261,8 @@ typedef struct idist__node {
 //
 // Failure. A function that returns a status and fails has undone everything it did, and its
 // counterpart is not called: no close after a failed open, no group_close after a failed
-// group_open. It has recorded the reason with idist__fail. A function without a status reports
-// failures by idist__complete (this task) or idist__group_fail (this group).
+// group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
+// status reports failures by idist__complete (this task) or idist__group_fail (this group).
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -272,10 +272,10 @@ struct idist_backend_api {
 
     // ---- the world ----
 
-    // Says whether it serves this configuration; must not block or keep anything. If it does not:
-    // IDIST_ERR_NO_BACKEND with the reason in *why, and the next backend is asked. Any other
-    // failure ends initialize. A backend that knows rank and world size better than the launcher's
-    // variables sets them in config.
+    // Says whether it serves this configuration. If it does not: IDIST_ERR_NO_BACKEND with the
+    // reason in *why, and the next backend is asked. Any other failure ends initialize. May
+    // initialize the library that the backend is made of, but allocates nothing for this world. A
+    // backend that knows rank and world size better than the launcher's variables sets them.
     idist_status (*claim)(idist__config *config, const char **why);
 
     // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and fills
@@ -302,8 +302,8 @@ struct idist_backend_api {
     // ---- tasks ----
 
     // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
-    // complete and, if it is a collective, was counted in g->seq. False: nothing has happened, and
-    // start follows for the same call.
+    // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
+    // call.
     bool (*quick)(idist_group *g, const idist__call *c);
 
     // Begins a task. The backend calls idist__complete once, here or later.
@@ -316,7 +316,7 @@ struct idist_backend_api {
     // one thread at a time. Releases the lock while it sleeps.
     void (*sleep)(idist__world *w, int64_t until_ns);
 
-    // Ends a sleep of another thread, or the next one if nobody sleeps.
+    // Ends the sleep of another thread. Does not block.
     void (*wake)(idist__world *w);
 
     // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
@@ -388,7 +388,8 @@ typedef struct idist_device_api {
     idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o,
                           bool *on_device, bool *detached);
 
-    // Submits what this thread's idist_group_begin held back. Does not block. Failures go to the
+    // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
+    // and releases the lock while it is in the device's library. Failures go to the groups of the
     // tasks concerned.
     void (*launch)(idist__world *w);
 
@@ -397,8 +398,8 @@ typedef struct idist_device_api {
     // again. Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
-    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task: its
-    // failure is reported by later calls of the group. Does not block.
+    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
+    // when it fails. Does not block.
     idist_status (*follow)(idist__task *t, void *stream);
 } idist_device_api;
 
