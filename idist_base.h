@@ -105,7 +105,7 @@ static void idist__copy_text(char *dst, size_t cap, const char *src) {
 
 //------------------------------------------------------------------------------
 // [base:mem]  memory through the caller's allocator
-// uses os err
+// uses os:memory err
 //------------------------------------------------------------------------------
 
 static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
@@ -288,7 +288,7 @@ static bool idist__window_free(void *p) {
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses os err
+// uses os:env err
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {

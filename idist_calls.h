@@ -9,24 +9,24 @@
 
 CONTENTS
 
-      [calls:backend]  which backend serves a world
-      [calls:world]    open and close a world
-      [calls:get]      the getters
-      [calls:coll]     the public collectives: each fills one call
-      [calls:p2p]      send and receive
-      [calls:request]  requests: wait and test
-      [calls:several]  calls that progress together: sendrecv, group_begin and group_end
-      [calls:group]    groups
-      [calls:op]       ops of the program's own
-      [calls:memory]   memory for buffers
-      [calls:one]      one rank first, one rank only
+      [calls:backend]     which backend serves a world
+      [calls:world]       open and close a world
+      [calls:get]         the getters
+      [calls:collective]  the public collectives: each fills one call
+      [calls:p2p]         send and receive
+      [calls:request]     requests: wait and test
+      [calls:several]     calls that progress together: sendrecv, group_begin and group_end
+      [calls:group]       groups
+      [calls:op]          ops of the program's own
+      [calls:memory]      memory for buffers
+      [calls:one]         one rank first, one rank only
 */
 #ifndef IDIST_CALLS_H
 #define IDIST_CALLS_H
 
 //------------------------------------------------------------------------------
 // [calls:backend]  which backend serves a world
-// uses err base:log env model self
+// uses err base:log launch:env model self
 //
 // The program's list of backends comes from the headers it includes; `self` is always the last. A
 // world takes the first of those it asks for by name, or of all, that claims the configuration.
@@ -198,8 +198,8 @@ static void idist__backend_find_device(idist__world *w, const idist_backend_list
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses os err mem base:log env config kind model core:world tracer core:task
-// uses ended core:group core:wait core:call backend
+// uses cpu os:thread os:memory err mem base:log launch:env config kind model
+// uses core:world tracer core:task ended core:group core:wait core:call backend
 //
 //     idist__world_open
 //       idist__world_new           allocate; choose a backend
@@ -565,7 +565,7 @@ idist_status idist_abort(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses err env detect model core:world backend
+// uses err launch:env detect model core:world backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
 //------------------------------------------------------------------------------
@@ -681,15 +681,15 @@ const char *idist_show_config(void) {
 }
 
 //------------------------------------------------------------------------------
-// [calls:coll]  the public collectives: each fills one call
+// [calls:collective]  the public collectives: each fills one call
 // uses err hash kind model check core:call world get
 //------------------------------------------------------------------------------
 
 // All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
 // label is the public call this is part of, or the kind itself.
-static idist_status idist__coll_run(idist__kind kind, idist__kind label, const void *send,
-                                    void *recv, size_t count, idist_dtype dtype, idist_op op,
-                                    int root, const idist_opts *opts) {
+static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
+                                          void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                          int root, const idist_opts *opts) {
     idist__call c;
 
     idist__call_init(&c, kind, send, recv, count, dtype);
@@ -701,64 +701,66 @@ static idist_status idist__coll_run(idist__kind kind, idist__kind label, const v
 
 idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
                               idist_op op, const idist_opts *opts) {
-    return idist__coll_run(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op, -1,
-                           opts);
+    return idist__collective_run(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op,
+                                 -1, opts);
 }
 
 idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
                           idist_op op, int root, const idist_opts *opts) {
-    return idist__coll_run(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root, opts);
+    return idist__collective_run(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root,
+                                 opts);
 }
 
 idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
                                   idist_op op, const idist_opts *opts) {
-    return idist__coll_run(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count, dtype,
-                           op, -1, opts);
+    return idist__collective_run(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count,
+                                 dtype, op, -1, opts);
 }
 
 idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
                         const idist_opts *opts) {
-    return idist__coll_run(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+    return idist__collective_run(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
 }
 
 idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
                           idist_op op, const idist_opts *opts) {
-    return idist__coll_run(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1, opts);
+    return idist__collective_run(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1,
+                                 opts);
 }
 
 idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
                              const idist_opts *opts) {
-    return idist__coll_run(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype, IDIST_SUM,
-                           root, opts);
+    return idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype,
+                                 IDIST_SUM, root, opts);
 }
 
 idist_status idist_barrier(const idist_opts *opts) {
-    return idist__coll_run(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM, -1,
-                           opts);
+    return idist__collective_run(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM,
+                                 -1, opts);
 }
 
 idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
                               const idist_opts *opts) {
-    return idist__coll_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
-                           IDIST_SUM, -1, opts);
+    return idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
+                                 IDIST_SUM, -1, opts);
 }
 
 idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
                           const idist_opts *opts) {
-    return idist__coll_run(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM, root,
-                           opts);
+    return idist__collective_run(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM,
+                                 root, opts);
 }
 
 idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
                            const idist_opts *opts) {
-    return idist__coll_run(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype, IDIST_SUM,
-                           root, opts);
+    return idist__collective_run(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype,
+                                 IDIST_SUM, root, opts);
 }
 
 idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
                               const idist_opts *opts) {
-    return idist__coll_run(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
-                           IDIST_SUM, -1, opts);
+    return idist__collective_run(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
+                                 IDIST_SUM, -1, opts);
 }
 
 // Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
@@ -818,8 +820,8 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
 // A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
 // others are not held up. Without memory for that it aborts the group. *spare is NULL if the
 // caller's buffer is large enough; the caller frees it.
-static idist_status idist__coll_spare(const char *name, uint64_t nbytes, size_t capacity,
-                                      const idist_opts *opts, void **spare) {
+static idist_status idist__collective_spare(const char *name, uint64_t nbytes, size_t capacity,
+                                            const idist_opts *opts, void **spare) {
     *spare = NULL;
     if (nbytes <= capacity) return IDIST_OK;
     *spare = malloc((size_t)nbytes);
@@ -830,7 +832,7 @@ static idist_status idist__coll_spare(const char *name, uint64_t nbytes, size_t 
                        (unsigned long long)nbytes);
 }
 
-static idist_status idist__coll_fits(const char *name, uint64_t nbytes, size_t capacity) {
+static idist_status idist__collective_fits(const char *name, uint64_t nbytes, size_t capacity) {
     if (nbytes <= capacity) return IDIST_OK;
     return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, the buffer has %zu", name,
                        (unsigned long long)nbytes, capacity);
@@ -852,18 +854,18 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
                            *nbytes, capacity);
 
     if (is_root) n = *nbytes;
-    status = idist__coll_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
-                             IDIST_SUM, root, opts);
-    if (status == IDIST_OK) status = idist__coll_spare(name, n, capacity, opts, &spare);
+    status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
+                                   IDIST_SUM, root, opts);
+    if (status == IDIST_OK) status = idist__collective_spare(name, n, capacity, opts, &spare);
     if (status != IDIST_OK) return status;
 
-    status = idist__coll_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, spare ? spare : buf,
-                             (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
+    status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL,
+                                   spare ? spare : buf, (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
     free(spare);
     if (status != IDIST_OK) return status;
     *nbytes = (size_t)n;
 
-    return idist__coll_fits(name, n, capacity);
+    return idist__collective_fits(name, n, capacity);
 }
 
 idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity,
@@ -883,11 +885,11 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
         return idist__fail(IDIST_ERR_ARG, "%s: send and buf overlap; there is no in-place form",
                            name);
 
-    status = idist__coll_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes, sizeof own,
-                             IDIST_U8, IDIST_SUM, -1, opts);
+    status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes,
+                                   sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
     if (status != IDIST_OK) return status;
     for (i = 0; i < n; i++) total += sizes[i];
-    status = idist__coll_spare(name, total, capacity, opts, &spare);
+    status = idist__collective_spare(name, total, capacity, opts, &spare);
     if (status != IDIST_OK) return status;
 
     idist__call_init(&c, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
@@ -898,7 +900,7 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     free(spare);
     if (status != IDIST_OK) return status;
 
-    return idist__coll_fits(name, total, capacity);
+    return idist__collective_fits(name, total, capacity);
 }
 
 //------------------------------------------------------------------------------
@@ -1241,7 +1243,7 @@ idist_status idist_group_end(void) {
 //------------------------------------------------------------------------------
 // [calls:group]  groups
 // uses err mem hash kind model core:world core:group core:wait check core:call
-// uses world coll
+// uses world collective
 //
 // new_group and split make a group in these steps, the same on every rank of the parent:
 //
@@ -1335,8 +1337,8 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
     offers[g->size] = w->backend->group_offer(g);
     pthread_mutex_unlock(&w->lock);
 
-    status = idist__coll_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
-                             IDIST_SUM, -1, &o);
+    status = idist__collective_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
+                                   IDIST_SUM, -1, &o);
 
     if (status == IDIST_OK) {
         idist__world_lock(w);
@@ -1492,8 +1494,8 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     o.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
-    status = all ? idist__coll_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
-                                   IDIST_SUM, -1, &o)
+    status = all ? idist__collective_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
+                                         IDIST_SUM, -1, &o)
                  : IDIST_ERR_NO_MEMORY;
     if (status == IDIST_OK) n = idist__group_of_color(p, all, mine[0], ranks);
     status = idist__group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
@@ -1717,7 +1719,7 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses err kind model check core:call get coll group
+// uses err kind model check core:call get collective group
 //------------------------------------------------------------------------------
 
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the
@@ -1725,8 +1727,8 @@ void idist_free(void *ptr) {
 static idist_status idist__one_share_result(idist__kind label, int rank, bool mine, int result,
                                             const idist_opts *o) {
     int32_t shared = mine ? (int32_t)result : 0;
-    idist_status status =
-        idist__coll_run(IDIST__BROADCAST, label, NULL, &shared, 1, IDIST_I32, IDIST_SUM, rank, o);
+    idist_status status = idist__collective_run(IDIST__BROADCAST, label, NULL, &shared, 1,
+                                                IDIST_I32, IDIST_SUM, rank, o);
 
     if (status != IDIST_OK || !shared) return status;
     return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d",

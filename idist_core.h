@@ -72,32 +72,34 @@ typedef enum idist__kind {
     IDIST__KIND_COUNT
 } idist__kind;
 
-static const char *const idist__kind_names[IDIST__KIND_COUNT] = {"nothing",
-                                                                 "all_reduce",
-                                                                 "reduce",
-                                                                 "broadcast",
-                                                                 "barrier",
-                                                                 "all_gather",
-                                                                 "gather",
-                                                                 "scatter",
-                                                                 "reduce_scatter",
-                                                                 "all_to_all",
-                                                                 "scan",
-                                                                 "exscan",
-                                                                 "all_gatherv",
-                                                                 "gatherv",
-                                                                 "scatterv",
-                                                                 "all_to_allv",
-                                                                 "send",
-                                                                 "recv",
-                                                                 "broadcast_bytes",
-                                                                 "all_gather_bytes",
-                                                                 "new_group",
-                                                                 "split",
-                                                                 "one_rank_first",
-                                                                 "one_rank_only",
-                                                                 "finalize",
-                                                                 "first_device_call"};
+static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
+    "nothing",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "scan",
+    "exscan",
+    "all_gatherv",
+    "gatherv",
+    "scatterv",
+    "all_to_allv",
+    "send",
+    "recv",
+    "broadcast_bytes",
+    "all_gather_bytes",
+    "new_group",
+    "split",
+    "one_rank_first",
+    "one_rank_only",
+    "finalize",
+    "first_device_call",
+};
 
 static bool idist__kind_reduces(idist__kind kind) {
     return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER ||
@@ -120,7 +122,7 @@ static bool idist__has_root(idist__kind kind) {
 
 //------------------------------------------------------------------------------
 // [core:model]  calls, tasks, groups and worlds as data; the contracts with backends
-// uses base:log env kind
+// uses base:log launch:env kind
 //
 //     idist__world --- nodes[rank]                      who the ranks are and where they run
 //        |   |
@@ -249,9 +251,9 @@ typedef struct idist__node {
 // of the world itself, group_open and group_close come while no other thread can use the world.
 //
 // Blocking. Only open, close, sleep, flush, shrink and agree may block; sleep and flush release
-// the lock while they do. quick and tell may take a moment. On a library that offers
-// nothing but blocking calls, group_open may block, and so may a collective that all ranks have
-// entered.
+// the lock while they do. quick and tell may take a moment. On a library that offers nothing but
+// blocking calls, group_open may block, and so may a collective that all ranks have entered. A
+// device backend may release the lock in start, while it hands a call to the device's library.
 //
 // Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
 // task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
@@ -261,8 +263,8 @@ typedef struct idist__node {
 //
 // Failure. A function that returns a status and fails has undone everything it did, and its
 // counterpart is not called: no close after a failed open, no group_close after a failed
-// group_open. It has recorded the reason with idist__fail. A function without a status reports
-// failures by idist__complete (this task) or idist__group_fail (this group).
+// group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
+// status reports failures by idist__complete (this task) or idist__group_fail (this group).
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -272,10 +274,10 @@ struct idist_backend_api {
 
     // ---- the world ----
 
-    // Says whether it serves this configuration; must not block or keep anything. If it does not:
-    // IDIST_ERR_NO_BACKEND with the reason in *why, and the next backend is asked. Any other
-    // failure ends initialize. A backend that knows rank and world size better than the launcher's
-    // variables sets them in config.
+    // Says whether it serves this configuration. If it does not: IDIST_ERR_NO_BACKEND with the
+    // reason in *why, and the next backend is asked. Any other failure ends initialize. May
+    // initialize the library that the backend is made of, but allocates nothing for this world. A
+    // backend that knows rank and world size better than the launcher's variables sets them.
     idist_status (*claim)(idist__config *config, const char **why);
 
     // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and fills
@@ -302,8 +304,8 @@ struct idist_backend_api {
     // ---- tasks ----
 
     // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
-    // complete and, if it is a collective, was counted in g->seq. False: nothing has happened, and
-    // start follows for the same call.
+    // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
+    // call.
     bool (*quick)(idist_group *g, const idist__call *c);
 
     // Begins a task. The backend calls idist__complete once, here or later.
@@ -316,7 +318,7 @@ struct idist_backend_api {
     // one thread at a time. Releases the lock while it sleeps.
     void (*sleep)(idist__world *w, int64_t until_ns);
 
-    // Ends a sleep of another thread, or the next one if nobody sleeps.
+    // Ends the sleep of another thread. Does not block.
     void (*wake)(idist__world *w);
 
     // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
@@ -388,7 +390,8 @@ typedef struct idist_device_api {
     idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o,
                           bool *on_device, bool *detached);
 
-    // Submits what this thread's idist_group_begin held back. Does not block. Failures go to the
+    // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
+    // and releases the lock while it is in the device's library. Failures go to the groups of the
     // tasks concerned.
     void (*launch)(idist__world *w);
 
@@ -397,8 +400,8 @@ typedef struct idist_device_api {
     // again. Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
-    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task: its
-    // failure is reported by later calls of the group. Does not block.
+    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
+    // when it fails. Does not block.
     idist_status (*follow)(idist__task *t, void *stream);
 } idist_device_api;
 
@@ -490,7 +493,7 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 
 //------------------------------------------------------------------------------
 // [core:world]  the world, its lock, and who may enter it
-// uses os process err model
+// uses os:thread process err model
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
 // several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
@@ -778,7 +781,7 @@ IDIST__UNUSED static int idist__missing_peer(const idist__task *t, char *text, s
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses os err mem kind model world tracer explain
+// uses err mem kind model world tracer explain
 //
 // A task is in w->tasks from idist__task_start until idist__complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
@@ -976,7 +979,7 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail
-// uses os err mem base:log model world task ended
+// uses err mem base:log model world task ended
 //------------------------------------------------------------------------------
 
 IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) {
@@ -1103,7 +1106,7 @@ static void idist__group_flush(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [core:timer]  deadlines, announcements and warnings
-// uses os err base:log kind model explain task group
+// uses err base:log kind model explain task group
 //
 // What happens to a task that waits, from its start on:
 //
@@ -1256,7 +1259,7 @@ static int64_t idist__timer_run(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [core:wait]  waiting for a task: poll, drive or follow
-// uses os err model world task group timer
+// uses cpu os:thread err model world task group timer
 //
 // A caller first polls the backend for a short while. Then, if nobody drives, it drives: it runs
 // the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed, until the
@@ -1398,7 +1401,7 @@ static idist_status idist__wait_result(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [core:thread]  the progress thread
-// uses os err model timer wait
+// uses os:thread err model timer wait
 //
 // Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
 // stops driving. It exists from the first request on.
@@ -1992,8 +1995,8 @@ static void idist__recv_done(idist__task *t, int source, int tag, size_t count) 
 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1
-// uses os socket err mem base:type reduce env kind model backend world task
-// uses block extent message
+// uses descriptor socket err mem base:type reduce launch:env kind model backend
+// uses world task block extent message
 //
 // Other backends use idist__self_collective for their groups of 1, too.
 //------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses os base:type kind model core:world core:group core:message msg:types
+// uses base:type kind model core:world core:group core:message msg:types
 // uses transfer msg:failure link msg:message history match pool deadlock
 //
 // A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
@@ -366,8 +366,7 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses os poll model core:group msg:types msg:failure link share:share host
-// uses frame
+// uses poll model core:group msg:types msg:failure link share:share host frame
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -562,7 +561,7 @@ static void idist__ring_progress(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [engine:wait]  sleeping, waking, and waiting until everything is written
-// uses os poll model shm:segment doorbell msg:types msg:failure progress
+// uses wake poll model shm:segment doorbell msg:types msg:failure progress
 //
 // A rank sleeps in one of three ways:
 //
@@ -667,7 +666,7 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [engine:task]  calls start, are checked against other ranks, and announce that they wait
-// uses os kind model core:world fingerprint self msg:types msg:op index
+// uses kind model core:world fingerprint self msg:types msg:op index
 // uses msg:failure link history send recv share:share choose host deadlock
 // uses progress
 //

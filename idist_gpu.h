@@ -352,7 +352,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os mem model calls:memory types device
+// uses os:thread mem model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -504,7 +504,7 @@ idist_allocator idist_pinned_allocator(void) {
 
 //------------------------------------------------------------------------------
 // [gpu:task]  calls and their parts
-// uses os kind model core:world core:task core:call types device pinned
+// uses kind model core:world core:task core:call types device pinned
 //------------------------------------------------------------------------------
 
 static void idist__gpu_set_waiting(idist__task *t, bool waits) {
@@ -658,7 +658,7 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses os err mem kind model core:world core:call
+// uses err mem kind model core:world core:call
 //------------------------------------------------------------------------------
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,

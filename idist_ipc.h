@@ -444,8 +444,8 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses os err mem base:log base:type hash kind model core:world gpu:types
-// uses device gpu:task gpu:agree ptx
+// uses cpu os:thread err mem base:log base:type hash kind model core:world
+// uses gpu:types device gpu:task gpu:agree ptx
 //
 // Each rank has an arena that the others map. A chunk of a call is given, and then taken:
 //

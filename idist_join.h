@@ -42,7 +42,7 @@ STEPS
 
 //------------------------------------------------------------------------------
 // [join:state]  what the sections below share
-// uses os auth pending store:table server client store:store model msg:types
+// uses auth pending store:table server client store:store model msg:types
 //------------------------------------------------------------------------------
 
 // Values of idist__config.transport that matter here.
@@ -121,7 +121,7 @@ static bool idist__state_is_out_of_fds(int error) { return error == EMFILE || er
 
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
-// uses os err store:table store:file server client store:store state
+// uses err store:table store:file server client store:store state
 //
 // If one rank cannot join, no rank can: there are no partial worlds. To spare the others their
 // time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
@@ -323,7 +323,7 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 
 //------------------------------------------------------------------------------
 // [join:store]  opening the store, and values that a rank waits for
-// uses os err store:store env pmi state failure
+// uses os:env err store:store launch:env pmi state failure
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
@@ -458,8 +458,8 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
-// uses os socket err hash address connection secret client config model state
-// uses store
+// uses os:random os:env socket err hash address connection secret client config
+// uses model state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
 // then publishes a record: its host, and where its local socket listens. Rank 0 collects the
@@ -629,7 +629,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  a connection between each pair of ranks
-// uses os socket poll err mem base:log address auth pending msg:types
+// uses descriptor socket poll err mem base:log address auth pending msg:types
 // uses msg:transport state failure store table
 //
 // Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
@@ -902,8 +902,8 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
-// uses os socket os:segment err mem base:log connection shm:segment pipe
-// uses msg:types region state failure
+// uses os:random descriptor cpu os:memory socket os:segment err mem base:log
+// uses connection shm:segment pipe msg:types region state failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
 // its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
@@ -1297,8 +1297,8 @@ static idist_status idist__join_share_share(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
-// uses os poll err mem auth pending store:store model msg:types link
-// uses msg:message state failure store table links share
+// uses descriptor cpu poll err mem auth pending store:store model msg:types
+// uses link msg:message state failure store table links share
 //------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {

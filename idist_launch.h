@@ -22,7 +22,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [launch:env]  the configuration, and numbers in environment variables
-// uses os err parse secret store:table
+// uses os:env err parse secret store:table
 //------------------------------------------------------------------------------
 
 #define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise
@@ -117,7 +117,7 @@ static const char *idist__env_either(const char *first, const char *second) {
 
 //------------------------------------------------------------------------------
 // [launch:slurm]  what Slurm says: host lists, tasks per node, whether srun started us
-// uses os err parse env
+// uses os:env err parse env
 //------------------------------------------------------------------------------
 
 // Called for each host of a list; false ends the walk.
@@ -305,7 +305,7 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
-// uses os socket err address connection env
+// uses os:random os:env descriptor socket err address connection env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
 // or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
@@ -593,7 +593,7 @@ static idist_status idist__tf_read(idist__config *config, const char *text) {
 
 //------------------------------------------------------------------------------
 // [launch:detect]  which launcher started this process, and as which rank
-// uses os err env slurm pmi tf
+// uses os:env err env slurm pmi tf
 //
 // The table of launchers is in the order of precedence, inner launchers before outer ones: a
 // torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
@@ -838,7 +838,7 @@ static idist_status idist__launch_detect(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:where]  where the ranks meet
-// uses os socket err hash parse address env slurm pmi
+// uses os:env socket err hash parse address env slurm pmi
 //
 // The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
 // local socket, whose name is derived from what they have in common; others at a TCP port of rank
@@ -1049,7 +1049,7 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 
 //------------------------------------------------------------------------------
 // [launch:config]  explicit field, then environment, then built-in
-// uses os socket err hash secret env detect where
+// uses os:env socket err hash secret env detect where
 //
 // idist__launch_config is the only place where defaults are filled in.
 //------------------------------------------------------------------------------

@@ -376,7 +376,7 @@ static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mp
 
 //------------------------------------------------------------------------------
 // [mpi:error]  MPI's errors, lost ranks, and waiting with a deadline
-// uses os err model core:group types
+// uses err model core:group types
 //------------------------------------------------------------------------------
 
 static idist_status idist__mpi_fail(const char *what, int error) {
@@ -527,8 +527,8 @@ static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *typ
 
 //------------------------------------------------------------------------------
 // [mpi:native]  one call as calls of MPI
-// uses os mem base:type reduce kind model core:world core:group block extent
-// uses types type
+// uses mem base:type reduce kind model core:world core:group block extent types
+// uses type
 //
 // Translates an idist__call into MPI's arguments and calls MPI, blocking or with
 // requests. Most calls become one call of MPI. The exceptions:
@@ -1174,7 +1174,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [mpi:control]  control messages between two ranks
-// uses os mem model core:world core:group types error
+// uses mem model core:world core:group types error
 //
 // The transport of everything between two ranks but bulk data: user messages of
 // up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
@@ -1358,7 +1358,7 @@ static void idist__control_drain(idist__mpi *m) {
 
 //------------------------------------------------------------------------------
 // [mpi:coll]  a collective, from its header exchange to its result
-// uses os err mem base:type kind model fingerprint explain core:task core:group
+// uses err mem base:type kind model fingerprint explain core:task core:group
 // uses extent types error type native exchange control
 //
 //     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
@@ -2063,8 +2063,8 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [mpi:engine]  progress, sleep, cancellation, failure
-// uses os kind model core:world core:task core:group self types native exchange
-// uses control coll p2p wait
+// uses wake kind model core:world core:task core:group self types native
+// uses exchange control coll p2p wait
 //
 // What the core calls while a world is open. MPI offers no way to sleep until
 // something happens, so a rank that has nothing to do sleeps beside MPI, for
@@ -2314,7 +2314,7 @@ static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [mpi:life]  whether MPI started us, and who initialises it
-// uses os err env error
+// uses os:env os:thread err launch:env error
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
@@ -2421,8 +2421,8 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 
 //------------------------------------------------------------------------------
 // [mpi:open]  opening and closing a world
-// uses os err mem base:log env config model core:group types error type control
-// uses engine life
+// uses os:env cpu err mem base:log launch:env config model core:group types
+// uses error type control engine life
 //
 // Opening duplicates the communicator twice, exchanges what the ranks know of
 // each other, and finds out which of them share a host. Only the first step has

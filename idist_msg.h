@@ -51,7 +51,7 @@ macros that let an algorithm wait [msg:index]      finding transfers and message
 
 //------------------------------------------------------------------------------
 // [msg:types]  frames, transfers, messages, links, and the backend's parts of world and group
-// uses os model shm:transport
+// uses model shm:transport
 //------------------------------------------------------------------------------
 
 // A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
@@ -269,7 +269,7 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets
-// uses os socket shm:transport
+// uses descriptor socket shm:transport
 //------------------------------------------------------------------------------
 
 static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
@@ -1162,7 +1162,7 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
 
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
-// uses os base:type kind model fingerprint core:task core:group block
+// uses cpu base:type kind model fingerprint core:task core:group block
 // uses core:message types op transfer failure link message history match
 //------------------------------------------------------------------------------
 

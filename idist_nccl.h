@@ -194,7 +194,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 //------------------------------------------------------------------------------
 // [nccl:load]  NCCL's functions, found at run time
-// uses os
+// uses os:env
 //------------------------------------------------------------------------------
 
 typedef struct idist__nccl_id { // ncclUniqueId
@@ -326,7 +326,7 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [nccl:job]  NCCL calls that may never return, each in a thread of its own
-// uses os gpu:types device load
+// uses os:thread gpu:types device load
 //
 // Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
@@ -768,7 +768,7 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 
 //------------------------------------------------------------------------------
 // [nccl:abort]  the end of a communicator
-// uses os err base:log model gpu:types device load job issue
+// uses err base:log model gpu:types device load job issue
 //------------------------------------------------------------------------------
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
@@ -1152,8 +1152,8 @@ static void idist__nccl_launch(idist__task *first) {
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
-// uses os err mem base:log model core:world core:group thread gpu:types device
-// uses gpu:agree ipc:call load job issue abort
+// uses os:thread err mem base:log model core:world core:group core:thread
+// uses gpu:types device gpu:agree ipc:call load job issue abort
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
@@ -1658,9 +1658,9 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses os err mem base:log base:type kind model core:world fingerprint
-// uses core:task core:group core:call core:message gpu:types device pinned
-// uses gpu:task stage ipc:call job abort launch setup route
+// uses err mem base:log base:type kind model core:world fingerprint core:task
+// uses core:group core:call core:message gpu:types device pinned gpu:task stage
+// uses ipc:call job abort launch setup route
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
 //
@@ -2175,8 +2175,9 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os err mem base:log parse env config model core:backend core:world
-// uses gpu:types device gpu:agree load setup route engine
+// uses os:env os:thread err mem base:log parse launch:env config model
+// uses core:backend core:world gpu:types device gpu:agree load setup route
+// uses engine
 //------------------------------------------------------------------------------
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;

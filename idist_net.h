@@ -168,7 +168,7 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 
 //------------------------------------------------------------------------------
 // [net:auth]  a mutual handshake on every connection
-// uses os socket err hash
+// uses os:random socket err hash
 //
 //     stage   client                                    server
 //     0       hello C (64 bytes, with a nonce)  ------>
@@ -420,7 +420,7 @@ static idist_status idist__auth_run(idist__handshake *h) {
 
 //------------------------------------------------------------------------------
 // [net:secret]  the secret that the ranks of a job share
-// uses os os:file err hash
+// uses os:env descriptor os:file err hash
 //
 // It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
 //------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 
 //------------------------------------------------------------------------------
 // [net:pending]  connections whose handshake is under way
-// uses os auth
+// uses descriptor auth
 //
 // There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
 // new connections stay in the listener's queue until one may be evicted:

@@ -85,7 +85,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 //------------------------------------------------------------------------------
 // [ring:close]  leaving the other ranks
-// uses os socket poll model msg:types link pool engine:wait join:open
+// uses socket poll model msg:types link pool engine:wait join:open
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
@@ -144,8 +144,8 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
 //------------------------------------------------------------------------------
 // [ring:backend]  the table of the backend's functions
-// uses env model msg:types msg:op pool engine:progress engine:wait engine:task
-// uses cancel missing engine:group join:open close
+// uses launch:env model msg:types msg:op pool engine:progress engine:wait
+// uses engine:task cancel missing engine:group join:open close
 //------------------------------------------------------------------------------
 
 static idist_status idist__ring_backend_claim(idist__config *config, const char **why) {

@@ -55,7 +55,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [share:region]  the memory that a rank shows the others
-// uses os model shm:segment doorbell msg:types
+// uses cpu os:thread os:memory model shm:segment doorbell msg:types
 //
 //   region   slot 0 | slot 1 | ... | slot 7 | progress | buffer 0 | buffer 1 | buffer 2
 //
@@ -304,8 +304,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses os mem reduce kind model fingerprint explain shm:segment msg:types
-// uses msg:op msg:failure history region flow
+// uses cpu os:thread mem reduce kind model fingerprint explain shm:segment
+// uses msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
@@ -922,7 +922,7 @@ static void idist__flat_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:chunk]  collectives of large contributions, one chunk at a time
-// uses os kind model block shm:segment msg:op region flow slot fetch
+// uses os:thread kind model block shm:segment msg:op region flow slot fetch
 //
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
@@ -1268,7 +1268,7 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses os base:type kind model core:world shm:segment pipe msg:types msg:op
+// uses cpu base:type kind model core:world shm:segment pipe msg:types msg:op
 // uses history send region flow slot fetch flat chunk split
 //------------------------------------------------------------------------------
 

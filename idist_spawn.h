@@ -20,7 +20,8 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [spawn:worker]  what a worker shares with its parent, and what it runs
-// uses os process err base:log secret env model core:world calls:world
+// uses descriptor process err base:log secret launch:env model core:world
+// uses calls:world
 //
 //     parent                                        worker i
 //     ------                                        --------
@@ -102,9 +103,9 @@ struct idist_workers {
 static bool idist__is_worker; // this process
 
 // Runs fn in a world of its own and leaves the result. Returns the exit code.
-static int idist__worker_work(idist_workers *s, int i, idist__worker_result *result) {
+static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result *result) {
     idist__world *w = NULL;
-    idist_status status = idist__world_open(&s->cfg, s->backends, &w);
+    idist_status status = idist__world_open(&spawn->cfg, spawn->backends, &w);
     int code;
 
     if (status != IDIST_OK) {
@@ -115,7 +116,7 @@ static int idist__worker_work(idist_workers *s, int i, idist__worker_result *res
 
     __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
     idist__me.text[0] = 0; // the text of a failure is to be fn's own
-    code = s->fn(i, s->arg);
+    code = spawn->fn(i, spawn->arg);
     result->code = code & 255 ? code & 255 : code != 0;
     idist__copy_text(result->text, sizeof result->text, code ? idist__me.text : "");
 
@@ -127,25 +128,25 @@ static int idist__worker_work(idist_workers *s, int i, idist__worker_result *res
 }
 
 // Does not return.
-static void idist__worker_run(idist_workers *s, int i) {
-    idist__worker_result *result = &s->shared->results[i];
-    idist__config *cfg = &s->cfg;
+static void idist__worker_run(idist_workers *spawn, int i) {
+    idist__worker_result *result = &spawn->shared->results[i];
+    idist__config *cfg = &spawn->cfg;
     int code;
 
     idist__is_worker = true;
     if (i != 0) idist__os_close(&cfg->listener);
-    cfg->rank = s->first_rank + i;
+    cfg->rank = spawn->first_rank + i;
     cfg->local_rank = i;
     cfg->lost = &result->secondary;
 
-    code = idist__worker_work(s, i, result);
+    code = idist__worker_work(spawn, i, result);
     if (code && !result->text[0])
         idist__copy_text(result->text, sizeof result->text, idist__me.text);
     __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
 
     // Executed again, the program has threads of its own; flushing all streams would wait for one
     // that sits in a read.
-    if (s->shared_fd < 0) fflush(NULL);
+    if (spawn->shared_fd < 0) fflush(NULL);
     fflush(stdout);
     fflush(stderr);
     idist__os_process_exit(code);
@@ -153,7 +154,7 @@ static void idist__worker_run(idist_workers *s, int i) {
 
 //------------------------------------------------------------------------------
 // [spawn:rerun]  workers that execute the program again
-// uses os process err mem buffer worker
+// uses os:env descriptor process err mem buffer worker
 //
 // start_method "exec": a program with threads, or with a device in use, cannot go on in a forked
 // child. Such a worker executes the program again, with the same arguments and one more variable,
@@ -223,15 +224,15 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
 // In the child. Its descriptors of the shared memory and, for worker 0, of the listener stay open.
 // The last number of the variable is its own process id, written without snprintf, which may take a
 // lock.
-static void idist__rerun_execute(idist_workers *s, idist__rerun *r, int i) {
+static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     char *at = r->variable + strlen(r->variable), digits[16];
     int pid = (int)idist__os_process_id(), n = 0;
 
     for (; pid; pid /= 10) digits[n++] = (char)('0' + pid % 10);
     while (n) *at++ = digits[--n];
-    idist__os_process_pass(s->shared_fd, true);
-    if (i == 0 && s->cfg.listener >= 0) idist__os_process_pass(s->cfg.listener, true);
-    s->shared->results[i].exec_errno = idist__os_process_execute(r->path, r->argv, r->envp);
+    idist__os_process_pass(spawn->shared_fd, true);
+    if (i == 0 && spawn->cfg.listener >= 0) idist__os_process_pass(spawn->cfg.listener, true);
+    spawn->shared->results[i].exec_errno = idist__os_process_execute(r->path, r->argv, r->envp);
     idist__os_process_exit(127);
 }
 
@@ -247,7 +248,7 @@ static bool idist__rerun_find(int *call, int *worker, int *fd) {
 
 // Makes this process worker i of the call it has come to. Returns only on failure; it must never go
 // on as if it were the parent.
-static idist_status idist__rerun_worker(idist_workers *s, int i, int fd) {
+static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     idist__worker_shared *shared = NULL;
 
     idist__os_process_die_with(idist__os_process_parent());
@@ -257,30 +258,30 @@ static idist_status idist__rerun_worker(idist_workers *s, int i, int fd) {
                            "spawn: the program, executed again as worker %d, has closed "
                            "descriptors that it did not open; it must leave those open",
                            i);
-    if (idist__os_process_file_has(fd, s->shared_nbytes))
-        shared = (idist__worker_shared *)idist__os_process_share(fd, s->shared_nbytes);
-    if (!shared || i < 0 || i >= s->n)
+    if (idist__os_process_file_has(fd, spawn->shared_nbytes))
+        shared = (idist__worker_shared *)idist__os_process_share(fd, spawn->shared_nbytes);
+    if (!shared || i < 0 || i >= spawn->n)
         return idist__fail(IDIST_ERR_STATE,
                            "spawn: the program, executed again as worker %d, asks for another "
                            "number of workers than before",
                            i);
 
     __atomic_store_n(&shared->results[i].arrived, 1, __ATOMIC_RELEASE);
-    s->shared_fd = fd;
-    s->shared = shared;
-    s->first_rank = shared->first_rank;
-    s->cfg.secret = shared->secret;
-    s->cfg.listener = i == 0 ? shared->listener : -1;
-    if (s->cfg.listener >= 0) idist__os_process_pass(s->cfg.listener, false);
-    memcpy(s->cfg.where, shared->where, sizeof shared->where);
-    idist__worker_run(s, i);
+    spawn->shared_fd = fd;
+    spawn->shared = shared;
+    spawn->first_rank = shared->first_rank;
+    spawn->cfg.secret = shared->secret;
+    spawn->cfg.listener = i == 0 ? shared->listener : -1;
+    if (spawn->cfg.listener >= 0) idist__os_process_pass(spawn->cfg.listener, false);
+    memcpy(spawn->cfg.where, shared->where, sizeof shared->where);
+    idist__worker_run(spawn, i);
 
     return IDIST_OK; // not reached
 }
 
 //------------------------------------------------------------------------------
 // [spawn:watch]  the parent's watch over its workers
-// uses os process base:log worker
+// uses descriptor process base:log worker
 //
 //     idist__watch_turn
 //       idist__watch_reap     who has ended?
@@ -289,21 +290,21 @@ static idist_status idist__rerun_worker(idist_workers *s, int i, int fd) {
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
 //------------------------------------------------------------------------------
 
-static bool idist__watch_has_failed(const idist_workers *s, int i) {
-    const idist__worker *worker = &s->workers[i];
-    bool finished = __atomic_load_n(&s->shared->results[i].finished, __ATOMIC_ACQUIRE);
+static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
+    const idist__worker *worker = &spawn->workers[i];
+    bool finished = __atomic_load_n(&spawn->shared->results[i].finished, __ATOMIC_ACQUIRE);
 
     return worker->ended && !(worker->end.exit_code == 0 && finished);
 }
 
 // Collects the workers that ended. Returns whether one did.
-static bool idist__watch_reap(idist_workers *s) {
+static bool idist__watch_reap(idist_workers *spawn) {
     bool any = false;
     int i;
 
-    for (i = 0; i < s->n; i++) {
-        idist__worker *worker = &s->workers[i];
-        idist__worker_result *result = &s->shared->results[i];
+    for (i = 0; i < spawn->n; i++) {
+        idist__worker *worker = &spawn->workers[i];
+        idist__worker_result *result = &spawn->shared->results[i];
         idist__os_process_state state;
 
         if (worker->ended || worker->process <= 0) continue;
@@ -316,7 +317,7 @@ static bool idist__watch_reap(idist_workers *s) {
         }
 
         worker->ended = any = true;
-        s->running--;
+        spawn->running--;
         idist__os_close(&worker->watch_fd);
     }
 
@@ -326,19 +327,20 @@ static bool idist__watch_reap(idist_workers *s) {
 // The first failure is the first that did not follow from another: a rank that ends because its
 // peer was killed may well be reaped before that peer. While only such are known the decision waits
 // a little.
-static void idist__watch_judge(idist_workers *s) {
+static void idist__watch_judge(idist_workers *spawn) {
     int i, secondary = -1;
 
-    for (i = 0; i < s->n && s->first_failed < 0; i++) {
-        if (!idist__watch_has_failed(s, i)) continue;
-        if (!__atomic_load_n(&s->shared->results[i].secondary, __ATOMIC_ACQUIRE))
-            s->first_failed = i;
+    for (i = 0; i < spawn->n && spawn->first_failed < 0; i++) {
+        if (!idist__watch_has_failed(spawn, i)) continue;
+        if (!__atomic_load_n(&spawn->shared->results[i].secondary, __ATOMIC_ACQUIRE))
+            spawn->first_failed = i;
         else if (secondary < 0) secondary = i;
     }
 
-    if (s->first_failed >= 0 || secondary < 0) return;
-    if (s->decide_ns == IDIST__FOREVER) s->decide_ns = idist__os_deadline(500);
-    if (!s->running || idist__os_ms_until(s->decide_ns) == 0) s->first_failed = secondary;
+    if (spawn->first_failed >= 0 || secondary < 0) return;
+    if (spawn->decide_ns == IDIST__FOREVER) spawn->decide_ns = idist__os_deadline(500);
+    if (!spawn->running || idist__os_ms_until(spawn->decide_ns) == 0)
+        spawn->first_failed = secondary;
 }
 
 static void idist__watch_signal_one(const idist__worker *worker, int signal_number) {
@@ -346,82 +348,83 @@ static void idist__watch_signal_one(const idist__worker *worker, int signal_numb
     idist__os_process_signal(worker->process, worker->watch_fd, signal_number);
 }
 
-static void idist__watch_signal(idist_workers *s, int signal_number) {
+static void idist__watch_signal(idist_workers *spawn, int signal_number) {
     int i;
-    for (i = 0; i < s->n; i++) idist__watch_signal_one(&s->workers[i], signal_number);
+    for (i = 0; i < spawn->n; i++) idist__watch_signal_one(&spawn->workers[i], signal_number);
 }
 
 // A program that never comes to its call, executed again, would be waited for without an end.
-static void idist__watch_expect(idist_workers *s) {
+static void idist__watch_expect(idist_workers *spawn) {
     int i;
 
-    if (s->arrive_ns == IDIST__FOREVER || idist__os_ms_until(s->arrive_ns) != 0) return;
-    s->arrive_ns = IDIST__FOREVER;
+    if (spawn->arrive_ns == IDIST__FOREVER || idist__os_ms_until(spawn->arrive_ns) != 0) return;
+    spawn->arrive_ns = IDIST__FOREVER;
 
-    for (i = 0; i < s->n; i++) {
-        if (s->workers[i].ended ||
-            __atomic_load_n(&s->shared->results[i].arrived, __ATOMIC_ACQUIRE))
+    for (i = 0; i < spawn->n; i++) {
+        if (spawn->workers[i].ended ||
+            __atomic_load_n(&spawn->shared->results[i].arrived, __ATOMIC_ACQUIRE))
             continue;
-        s->workers[i].late = true;
-        idist__watch_signal_one(&s->workers[i], SIGKILL);
+        spawn->workers[i].late = true;
+        idist__watch_signal_one(&spawn->workers[i], SIGKILL);
     }
 }
 
-static void idist__watch_end(idist_workers *s) {
-    bool term = s->stage == IDIST__WORKER_GRACE;
+static void idist__watch_end(idist_workers *spawn) {
+    bool term = spawn->stage == IDIST__WORKER_GRACE;
 
-    if (s->stage == IDIST__WORKER_RUNNING) {
-        if (s->first_failed < 0 || s->keep_going) return;
-        s->stage = IDIST__WORKER_GRACE;
-        s->signal_ns = idist__os_deadline(s->grace_ms);
+    if (spawn->stage == IDIST__WORKER_RUNNING) {
+        if (spawn->first_failed < 0 || spawn->keep_going) return;
+        spawn->stage = IDIST__WORKER_GRACE;
+        spawn->signal_ns = idist__os_deadline(spawn->grace_ms);
         return;
     }
 
-    if (idist__os_ms_until(s->signal_ns) != 0) return;
-    idist__log_print(&s->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", s->running,
+    if (idist__os_ms_until(spawn->signal_ns) != 0) return;
+    idist__log_print(&spawn->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", spawn->running,
                      term ? "SIGTERM" : "SIGKILL");
-    idist__watch_signal(s, term ? SIGTERM : SIGKILL);
-    if (term) idist__watch_signal(s, SIGCONT); // a stopped one must get it
-    s->signal_ns = idist__os_deadline(term ? 400 : 1000);
-    s->stage = IDIST__WORKER_SIGNALLED;
+    idist__watch_signal(spawn, term ? SIGTERM : SIGKILL);
+    if (term) idist__watch_signal(spawn, SIGCONT); // a stopped one must get it
+    spawn->signal_ns = idist__os_deadline(term ? 400 : 1000);
+    spawn->stage = IDIST__WORKER_SIGNALLED;
 }
 
 // Looks after the workers, once. Does not block.
-static void idist__watch_turn(idist_workers *s) {
-    bool any = idist__watch_reap(s);
+static void idist__watch_turn(idist_workers *spawn) {
+    bool any = idist__watch_reap(spawn);
 
-    if (any || s->decide_ns != IDIST__FOREVER) idist__watch_judge(s);
-    if (!s->running) return;
-    idist__watch_expect(s);
-    idist__watch_end(s);
+    if (any || spawn->decide_ns != IDIST__FOREVER) idist__watch_judge(spawn);
+    if (!spawn->running) return;
+    idist__watch_expect(spawn);
+    idist__watch_end(spawn);
 }
 
 // When the next turn is needed even if no worker ends.
-static int64_t idist__watch_next(const idist_workers *s, int64_t deadline_ns) {
-    int64_t until_ns = s->signal_ns < deadline_ns ? s->signal_ns : deadline_ns;
+static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns) {
+    int64_t until_ns = spawn->signal_ns < deadline_ns ? spawn->signal_ns : deadline_ns;
 
-    if (s->first_failed < 0 && s->decide_ns < until_ns) until_ns = s->decide_ns;
-    return s->arrive_ns < until_ns ? s->arrive_ns : until_ns;
+    if (spawn->first_failed < 0 && spawn->decide_ns < until_ns) until_ns = spawn->decide_ns;
+    return spawn->arrive_ns < until_ns ? spawn->arrive_ns : until_ns;
 }
 
-static void idist__watch_sleep(idist_workers *s, int64_t until_ns) {
+static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
     int i, n = 0, ms = idist__os_ms_until(until_ns);
     bool blind = false;
 
-    for (i = 0; i < s->n; i++) {
-        if (s->workers[i].ended) continue;
-        if (s->workers[i].watch_fd < 0) blind = true;
-        idist__os_process_slot_set(&s->slots[n++], s->workers[i].watch_fd);
+    for (i = 0; i < spawn->n; i++) {
+        if (spawn->workers[i].ended) continue;
+        if (spawn->workers[i].watch_fd < 0) blind = true;
+        idist__os_process_slot_set(&spawn->slots[n++], spawn->workers[i].watch_fd);
     }
 
     if (blind && (ms < 0 || ms > 5)) ms = 5; // look often
-    idist__os_process_sleep(s->slots, n, ms);
+    idist__os_process_sleep(spawn->slots, n, ms);
 }
 
 //------------------------------------------------------------------------------
 // [spawn:start]  start workers
-// uses os socket process err mem base:log address connection config model
-// uses core:backend core:world calls:world worker rerun watch
+// uses os:random descriptor cpu os:memory socket process err mem base:log
+// uses address connection config model core:backend core:world calls:world
+// uses worker rerun watch
 //
 //     idist_spawn_start_with
 //       idist__start_check      arguments
@@ -433,23 +436,24 @@ static void idist__watch_sleep(idist_workers *s, int64_t until_ns) {
 
 // Where the workers meet: a local socket without a file, which listens before the first of them
 // runs. Their secret is in their memory.
-static idist_status idist__start_meeting_point(idist_workers *s) {
+static idist_status idist__start_meeting_point(idist_workers *spawn) {
     idist__addr addr;
     uint64_t id[2];
     idist_status status;
 
-    if (s->cfg.secret.nbytes == 0) {
-        s->cfg.secret.nbytes = 32;
-        idist__os_random(s->cfg.secret.bytes, 32);
+    if (spawn->cfg.secret.nbytes == 0) {
+        spawn->cfg.secret.nbytes = 32;
+        idist__os_random(spawn->cfg.secret.bytes, 32);
     }
 
     idist__os_random(id, sizeof id);
-    snprintf(s->cfg.where, sizeof s->cfg.where, "unix:idist-%016llx%016llx",
+    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
              (unsigned long long)id[0], (unsigned long long)id[1]);
-    status = idist__addr_parse(&addr, s->cfg.where);
-    if (status == IDIST_OK) status = idist__sock_listen(&addr, s->cfg.where, &s->cfg.listener);
+    status = idist__addr_parse(&addr, spawn->cfg.where);
+    if (status == IDIST_OK)
+        status = idist__sock_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
     if (status != IDIST_OK) return status;
-    if (!idist__os_process_move_fd(&s->cfg.listener))
+    if (!idist__os_process_move_fd(&spawn->cfg.listener))
         return idist__fail_errno("spawn: fcntl", errno);
 
     return IDIST_OK;
@@ -457,56 +461,58 @@ static idist_status idist__start_meeting_point(idist_workers *s) {
 
 // Memory that workers and parent share: a file that an executed worker can map again, or for forked
 // workers the mapping itself.
-static idist_status idist__start_share(idist_workers *s, bool by_exec) {
+static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
-        s->shared_fd = idist__os_memfd(s->shared_nbytes);
-        if (s->shared_fd < 0) return idist__fail_errno("memfd_create", errno);
-        if (!idist__os_process_move_fd(&s->shared_fd))
+        spawn->shared_fd = idist__os_memfd(spawn->shared_nbytes);
+        if (spawn->shared_fd < 0) return idist__fail_errno("memfd_create", errno);
+        if (!idist__os_process_move_fd(&spawn->shared_fd))
             return idist__fail_errno("spawn: fcntl", errno);
     }
 
-    s->shared = (idist__worker_shared *)idist__os_process_share(s->shared_fd, s->shared_nbytes);
+    spawn->shared =
+        (idist__worker_shared *)idist__os_process_share(spawn->shared_fd, spawn->shared_nbytes);
 
     return IDIST_OK;
 }
 
-static idist_status idist__start_prepare(idist_workers *s, bool by_exec) {
-    const idist_allocator *mem = &s->cfg.mem;
-    size_t n = (size_t)s->n;
+static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
+    const idist_allocator *mem = &spawn->cfg.mem;
+    size_t n = (size_t)spawn->n;
     idist_status status = IDIST_OK;
     int i;
 
-    if (s->cfg.world_size == s->n && s->n > 1) status = idist__start_meeting_point(s);
-    if (status == IDIST_OK) status = idist__start_share(s, by_exec);
+    if (spawn->cfg.world_size == spawn->n && spawn->n > 1)
+        status = idist__start_meeting_point(spawn);
+    if (status == IDIST_OK) status = idist__start_share(spawn, by_exec);
     if (status != IDIST_OK) return status;
 
-    s->workers = (idist__worker *)idist__mem_alloc(mem, sizeof *s->workers * n);
-    s->slots = (idist__os_process_slot *)idist__mem_alloc(mem, sizeof *s->slots * n);
-    if (!s->shared || !s->workers || !s->slots)
+    spawn->workers = (idist__worker *)idist__mem_alloc(mem, sizeof *spawn->workers * n);
+    spawn->slots = (idist__os_process_slot *)idist__mem_alloc(mem, sizeof *spawn->slots * n);
+    if (!spawn->shared || !spawn->workers || !spawn->slots)
         return idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
 
-    for (i = 0; i < s->n; i++) s->workers[i].watch_fd = -1;
-    memcpy(s->shared->magic, idist__worker_magic, sizeof s->shared->magic);
-    s->shared->first_rank = s->first_rank;
-    s->shared->listener = s->cfg.listener;
-    s->shared->secret = s->cfg.secret;
-    memcpy(s->shared->where, s->cfg.where, sizeof s->shared->where);
+    for (i = 0; i < spawn->n; i++) spawn->workers[i].watch_fd = -1;
+    memcpy(spawn->shared->magic, idist__worker_magic, sizeof spawn->shared->magic);
+    spawn->shared->first_rank = spawn->first_rank;
+    spawn->shared->listener = spawn->cfg.listener;
+    spawn->shared->secret = spawn->cfg.secret;
+    memcpy(spawn->shared->where, spawn->cfg.where, sizeof spawn->shared->where);
 
     return IDIST_OK;
 }
 
 // Makes one worker. rerun NULL: it runs in the forked child itself.
-static idist_status idist__start_fork(idist_workers *s, idist__rerun *rerun, int i) {
+static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun, int i) {
     idist__os_process child;
 
     if (rerun)
-        snprintf(rerun->variable, sizeof rerun->variable, "IDIST_SPAWN=%d,%d,%d,", s->call_number,
-                 i, s->shared_fd);
+        snprintf(rerun->variable, sizeof rerun->variable, "IDIST_SPAWN=%d,%d,%d,",
+                 spawn->call_number, i, spawn->shared_fd);
     child = idist__os_process_fork();
     if (child < 0) return idist__fail_errno("fork", errno);
 
     if (child == 0) {
-        if (rerun) idist__rerun_execute(s, rerun, i);
+        if (rerun) idist__rerun_execute(spawn, rerun, i);
 
         // Another thread may have held the locks during the fork.
         pthread_mutex_init(&idist__log_lock, NULL);
@@ -515,72 +521,72 @@ static idist_status idist__start_fork(idist_workers *s, idist__rerun *rerun, int
         pthread_mutex_init(&idist__backend_lock, NULL);
         memset(&idist__me, 0, sizeof idist__me);
         __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
-        idist__worker_run(s, i);
+        idist__worker_run(spawn, i);
     }
 
-    s->workers[i].process = child;
-    s->running++;
+    spawn->workers[i].process = child;
+    spawn->running++;
 
     return IDIST_OK;
 }
 
 // Starts them all, or none.
-static idist_status idist__start_all(idist_workers *s, bool by_exec) {
+static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
     idist__rerun rerun;
-    idist_status status = idist__start_prepare(s, by_exec);
+    idist_status status = idist__start_prepare(spawn, by_exec);
     int i;
 
     memset(&rerun, 0, sizeof rerun);
-    if (status == IDIST_OK && by_exec) status = idist__rerun_make(&rerun, &s->cfg.mem);
+    if (status == IDIST_OK && by_exec) status = idist__rerun_make(&rerun, &spawn->cfg.mem);
     if (!by_exec) fflush(NULL); // or each worker would print again what is in the buffers
-    for (i = 0; i < s->n && status == IDIST_OK; i++)
-        status = idist__start_fork(s, by_exec ? &rerun : NULL, i);
-    idist__rerun_free(&rerun, &s->cfg.mem);
-    if (by_exec && s->cfg.init_timeout_ms > 0)
-        s->arrive_ns = idist__os_deadline(s->cfg.init_timeout_ms);
-    idist__os_close(&s->cfg.listener);
-    idist__os_close(&s->shared_fd);
+    for (i = 0; i < spawn->n && status == IDIST_OK; i++)
+        status = idist__start_fork(spawn, by_exec ? &rerun : NULL, i);
+    idist__rerun_free(&rerun, &spawn->cfg.mem);
+    if (by_exec && spawn->cfg.init_timeout_ms > 0)
+        spawn->arrive_ns = idist__os_deadline(spawn->cfg.init_timeout_ms);
+    idist__os_close(&spawn->cfg.listener);
+    idist__os_close(&spawn->shared_fd);
 
-    for (i = 0; s->running && i < s->n; i++)
-        if (s->workers[i].process > 0)
-            s->workers[i].watch_fd = idist__os_process_watch(s->workers[i].process);
+    for (i = 0; spawn->running && i < spawn->n; i++)
+        if (spawn->workers[i].process > 0)
+            spawn->workers[i].watch_fd = idist__os_process_watch(spawn->workers[i].process);
     if (status == IDIST_OK) return IDIST_OK;
 
-    if (s->running) idist__watch_signal(s, SIGKILL);
-    for (; s->running; idist__os_pause_ms(1)) idist__watch_reap(s);
+    if (spawn->running) idist__watch_signal(spawn, SIGKILL);
+    for (; spawn->running; idist__os_pause_ms(1)) idist__watch_reap(spawn);
 
     return status;
 }
 
-static void idist__start_free(idist_workers *s) {
-    idist_allocator mem = s->cfg.mem;
+static void idist__start_free(idist_workers *spawn) {
+    idist_allocator mem = spawn->cfg.mem;
 
-    idist__os_close(&s->cfg.listener);
-    idist__os_close(&s->shared_fd);
-    idist__os_process_unshare(s->shared, s->shared_nbytes);
-    idist__mem_free(&mem, s->workers);
-    idist__mem_free(&mem, s->slots);
-    memset(&s->cfg.secret, 0, sizeof s->cfg.secret);
-    idist__mem_free(&mem, s);
+    idist__os_close(&spawn->cfg.listener);
+    idist__os_close(&spawn->shared_fd);
+    idist__os_process_unshare(spawn->shared, spawn->shared_nbytes);
+    idist__mem_free(&mem, spawn->workers);
+    idist__mem_free(&mem, spawn->slots);
+    memset(&spawn->cfg.secret, 0, sizeof spawn->cfg.secret);
+    idist__mem_free(&mem, spawn);
 }
 
 // The configuration of worker 0. On one host it is made as for a world of 1, because the workers
 // meet at a place of our own.
-static idist_status idist__start_config(idist_workers *s, const idist_desc *d) {
+static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;
     idist_status status;
 
-    alone.world_size = nnodes > 1 ? nnodes * s->n : 1;
-    alone.rank = nnodes > 1 ? d->node_rank * s->n : 0;
+    alone.world_size = nnodes > 1 ? nnodes * spawn->n : 1;
+    alone.rank = nnodes > 1 ? d->node_rank * spawn->n : 0;
     alone.store = NULL;
-    status = idist__launch_config(&s->cfg, &alone);
+    status = idist__launch_config(&spawn->cfg, &alone);
     if (status != IDIST_OK) return status;
 
-    s->first_rank = alone.rank;
-    s->cfg.launcher = "spawn";
-    s->cfg.world_size = nnodes * s->n;
-    if (nnodes == 1) s->cfg.local_size = s->n;
+    spawn->first_rank = alone.rank;
+    spawn->cfg.launcher = "spawn";
+    spawn->cfg.world_size = nnodes * spawn->n;
+    if (nnodes == 1) spawn->cfg.local_size = spawn->n;
 
     return IDIST_OK;
 }
@@ -614,18 +620,18 @@ static idist_status idist__start_check_worker(bool by_exec) {
                        "spawn: a worker can start others with start_method \"fork\" only");
 }
 
-static void idist__start_fill(idist_workers *s, const idist_desc *d, int nproc_per_node) {
-    s->n = nproc_per_node ? nproc_per_node : idist__os_ncores();
-    s->first_failed = -1;
-    s->shared_fd = -1;
-    s->decide_ns = IDIST__FOREVER;
-    s->signal_ns = IDIST__FOREVER;
-    s->arrive_ns = IDIST__FOREVER;
-    s->grace_ms = d->grace_ms > 0 ? d->grace_ms : 2000;
-    s->keep_going = d->keep_going;
-    s->report = d->report;
-    s->shared_nbytes =
-        offsetof(idist__worker_shared, results) + sizeof(idist__worker_result) * (size_t)s->n;
+static void idist__start_fill(idist_workers *spawn, const idist_desc *d, int nproc_per_node) {
+    spawn->n = nproc_per_node ? nproc_per_node : idist__os_ncores();
+    spawn->first_failed = -1;
+    spawn->shared_fd = -1;
+    spawn->decide_ns = IDIST__FOREVER;
+    spawn->signal_ns = IDIST__FOREVER;
+    spawn->arrive_ns = IDIST__FOREVER;
+    spawn->grace_ms = d->grace_ms > 0 ? d->grace_ms : 2000;
+    spawn->keep_going = d->keep_going;
+    spawn->report = d->report;
+    spawn->shared_nbytes =
+        offsetof(idist__worker_shared, results) + sizeof(idist__worker_result) * (size_t)spawn->n;
 }
 
 static void idist__start_clear_report(idist_report *report) {
@@ -640,7 +646,7 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
     int number = __atomic_add_fetch(&idist__rerun_call_count, 1, __ATOMIC_RELAXED);
     int call = 0, worker = 0, fd = -1;
     bool executed = idist__rerun_find(&call, &worker, &fd), by_exec = false;
-    idist_workers own, *s;
+    idist_workers own, *spawn;
     idist_desc d;
     idist_status status;
 
@@ -666,27 +672,27 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
     if (status == IDIST_OK) status = idist__start_config(&own, &d);
     if (status != IDIST_OK) return status;
 
-    s = (idist_workers *)idist__mem_alloc(&own.cfg.mem, sizeof *s);
-    if (!s) return IDIST_ERR_NO_MEMORY;
-    *s = own;
-    if (executed && number == call) status = idist__rerun_worker(s, worker, fd);
-    else status = idist__start_all(s, by_exec);
-    if (status == IDIST_OK) *workers = s;
-    else idist__start_free(s);
+    spawn = (idist_workers *)idist__mem_alloc(&own.cfg.mem, sizeof *spawn);
+    if (!spawn) return IDIST_ERR_NO_MEMORY;
+    *spawn = own;
+    if (executed && number == call) status = idist__rerun_worker(spawn, worker, fd);
+    else status = idist__start_all(spawn, by_exec);
+    if (status == IDIST_OK) *workers = spawn;
+    else idist__start_free(spawn);
 
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [spawn:report]  wait for workers, and report
-// uses os process err worker watch start
+// uses process err worker watch start
 //------------------------------------------------------------------------------
 
 // How a worker failed, in words.
-static void idist__report_text(const idist_workers *s, int i, const idist_report *r, char *text,
+static void idist__report_text(const idist_workers *spawn, int i, const idist_report *r, char *text,
                                size_t cap) {
-    const idist__worker *worker = &s->workers[i];
-    const idist__worker_result *result = &s->shared->results[i];
+    const idist__worker *worker = &spawn->workers[i];
+    const idist__worker_result *result = &spawn->shared->results[i];
 
     if (result->exec_errno)
         snprintf(text, cap, "rank %d: the program could not be executed again: %s", r->rank,
@@ -695,7 +701,7 @@ static void idist__report_text(const idist_workers *s, int i, const idist_report
         snprintf(text, cap,
                  "rank %d: the program, executed again, has not come to its call of idist_spawn "
                  "in %d ms",
-                 r->rank, s->cfg.init_timeout_ms);
+                 r->rank, spawn->cfg.init_timeout_ms);
     else if (worker->lost)
         snprintf(text, cap,
                  "rank %d ended before its function returned; how is not known, because the "
@@ -713,22 +719,22 @@ static void idist__report_text(const idist_workers *s, int i, const idist_report
     if (result->text[0] && !r->signal) idist__append(text, cap, ": %s", result->text);
 }
 
-static idist_status idist__report_make(idist_workers *s) {
+static idist_status idist__report_make(idist_workers *spawn) {
     idist_report r;
-    int i = s->first_failed;
+    int i = spawn->first_failed;
 
     memset(&r, 0, sizeof r);
     r.rank = -1;
 
     if (i >= 0) {
-        const idist__worker *worker = &s->workers[i];
-        r.rank = s->first_rank + i;
+        const idist__worker *worker = &spawn->workers[i];
+        r.rank = spawn->first_rank + i;
         r.exit_code = worker->lost ? -1 : worker->end.exit_code;
         r.signal = worker->end.signal;
-        idist__report_text(s, i, &r, r.text, sizeof r.text);
+        idist__report_text(spawn, i, &r, r.text, sizeof r.text);
     }
 
-    if (s->report) *s->report = r;
+    if (spawn->report) *spawn->report = r;
 
     return r.rank < 0 ? IDIST_OK : idist__fail(IDIST_ERR_WORKER_FAILED, "%s", r.text);
 }
@@ -780,7 +786,7 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 //------------------------------------------------------------------------------
 // [spawn:parallel]  Ignite's Parallel
-// uses os err base:log core:world calls:backend calls:world get report
+// uses os:env err base:log core:world calls:backend calls:world get report
 //
 // With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
 // this process. Checks, their order and the log lines are those of Ignite.

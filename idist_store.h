@@ -330,7 +330,7 @@ static idist_status idist__table_timed_out(const idist__req *request, idist__tab
 
 //------------------------------------------------------------------------------
 // [store:memory]  a store inside one process
-// uses os mem table
+// uses os:thread mem table
 //
 // A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
 // others, so there is neither a server nor a client.
@@ -391,7 +391,7 @@ static idist_status idist__memory_open(idist_store *store) {
 
 //------------------------------------------------------------------------------
 // [store:file]  a store in a file that all ranks open
-// uses os os:file err mem table
+// uses descriptor os:file err mem table
 //
 // The file is a log of changes, which every process replays into a table of its own:
 //
@@ -958,7 +958,7 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
 
 //------------------------------------------------------------------------------
 // [store:multicast]  how clients find the server when nobody knows its address
-// uses os socket err hash address
+// uses os:env socket err hash address
 //
 // "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
 // the server answers that client alone. Both are datagrams of 18 bytes:
@@ -1079,7 +1079,8 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
 
 //------------------------------------------------------------------------------
 // [store:server]  the server: one thread, one table, many connections
-// uses os socket err mem auth pending buffer table wire multicast
+// uses descriptor os:thread socket err mem auth pending buffer table wire
+// uses multicast
 //
 // The thread polls its listener, the pending connections, whose handshakes are under way, and its
 // clients. The bytes of one client pass through here:
@@ -1546,8 +1547,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses os socket err mem address connection auth pending buffer table wire
-// uses multicast server
+// uses descriptor socket err mem address connection auth pending buffer table
+// uses wire multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
 // connects to its own server. A call goes through
@@ -2137,7 +2138,7 @@ static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->me
 
 //------------------------------------------------------------------------------
 // [store:store]  the public functions
-// uses os err mem secret table memory file client prefix
+// uses descriptor err mem secret table memory file client prefix
 //------------------------------------------------------------------------------
 
 static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {

@@ -134,7 +134,7 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 //------------------------------------------------------------------------------
 // [trace:file]  a JSON array that is valid at any moment
-// uses os clock handle window err base:log model
+// uses os:env clock handle window err base:log model
 //
 // The array is closed behind every event. A new event is first written behind that end, from
 // end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
@@ -384,7 +384,7 @@ static void idist__trace_label(int pid, int tid, const char *key, const char *te
 
 //------------------------------------------------------------------------------
 // [trace:track]  the rank and the thread that an event belongs to
-// uses os handle err mem model file event
+// uses handle err mem model file event
 //
 // Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
 // come. From IDIST__LANES on there are the lanes, tracks for what is in flight. Everything here is
@@ -527,7 +527,7 @@ static void idist__trace_leave(const idist__lane *lane, const char *status) {
 
 //------------------------------------------------------------------------------
 // [trace:call]  what the library adds to the timeline
-// uses os err base:type kind model tracer extent check core:call file event
+// uses os:env err base:type kind model tracer extent check core:call file event
 // uses track
 //
 // The functions of idist__tracer, which [core:call] calls. A blocking call is a begin and an end on

@@ -713,7 +713,7 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses err model core:group check core:call get calls:coll
+// uses err model core:group check core:call get collective
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -799,7 +799,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses err get calls:coll random agree
+// uses err get collective random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1124,7 +1124,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
 //------------------------------------------------------------------------------
 // [train:loader]  batches, fetched ahead by worker threads
-// uses os err mem sampler
+// uses os:thread err mem sampler
 //
 // Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
 // using. A worker takes the next batch that no worker has taken, so batches are started in order,
@@ -1640,7 +1640,7 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
 
 //------------------------------------------------------------------------------
 // [train:batch_norm]  batch statistics over all ranks
-// uses err get calls:coll agree
+// uses err get collective agree
 //
 // One all_gather of a row per rank, count | means | variances, after which every rank merges the
 // rows in rank order.
@@ -1745,7 +1745,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 //------------------------------------------------------------------------------
 // [train:norm]  the norm of gradients, and clipping by it
-// uses err base:type reduce calls:coll agree
+// uses err base:type reduce collective agree
 //------------------------------------------------------------------------------
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
@@ -1858,7 +1858,7 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:metric]  numbers over all ranks
-// uses err base:type calls:coll agree
+// uses err base:type collective agree
 //------------------------------------------------------------------------------
 
 // The ratio of two numbers of a metric, each summed over all ranks; 0 / 0 is NaN.
@@ -1995,7 +1995,7 @@ idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
 
 //------------------------------------------------------------------------------
 // [train:epoch_metric]  metrics that rank 0 computes from the rows of all ranks
-// uses err get calls:coll agree
+// uses err get collective agree
 //
 //     gather       rank 0 learns how many rows of which size each rank has, and allocates
 //     agree        rank 0 has the memory, and rows have the same size on all ranks
@@ -2375,7 +2375,7 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
-// uses os handle os:folder err base:type get calls:coll agree checksum
+// uses descriptor handle os:folder err base:type get collective agree checksum
 // uses checkpoint
 //
 //     idist__load_open      rank 0: opens the file, compares header and table with the tensors, and
@@ -2605,7 +2605,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses os handle os:folder err get calls:coll agree checkpoint
+// uses descriptor handle os:folder err get collective agree checkpoint
 //------------------------------------------------------------------------------
 
 // A checkpoint, as its header describes it.
@@ -2829,8 +2829,8 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes the worst
-// uses os handle os:folder err base:log model core:world get agree checksum
-// uses checkpoint folder
+// uses descriptor handle os:folder err base:log model core:world get agree
+// uses checksum checkpoint folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
 // what crashes have left; decide whether the file is wanted; write a temporary file, sync it,
@@ -3011,7 +3011,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
 
 //------------------------------------------------------------------------------
 // [train:shape]  shapes and options that must be equal on all ranks
-// uses err base:type calls:coll agree
+// uses err base:type collective agree
 //------------------------------------------------------------------------------
 
 // In place of a dtype when an option is compared; its value is then in count.
@@ -3128,7 +3128,7 @@ static idist_status idist__shape_agree(const char *name, const idist__shape *sha
 
 //------------------------------------------------------------------------------
 // [train:tensor]  arrays copied from one rank to all
-// uses err base:type get calls:coll several agree shape
+// uses err base:type get collective several agree shape
 //------------------------------------------------------------------------------
 
 // Local. data_too: every tensor with elements must have its memory.
@@ -3391,7 +3391,7 @@ static idist_status idist__compress_alloc(const idist__reduction *reduction, idi
 
 //------------------------------------------------------------------------------
 // [train:half]  buckets sent as 16-bit floats
-// uses base:type calls:coll memory compress
+// uses base:type collective memory compress
 //
 // The bucket is rounded to 16 bits, reduced (in float, rounded once more) and widened.
 //------------------------------------------------------------------------------
@@ -3451,7 +3451,7 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:int8]  buckets sent as bytes with error feedback
-// uses calls:coll compress
+// uses collective compress
 //
 // After Seide et al., 1-bit SGD (2014), who used one bit. 1,024 gradients share a scale by which
 // the largest of them becomes 127. What rounding takes from each is added to the same gradient in
@@ -3572,7 +3572,7 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:on_device]  compressed buckets, by kernels on the device
-// uses calls:coll ptx own memory compress
+// uses collective ptx own memory compress
 //
 // For F32, by kernels of idist_ipc.h. They give the same bits as the host, provided the host's
 // compiler does not contract products and sums into fused multiply-adds.
@@ -4038,7 +4038,7 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 
 //------------------------------------------------------------------------------
 // [train:ddp_launch]  from a ready gradient to a launched bucket
-// uses os err get calls:coll request mark tensor memory ddp ddp_hold
+// uses err get collective request mark tensor memory ddp ddp_hold
 //------------------------------------------------------------------------------
 
 // Collective: which ranks have data, and what follows from that.
@@ -4189,7 +4189,7 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_finish]  the end of an iteration
-// uses os calls:coll mark memory ddp ddp_hold ddp_launch
+// uses collective mark memory ddp ddp_hold ddp_launch
 //
 // What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
 // remaining buckets are launched; each result is finished and copied back.
@@ -4524,7 +4524,7 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses err base:type get calls:coll request own agree shape tensor memory
+// uses err base:type get collective request own agree shape tensor memory
 // uses compress half int8 on_device ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
@@ -4953,7 +4953,7 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 //------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses os terminal err base:log get log
+// uses terminal err base:log get log
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
