@@ -621,8 +621,7 @@ struct idist__launcher {
     // says that it did, so that its absence is an error.
     idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
                            bool *found);
-    // Corrects what was found, for launchers whose variables mean something else elsewhere; or
-    // NULL.
+    // Corrects what was found where other launchers set the same variables; or NULL.
     void (*look)(idist__detect_look *look, bool asked);
 };
 
