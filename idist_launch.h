@@ -61,7 +61,7 @@ typedef struct idist__config {
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
     const char *job_var; // the variable that tells apart the jobs of one launcher, or NULL
     char notice[200];    // a warning that the world logs once it has a log
-    char where[4096];    // where the ranks meet, as idist__store_open takes it; "": nobody has said
+    char where[4096];    // where the ranks meet, see [launch:where]; "": nobody has said
     idist_store *store;  // the caller's, instead of `where`
     int listener;        // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
@@ -621,8 +621,7 @@ struct idist__launcher {
     // says that it did, so that its absence is an error.
     idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
                            bool *found);
-    // Corrects what was found, for launchers whose variables mean something else elsewhere; or
-    // NULL.
+    // Corrects what was found where other launchers set the same variables; or NULL.
     void (*look)(idist__detect_look *look, bool asked);
 };
 

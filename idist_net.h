@@ -308,8 +308,7 @@ static bool idist__auth_writes(const idist__handshake *h) {
     return (h->stage % 2 == 1) == h->server;
 }
 
-// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1:
-// failed.
+// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
 static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
     while (h->done < nbytes) {
         struct iovec part;

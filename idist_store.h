@@ -1491,7 +1491,8 @@ static void idist__server_stop(idist__server *server) {
 
 // The memory that the thread uses, so that no client can make it run out of that.
 static idist_status idist__server_prepare(idist__server *server) {
-    size_t poll_count = IDIST__SERVER_POLL_CLIENTS + IDIST__SERVER_CLIENTS + IDIST__PORCH;
+    size_t poll_count =
+        (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS + (size_t)IDIST__PORCH;
 
     server->polls =
         (struct pollfd *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
