@@ -1504,7 +1504,7 @@ static void idist__share_look(const idist__task *t) {
 
 // The first region of a rank has larger buffers than the others.
 static char *idist__pool_region(const idist__shm *m, int rank, int index) {
-    char *first = idist__shm_part(m, rank) + m->places_at;
+    char *first = idist__segment_part(m, rank) + m->places_at;
     size_t large = idist__place_nbytes(m->chunk_nbytes[0]),
            small = idist__place_nbytes(m->chunk_nbytes[1]);
 
