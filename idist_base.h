@@ -2,14 +2,22 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+WHAT IT IS
+
+    What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
+    and log lines through the caller's functions, the dtypes, the kernels that reduce them, hashes.
+
 CONTENTS
 
       [base:err]     status names, and the text of a thread's last failure
+      [base:text]    copying and appending text
       [base:mem]     memory through the caller's allocator
+      [base:window]  memory that all ranks of the host have mapped, for idist_alloc
       [base:log]     one line at a time, to the caller's logger or to stderr
-      [base:type]    dtypes: sizes, names, floats of 16 and 8 bits
+      [base:type]    dtypes: sizes, names, conversion of floats of 16 and 8 bits
       [base:reduce]  out = lo (op) hi, for all dtypes and ops
-      [base:hash]    SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+      [base:sha]     SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+      [base:hash]    fast hashes for ids
 */
 #ifndef IDIST_BASE_H
 #define IDIST_BASE_H
@@ -22,19 +30,18 @@ CONTENTS
 typedef struct idist__task idist__task;
 typedef struct idist__world idist__world;
 
-// All that a thread has of its own.
-typedef struct idist__thread {
-    char text[1024];           // idist_last_error
-    char config[2048];         // idist_show_config
-    char names[128];           // idist_available_backends
-    char hostname[64];         // idist_hostname before there is a world
+typedef struct idist__thread { // thread-local state
+    char text[1024];           // of idist_last_error
+    char config[2048];         // of idist_show_config
+    char names[128];           // of idist_available_backends
+    char hostname[64];         // of idist_hostname before there is a world
     char group_text[1024];     // of the first failure inside idist_group_begin
-    int callbacks;             // we are inside a function of the caller's: it must not call us
+    int callbacks;             // > 0: inside a function of the caller's, which must not call us
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
-    idist__task *group_tasks;  // what they started
-    idist__task *group_last;   // and the last of it, if there is any
-    idist__world *held_world;  // whose device backend holds some of it back until the end
+    idist__task *group_tasks;  // what they have started
+    idist__task *group_last;   // the last one of these
+    idist__world *held_world;  // its device backend holds some of them back until the end
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -63,8 +70,9 @@ const char *idist_status_string(idist_status status) {
 
 const char *idist_last_error(void) { return idist__me.text; }
 
-// Every failure passes through here at the place where it is noticed. The text says what, to whom,
-// and what to do. The text may contain the previous one (a caller adds what it was doing).
+// Every failure passes through here at the place where it is noticed. The text says what happened,
+// to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
+// it was doing.
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
     va_list args;
@@ -76,7 +84,7 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     return status;
 }
 
-// The same for a failed system call; keeps errno's own words.
+// The same for a failed system call, with the system's words for errno.
 static idist_status idist__fail_errno(const char *what, int err) {
     idist_status status = IDIST_ERR_SYSTEM;
 
@@ -87,20 +95,28 @@ static idist_status idist__fail_errno(const char *what, int err) {
     return idist__fail(status, "%s: %s", what, strerror(err));
 }
 
-// Appends to a text in a buffer of `cap` bytes; cuts it off at the end.
-IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t cap, const char *fmt, ...) {
+//------------------------------------------------------------------------------
+// [base:text]  copying and appending text
+// uses -
+//------------------------------------------------------------------------------
+
+// Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
+IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t capacity, const char *fmt, ...) {
     size_t used = strlen(buf);
     va_list args;
+
     va_start(args, fmt);
-    vsnprintf(buf + used, cap - used, fmt, args);
+    vsnprintf(buf + used, capacity - used, fmt, args);
     va_end(args);
 }
 
-static void idist__copy_text(char *dst, size_t cap, const char *src) {
-    size_t n = strlen(src);
-    if (n >= cap) n = cap - 1;
-    memcpy(dst, src, n);
-    dst[n] = 0;
+// Copies a string to a buffer of `capacity` bytes. What does not fit is cut off.
+static void idist__copy_text(char *to, size_t capacity, const char *from) {
+    size_t nbytes = strlen(from);
+
+    if (nbytes >= capacity) nbytes = capacity - 1;
+    memcpy(to, from, nbytes);
+    to[nbytes] = 0;
 }
 
 //------------------------------------------------------------------------------
@@ -108,22 +124,22 @@ static void idist__copy_text(char *dst, size_t cap, const char *src) {
 // uses os err
 //------------------------------------------------------------------------------
 
-static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
+// Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
+// idist_last_error says so.
+static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
     if (!nbytes) nbytes = 1;
     p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
-    if (p) memset(p, 0, nbytes);
-    else idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: %zu bytes were asked for", nbytes);
+    if (!p) idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: cannot allocate %zu bytes", nbytes);
     return p;
 }
 
-// As alloc, but not zeroed: for large buffers that are written before they are read.
-static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
-    void *p;
-    if (!nbytes) nbytes = 1;
-    p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
-    if (!p) idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: %zu bytes were asked for", nbytes);
+// The same, zeroed.
+static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
+    void *p = idist__mem_raw(a, nbytes);
+
+    if (p) memset(p, 0, nbytes ? nbytes : 1);
     return p;
 }
 
@@ -133,7 +149,7 @@ static void idist__mem_free(const idist_allocator *a, void *p) {
     else free(p);
 }
 
-// All of a list whose entries begin with the pointer to the next one.
+// Frees a list whose entries begin with the pointer to the next one.
 IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void *first) {
     while (first) {
         void *next = *(void **)first;
@@ -142,9 +158,16 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
     }
 }
 
-// A window is our part of a file that all ranks of the host have mapped; idist_alloc takes pages
-// from it. Blocks may outlive the world, and the mapping goes with the last of them. idist_free
-// finds the window by the address, hence the list of all.
+//------------------------------------------------------------------------------
+// [base:window]  memory that all ranks of the host have mapped, for idist_alloc
+// uses os
+//
+// A window is this rank's part of a file that all ranks of the host have mapped; what lies in it
+// can be read by the others without a copy. idist_alloc takes pages from it, the first gap that is
+// large enough. Blocks may outlive the world, and the mapping goes with the last of them.
+// idist_free finds the window by the address, hence the list of all windows.
+//------------------------------------------------------------------------------
+
 typedef struct idist__block {
     struct idist__block *next; // by address
     size_t at, nbytes;         // within the window
@@ -152,138 +175,147 @@ typedef struct idist__block {
 
 typedef struct idist__window {
     struct idist__window *next;
-    int fd;    // the file
-    pid_t pid; // a child made by fork must not give pages back that its parent uses
-    char *map; // all of it
+    int fd;    // the file; -1: the memory is somebody else's
+    pid_t pid; // a child made by fork must not discard pages that its parent uses
+    char *map; // the whole file
     size_t map_nbytes;
     size_t at, nbytes; // our part
     idist__block *blocks;
-    bool closed;
+    bool closed; // the world is gone; unmapped with the last block
 } idist__window;
 
 static pthread_mutex_t idist__windows_lock = PTHREAD_MUTEX_INITIALIZER;
 static idist__window *idist__windows;
 
-static void idist__window_unmap(idist__window *win) {
+// Under the lock.
+static void idist__window_unmap(idist__window *window) {
     idist__window **at;
 
-    for (at = &idist__windows; *at != win; at = &(*at)->next) continue;
-    *at = win->next;
-    if (win->fd >= 0) munmap(win->map, win->map_nbytes);
-    if (win->fd >= 0) close(win->fd);
-    free(win);
+    for (at = &idist__windows; *at != window; at = &(*at)->next) continue;
+    *at = window->next;
+    if (window->fd >= 0) idist__os_memory_unmap(window->map, window->map_nbytes);
+    idist__os_close(&window->fd);
+    free(window);
 }
 
-static idist__window *idist__window_list(idist__window *win) {
+static idist__window *idist__window_list(idist__window *window) {
     pthread_mutex_lock(&idist__windows_lock);
-    win->next = idist__windows;
-    idist__windows = win;
+    window->next = idist__windows;
+    idist__windows = window;
     pthread_mutex_unlock(&idist__windows_lock);
-    return win;
+    return window;
 }
 
-// Maps the whole file; the window owns fd from here on, also when this fails (NULL).
+// Maps a whole file, in which our part begins at `at`. The window owns fd from here on, even on
+// failure (NULL).
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes, size_t at,
                                                        size_t nbytes) {
-    idist__window *win = (idist__window *)calloc(1, sizeof *win);
-    void *map = MAP_FAILED;
+    idist__window *window = (idist__window *)calloc(1, sizeof *window);
+    void *map = window ? idist__os_memory_map(fd, map_nbytes) : NULL;
 
-    if (win)
-        map = mmap(NULL, map_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-
-    if (map == MAP_FAILED) {
-        free(win);
-        close(fd);
+    if (!map) {
+        free(window);
+        idist__os_close(&fd);
         return NULL;
     }
 
-    madvise(map, map_nbytes, MADV_DONTDUMP);
-    win->fd = fd;
-    win->pid = getpid();
-    win->map = (char *)map;
-    win->map_nbytes = map_nbytes;
-    win->at = at;
-    win->nbytes = nbytes;
+    window->fd = fd;
+    window->pid = getpid();
+    window->map = (char *)map;
+    window->map_nbytes = map_nbytes;
+    window->at = at;
+    window->nbytes = nbytes;
 
-    return idist__window_list(win);
+    return idist__window_list(window);
 }
 
-// A window in memory that somebody else has mapped, and unmaps when the window is closed.
+// A window in memory that somebody else has mapped, and unmaps after the window is closed.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
-    idist__window *win = (idist__window *)calloc(1, sizeof *win);
+    idist__window *window = (idist__window *)calloc(1, sizeof *window);
 
-    if (!win) return NULL;
-    win->fd = -1;
-    win->map = memory;
-    win->nbytes = nbytes;
-    return idist__window_list(win);
+    if (!window) return NULL;
+    window->fd = -1;
+    window->map = memory;
+    window->nbytes = nbytes;
+    return idist__window_list(window);
 }
 
-IDIST__UNUSED static void idist__window_close(idist__window *win) {
+IDIST__UNUSED static void idist__window_close(idist__window *window) {
     pthread_mutex_lock(&idist__windows_lock);
-    win->closed = true;
-    if (!win->blocks) idist__window_unmap(win);
+    window->closed = true;
+    if (!window->blocks) idist__window_unmap(window);
     pthread_mutex_unlock(&idist__windows_lock);
 }
 
-// The first gap that is large enough; zeroed pages. NULL: no room, or no memory.
-IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), at = 0;
-    idist__block **link, *b = (idist__block *)malloc(sizeof *b);
+// Zeroed pages. NULL: no gap is large enough, or out of memory.
+IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
+    size_t page = idist__os_memory_page_nbytes(), at = 0;
+    idist__block **link, *block = (idist__block *)malloc(sizeof *block);
 
-    if (!b || nbytes > win->nbytes) {
-        free(b);
+    if (!block || nbytes > window->nbytes) {
+        free(block);
         return NULL;
     }
 
     nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
     pthread_mutex_lock(&idist__windows_lock);
-    for (link = &win->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next)
+    for (link = &window->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next)
         at = (*link)->at + (*link)->nbytes;
 
-    if (win->nbytes - at < nbytes ||
-        (win->fd >= 0 && idist__os_reserve(win->fd, win->at + at, nbytes) != 0)) {
-        free(b);
-        b = NULL;
+    if (window->nbytes - at < nbytes ||
+        (window->fd >= 0 && idist__os_reserve(window->fd, window->at + at, nbytes) != 0)) {
+        free(block);
+        block = NULL;
     } else {
-        b->at = at;
-        b->nbytes = nbytes;
-        b->next = *link;
-        *link = b;
-        if (win->fd < 0) memset(win->map + at, 0, nbytes);
+        block->at = at;
+        block->nbytes = nbytes;
+        block->next = *link;
+        *link = block;
+        if (window->fd < 0) memset(window->map + at, 0, nbytes);
     }
 
     pthread_mutex_unlock(&idist__windows_lock);
 
-    return b ? win->map + win->at + at : NULL;
+    return block ? window->map + window->at + at : NULL;
 }
 
-// Whether p lies in a window; its block, if one begins there, now is free.
+// The window that p lies in, or NULL. Under the lock.
+static idist__window *idist__window_find(const void *p) {
+    idist__window *window;
+
+    for (window = idist__windows; window; window = window->next) {
+        const char *base = window->map + window->at;
+        if ((const char *)p >= base && (const char *)p < base + window->nbytes) break;
+    }
+
+    return window;
+}
+
+// Frees the block that begins at p; nothing, if that was freed before. False: p lies in no window.
 static bool idist__window_free(void *p) {
-    idist__window *win;
-    idist__block **link, *b = NULL;
-    bool ours = false;
+    idist__window *window;
+    idist__block **link, *block = NULL;
 
     pthread_mutex_lock(&idist__windows_lock);
+    window = idist__window_find(p);
 
-    for (win = idist__windows; win && !ours; win = win->next) {
-        char *base = win->map + win->at;
-        ours = (char *)p >= base && (char *)p < base + win->nbytes;
-        if (!ours) continue;
-        for (link = &win->blocks; *link && (char *)p != base + (*link)->at; link = &(*link)->next)
-            continue;
-        if ((b = *link) == NULL) break; // freed already
-        *link = b->next;
-        if (win->fd >= 0 && win->pid == getpid())
-            madvise(p, b->nbytes, 9 /* MADV_REMOVE: the pages go back to the system */);
-        if (win->closed && !win->blocks) idist__window_unmap(win);
-        break;
+    if (window) {
+        char *base = window->map + window->at;
+        for (link = &window->blocks; *link && (char *)p != base + (*link)->at;)
+            link = &(*link)->next;
+        block = *link;
+        if (block) *link = block->next;
+    }
+
+    if (block) {
+        if (window->fd >= 0 && window->pid == getpid()) idist__os_memory_discard(p, block->nbytes);
+        if (window->closed && !window->blocks) idist__window_unmap(window);
     }
 
     pthread_mutex_unlock(&idist__windows_lock);
-    free(b);
+    free(block);
 
-    return ours;
+    return window != NULL;
 }
 
 //------------------------------------------------------------------------------
