@@ -9,12 +9,14 @@ WHAT IT IS
 
 CONTENTS
 
-      [base:err]     status names, and the text of a thread's last failure
+      [base:fail]    status names, and the text of a thread's last failure
       [base:text]    copying and appending text
       [base:mem]     memory through the caller's allocator
       [base:window]  memory that all ranks of the host have mapped, for idist_alloc
       [base:log]     one line at a time, to the caller's logger or to stderr
-      [base:type]    dtypes: sizes, names, conversion of floats of 16 and 8 bits
+      [base:type]    names and sizes of dtypes and ops
+      [base:isa]     the instruction set that loops over elements use
+      [base:float]   floats of 16 and 8 bits
       [base:reduce]  out = lo (op) hi, for all dtypes and ops
       [base:sha]     SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
       [base:hash]    fast hashes for ids
@@ -23,7 +25,7 @@ CONTENTS
 #define IDIST_BASE_H
 
 //------------------------------------------------------------------------------
-// [base:err]  status names, and the text of a thread's last failure
+// [base:fail]  status names, and the text of a thread's last failure
 // uses -
 //------------------------------------------------------------------------------
 
@@ -326,13 +328,15 @@ static bool idist__window_free(void *p) {
 typedef struct idist__log {
     idist_logger logger;
     idist_log_level level;
-    char who[96]; // "rank 3/8 host"
+    char who[96]; // whose lines these are: "rank 3/8 host"
 } idist__log;
 
 static pthread_mutex_t idist__log_lock = PTHREAD_MUTEX_INITIALIZER;
-static const char *idist__log_before =
-    ""; // takes away the progress bar that a line would be glued to; under the lock
+// Printed before the next line, to erase the progress bar that it would be glued to. Under the
+// lock.
+static const char *idist__log_before = "";
 
+// Reads IDIST_LOG. An unknown level is an error, and the level is then the default (warn).
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
@@ -352,6 +356,7 @@ static idist_status idist__log_init(idist__log *log, const idist_logger *logger)
     return idist__fail(IDIST_ERR_ENV, "IDIST_LOG=%s: use error, warn, info or debug", env);
 }
 
+// One line, if the level is at most that of the log.
 IDIST__PRINTF(3, 4)
 static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
     static const char *const names[] = {"", "error", "warning", "info", "debug"};
@@ -378,7 +383,7 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
 }
 
 //------------------------------------------------------------------------------
-// [base:type]  dtypes: sizes, names, floats of 16 and 8 bits
+// [base:type]  names and sizes of dtypes and ops
 // uses -
 //------------------------------------------------------------------------------
 
@@ -405,11 +410,59 @@ const char *idist_op_name(idist_op op) {
     return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
 }
 
-static bool idist__type_is_float(idist_dtype d) { return d >= IDIST_F16; }
+static bool idist__type_is_float(idist_dtype dtype) { return dtype >= IDIST_F16; }
+
 // Floats of 16 and 8 bits, which are reduced as F32.
-static bool idist__type_is_narrow(idist_dtype d) {
-    return idist__type_is_float(d) && d != IDIST_F32 && d != IDIST_F64;
+static bool idist__type_is_narrow(idist_dtype dtype) {
+    return idist__type_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
 }
+
+//------------------------------------------------------------------------------
+// [base:isa]  the instruction set that loops over elements use
+// uses -
+//
+// Every loop over elements exists once per instruction set, here and in [base:reduce]: `base` is
+// what the compiler was asked for, the others run where the processor has them. All give the same
+// bits, so the machines of a world may differ.
+//------------------------------------------------------------------------------
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <cpuid.h>
+#define IDIST__X86 1
+#define IDIST__ISA_avx2 __attribute__((target("avx2,f16c")))
+#define IDIST__ISA_avx512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#endif
+#define IDIST__ISA_base
+
+typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
+
+static idist__isa idist__type_isa; // set once, before main, by idist__reduce_start
+
+// The best instruction set of this processor that its operating system lets us use.
+static idist__isa idist__type_best_isa(void) {
+#ifdef IDIST__X86
+    unsigned a, b, c, d;
+
+    __builtin_cpu_init();
+    // Through cpuid, because not all compilers know the name f16c.
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
+        return IDIST__BASE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return IDIST__AVX2;
+    return IDIST__AVX512;
+#else
+    return IDIST__BASE;
+#endif
+}
+
+//------------------------------------------------------------------------------
+// [base:float]  floats of 16 and 8 bits
+// uses type isa
+//
+// All conversions are computed without branches, which would keep the loops that use them from
+// being vectorized: zero and subnormals are computed as well, and selected by a mask.
+//------------------------------------------------------------------------------
 
 IDIST__INLINE float idist__bits_to_float(uint32_t u) {
     float f;
@@ -423,11 +476,9 @@ IDIST__INLINE uint32_t idist__float_to_bits(float f) {
     return u;
 }
 
-// Floats of e bits of exponent and m of fraction as IEEE has them; `special` is the first code that
-// is no finite number: an infinity, or where there is none a NaN. Branches would keep the loops
-// that do this from being vectorized: zero and subnormals are computed as well, and taken by a
-// mask.
-IDIST__INLINE float idist__small_to_float(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
+// From a float with e bits of exponent and m of fraction, in the manner of IEEE 754. `special` is
+// the first code that is not a finite number: infinity, or NaN in formats that have no infinity.
+IDIST__INLINE float idist__float_from_small(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
     uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
              bias = 128 - (1u << (e - 1)); // of the exponents
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
@@ -438,9 +489,9 @@ IDIST__INLINE float idist__small_to_float(uint32_t x, uint32_t e, uint32_t m, ui
     return idist__bits_to_float(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
 }
 
-// Round to nearest, ties to even; what is larger becomes the code `most`, a NaN becomes `nan`. A
-// float that is added to one whose last bit is worth the smallest subnormal is rounded to a
-// multiple of that.
+// To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
+// `most`, a NaN becomes `nan`. Subnormals: adding a float whose last bit is worth the smallest
+// subnormal rounds to a multiple of that.
 IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, uint32_t most,
                                              uint32_t nan) {
     uint32_t u = idist__float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
@@ -456,10 +507,10 @@ IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, ui
     return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
 }
 
-// Both as the hardware does (F16C, Arm): overflow gives infinity, a NaN becomes a quiet one and
-// keeps its payload.
+// F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
+// its payload.
 IDIST__INLINE float idist__half_to_float(uint16_t h) {
-    return idist__small_to_float(h, 5, 10, 0x7c00);
+    return idist__float_from_small(h, 5, 10, 0x7c00);
 }
 IDIST__INLINE uint16_t idist__float_to_half(float f) {
     uint32_t u = idist__float_to_bits(f),
@@ -467,12 +518,12 @@ IDIST__INLINE uint16_t idist__float_to_half(float f) {
     return (uint16_t)idist__float_to_small(f, 5, 10, 0x7c00, nan);
 }
 
-// As CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity, too, gives the largest finite number.
+// F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
 IDIST__INLINE float idist__f8e4m3_to_float(uint8_t h) {
-    return idist__small_to_float(h, 4, 3, 0x7f);
+    return idist__float_from_small(h, 4, 3, 0x7f);
 }
 IDIST__INLINE float idist__f8e5m2_to_float(uint8_t h) {
-    return idist__small_to_float(h, 5, 2, 0x7c);
+    return idist__float_from_small(h, 5, 2, 0x7c);
 }
 IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) {
     return (uint8_t)idist__float_to_small(f, 4, 3, 0x7e, 0x7f);
@@ -503,77 +554,45 @@ typedef int64_t IDIST__UNALIGNED idist__any_i64;
 typedef float IDIST__UNALIGNED idist__any_f32;
 typedef double IDIST__UNALIGNED idist__any_f64;
 
-// Every loop over elements exists once per instruction set, here and in [impl:reduce]: base is what
-// the compiler was asked for, the others run where the processor has them. All give the same bits,
-// so a world's machines may differ.
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#include <cpuid.h>
-#define IDIST__X86 1
-#define IDIST__ISA_avx2 __attribute__((target("avx2,f16c")))
-#define IDIST__ISA_avx512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
-#endif
-#define IDIST__ISA_base
-
-typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
-
-static idist__isa idist__type_isa; // set once, before main, by idist__reduce_start
-
-// The best instruction set of this processor that its operating system lets us use.
-static idist__isa idist__type_best_isa(void) {
-#ifdef IDIST__X86
-    unsigned a, b, c, d;
-    __builtin_cpu_init();
-    // Not all compilers know the name f16c.
-    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
-        return IDIST__BASE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
-        return IDIST__AVX2;
-    return IDIST__AVX512;
-#else
-    return IDIST__BASE;
-#endif
-}
-
-#ifdef __clang__ // says so where it does not vectorize, as at -O0; until the end of the kernels
+// clang warns of loops that it does not vectorize, as at -O0. Until the end of the kernels.
+#ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-#define IDIST__CONVERTERS(name, type, isa)                                                       \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##name##_##isa(float *dst,        \
-                                                                              const void *src,   \
-                                                                              size_t count) {    \
-        const idist__any_##type *s = (const idist__any_##type *)src;                             \
-        size_t i;                                                                                \
-        IDIST__NO_ALIAS                                                                          \
-        for (i = 0; i < count; i++) dst[i] = idist__##name##_to_float(s[i]);                     \
-    }                                                                                            \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##name##_##isa(void *dst,        \
-                                                                               const float *src, \
-                                                                               size_t count) {   \
-        idist__any_##type *d = (idist__any_##type *)dst;                                         \
-        size_t i;                                                                                \
-        IDIST__NO_ALIAS                                                                          \
-        for (i = 0; i < count; i++) d[i] = idist__float_to_##name(src[i]);                       \
+#define IDIST__CONVERTERS(name, type, from, to, isa)                                  \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__float_widen_##name##_##isa(  \
+        float *dst, const void *src, size_t count) {                                  \
+        const idist__any_##type *s = (const idist__any_##type *)src;                  \
+        size_t i;                                                                     \
+        IDIST__NO_ALIAS                                                               \
+        for (i = 0; i < count; i++) dst[i] = from(s[i]);                              \
+    }                                                                                 \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__float_narrow_##name##_##isa( \
+        void *dst, const float *src, size_t count) {                                  \
+        idist__any_##type *d = (idist__any_##type *)dst;                              \
+        size_t i;                                                                     \
+        IDIST__NO_ALIAS                                                               \
+        for (i = 0; i < count; i++) d[i] = to(src[i]);                                \
     }
 
-IDIST__CONVERTERS(half, u16, base)
-IDIST__CONVERTERS(bf16, u16, base)
-IDIST__CONVERTERS(f8e4m3, u8, base)
-IDIST__CONVERTERS(f8e5m2, u8, base)
+IDIST__CONVERTERS(half, u16, idist__half_to_float, idist__float_to_half, base)
+IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, base)
+IDIST__CONVERTERS(f8e4m3, u8, idist__f8e4m3_to_float, idist__float_to_f8e4m3, base)
+IDIST__CONVERTERS(f8e5m2, u8, idist__f8e5m2_to_float, idist__float_to_f8e5m2, base)
 
 #ifdef IDIST__X86
-IDIST__CONVERTERS(bf16, u16, avx2)
-IDIST__CONVERTERS(bf16, u16, avx512)
-IDIST__CONVERTERS(f8e4m3, u8, avx2)
-IDIST__CONVERTERS(f8e5m2, u8, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, avx512)
+IDIST__CONVERTERS(f8e4m3, u8, idist__f8e4m3_to_float, idist__float_to_f8e4m3, avx2)
+IDIST__CONVERTERS(f8e5m2, u8, idist__f8e5m2_to_float, idist__float_to_f8e5m2, avx2)
 
 // In assembly because reading <immintrin.h> would cost every program a quarter of a second.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
 
-IDIST__ISA_avx2 static void idist__widen_half_avx2(float *dst, const void *src, size_t count) {
+IDIST__ISA_avx2 static void idist__float_widen_half_avx2(float *dst, const void *src,
+                                                         size_t count) {
     const idist__any_u16 *s = (const idist__any_u16 *)src;
     size_t i;
 
@@ -586,7 +605,8 @@ IDIST__ISA_avx2 static void idist__widen_half_avx2(float *dst, const void *src, 
     for (; i < count; i++) dst[i] = idist__half_to_float(s[i]);
 }
 
-IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src, size_t count) {
+IDIST__ISA_avx2 static void idist__float_narrow_half_avx2(void *dst, const float *src,
+                                                          size_t count) {
     idist__any_u16 *d = (idist__any_u16 *)dst;
     size_t i;
 
@@ -599,9 +619,9 @@ IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src,
 }
 #endif
 
-// Of an instruction set, from F16 on.
+// The converters of an instruction set, by dtype from F16 on.
 #define IDIST__CONVERTER(name, isa) \
-    { idist__widen_##name##_##isa, idist__narrow_##name##_##isa }
+    { idist__float_widen_##name##_##isa, idist__float_narrow_##name##_##isa }
 #define IDIST__CONVERTER_ROW(isa, wide)                                            \
     {                                                                              \
         IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, \
@@ -632,9 +652,9 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 //------------------------------------------------------------------------------
 
 // `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
-// processor, whichever instance of a kernel it runs and wherever an element lies in its buffer. out
-// may be lo or hi: element i is read before it is written, and no other element depends on it,
-// which is what IDIST__NO_ALIAS promises.
+// processor, whatever the instruction set and wherever an element lies in its buffer. out may be lo
+// or hi: element i is read before it is written and no other element depends on it, which is what
+// IDIST__NO_ALIAS promises.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
@@ -653,8 +673,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
         }                                                                                          \
     }
 
-// Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a
-// signed one.
+// Sums and products wrap modulo 2^bits: they are computed unsigned, in a type that C does not
+// promote to a signed one.
 #define IDIST__KERNELS_INT(i, u, wide, isa)                       \
     IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
     IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
@@ -667,8 +687,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(bxor_##u, isa, u, wide, x ^ y)                  \
     IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
     IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)
-// Of two NaNs a processor returns one, and a compiler may swap the operands: here x wins. x < y is
-// false when either is NaN, so MIN and MAX let a NaN of either side through.
+// Of two NaNs x wins here, because a processor returns one of them and a compiler may swap the
+// operands. x < y is false when either is NaN, so MIN and MAX return the NaN of either side.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
@@ -688,9 +708,9 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
             idist__max_##f##_##isa, idist__sum_##f##_##isa, 0, 0, 0, 0, 0        \
     }
 
-// Above the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
-// MIN and MAX of 64 bits. It has the floats too, for sums that never leave that cache; more
-// instances would only make this header slower to compile.
+// Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
+// MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
+// would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
     IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
@@ -712,7 +732,8 @@ IDIST__KERNELS_WIDE(avx512)
 #pragma clang diagnostic pop
 #endif
 
-// [isa][dtype][op]; AVG adds, the division comes at the end. Narrow floats are reduced as F32.
+// By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
+// reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
     {                                                                                              \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
@@ -730,15 +751,15 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-static const idist__reduce_row *idist__reduce_table =
-    idist__reduce_tables[IDIST__BASE]; // [dtype][op] for this processor
+// By dtype and op, for this processor.
+static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
 
 static void idist__reduce_use(idist__isa isa) {
     idist__type_isa = isa;
     idist__reduce_table = idist__reduce_tables[isa];
 }
 
-// Before main, so that no thread can see it happen and no call has to look.
+// Runs before main, so that no thread sees the table change and no call has to check.
 __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__type_best_isa());
 }
@@ -746,16 +767,15 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
 // buf[i] = buf[i] / n: the end of AVG.
 IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
                                                   int n) {
-    bool power =
-        (n & (n - 1)) == 0; // then 1 / n is exact, and a product has the bits of the quotient
+    bool is_power_of_2 = (n & (n - 1)) == 0; // then a product with 1 / n equals the quotient
     size_t i;
 
-    if (dtype == IDIST_F32 && power) {
+    if (dtype == IDIST_F32 && is_power_of_2) {
         for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] *= 1 / (float)n;
         return;
     }
 
-    if (dtype == IDIST_F64 && power) {
+    if (dtype == IDIST_F64 && is_power_of_2) {
         for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= 1 / (double)n;
         return;
     }
@@ -782,22 +802,22 @@ IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist
     }
 }
 
-// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical
-// ops, also when one rank alone contributed.
+// The last step of a reduction: the division of AVG, and 0 or 1 as the result of logical ops, even
+// when only one rank contributes.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if ((op == IDIST_LAND || op == IDIST_LOR) && dtype < IDIST_F16)
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
-// Pieces of 4 KiB: what is between two operands stays in the first-level cache, memory sees each
-// input once and out once. out is written by the last operand only, since it may be one of those
-// not read yet.
+// In pieces of 4 KiB, so that intermediate results stay in the first-level cache, and memory sees
+// each input once and out once. Only the last operand's step writes to out, which may be an input
+// that is still to be read.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
     enum { PIECE = 4096 };
-    // For any dtype. Vectors that straddle cache lines would cost a third of the speed.
+    // For any dtype. Aligned, because vectors that straddle cache lines cost a third of the speed.
     float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
         wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
     bool narrow = idist__type_is_narrow(dtype);
@@ -836,15 +856,14 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     }
 }
 
-// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless
-// that is 0. n >= 1. out may be any one of in[]; otherwise they do not overlap. Narrow floats are
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, divided by `divide_by` unless that
+// is 0. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow floats are
 // rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__type_is_narrow(dtype);
 
-    if (n == 1 &&
-        (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // makes it 0 or 1
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
@@ -856,7 +875,7 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
     }
 }
 
-// buf[i] = buf[i] * factor, of any floating dtype: the beginning of a premultiplied sum.
+// buf[i] = buf[i] * factor, of any floating dtype: the first step of a premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
     float wide[256];
     size_t at, i, k;
@@ -881,7 +900,7 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
     const void *operands[2];
 
     if (!idist_dtype_size(dtype))
-        return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: invalid dtype %d", (int)dtype);
     if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
                            idist_op_name(op), (int)op);
@@ -898,7 +917,7 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
 }
 
 //------------------------------------------------------------------------------
-// [base:hash]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+// [base:sha]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
 // uses -
 //------------------------------------------------------------------------------
 
@@ -981,7 +1000,7 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-// out = HMAC-SHA256(key, label | a | b). Keys are 32 bytes here, so they are never hashed first.
+// out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
 static void idist__hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
                         const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
@@ -1002,7 +1021,14 @@ static void idist__hmac(const uint8_t key[32], const char *label, const void *a,
     idist__sha_end(&s, out);
 }
 
-// A well-mixed 64-bit number from two: splitmix64's finaliser. For ids, not for secrets.
+//------------------------------------------------------------------------------
+// [base:hash]  fast hashes for ids
+// uses -
+//
+// Not for secrets.
+//------------------------------------------------------------------------------
+
+// A well-mixed 64-bit number from two: splitmix64's finaliser.
 static uint64_t idist__mix(uint64_t a, uint64_t b) {
     uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -1010,10 +1036,12 @@ static uint64_t idist__mix(uint64_t a, uint64_t b) {
     return x ^ (x >> 31);
 }
 
+// FNV-1a, mixed.
 static uint64_t idist__hash(const void *data, size_t nbytes) {
     const uint8_t *p = (const uint8_t *)data;
-    uint64_t h = 0xcbf29ce484222325u; // FNV-1a
+    uint64_t h = 0xcbf29ce484222325u;
     size_t i;
+
     for (i = 0; i < nbytes; i++) h = (h ^ p[i]) * 0x100000001b3u;
     return idist__mix(h, nbytes);
 }
