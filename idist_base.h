@@ -123,7 +123,7 @@ static void idist__copy_text(char *to, size_t capacity, const char *from) {
 
 //------------------------------------------------------------------------------
 // [base:mem]  memory through the caller's allocator
-// uses os err
+// uses fail
 //------------------------------------------------------------------------------
 
 // Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
@@ -162,7 +162,7 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
 
 //------------------------------------------------------------------------------
 // [base:window]  memory that all ranks of the host have mapped, for idist_alloc
-// uses os
+// uses descriptor os:memory
 //
 // A window is this rank's part of a file that all ranks of the host have mapped; what lies in it
 // can be read by the others without a copy. idist_alloc takes pages from it, the first gap that is
@@ -322,7 +322,7 @@ static bool idist__window_free(void *p) {
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses os err
+// uses env fail
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {
@@ -458,7 +458,7 @@ static idist__isa idist__type_best_isa(void) {
 
 //------------------------------------------------------------------------------
 // [base:float]  floats of 16 and 8 bits
-// uses type isa
+// uses isa
 //
 // All conversions are computed without branches, which would keep the loops that use them from
 // being vectorized: zero and subnormals are computed as well, and selected by a mask.
@@ -648,7 +648,7 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 
 //------------------------------------------------------------------------------
 // [base:reduce]  out = lo (op) hi, for all dtypes and ops
-// uses err type
+// uses fail type isa float
 //------------------------------------------------------------------------------
 
 // `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every

@@ -51,7 +51,7 @@ macros that let an algorithm wait [msg:index]      finding transfers and message
 
 //------------------------------------------------------------------------------
 // [msg:types]  frames, transfers, messages, links, and the backend's parts of world and group
-// uses os world shm:transport
+// uses clock world shm:transport
 //------------------------------------------------------------------------------
 
 // A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
@@ -269,7 +269,7 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets
-// uses os sock shm:transport
+// uses descriptor sock shm:transport
 //------------------------------------------------------------------------------
 
 static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
@@ -311,7 +311,7 @@ static const idist__transport idist__transport_unix = {"unix",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses err mem reduce world types
+// uses fail mem reduce world types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
 // It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
@@ -621,7 +621,7 @@ static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
 
 //------------------------------------------------------------------------------
 // [msg:failure]  failures that are noticed in the middle of something
-// uses err world types
+// uses text world types
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while one of
 // them is in use further up the stack, so the failure is only recorded where it is noticed. The
@@ -1161,7 +1161,7 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
 
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
-// uses os base:type world self types op transfer failure link message history
+// uses cpu base:type world self types op transfer failure link message history
 // uses match
 //------------------------------------------------------------------------------
 

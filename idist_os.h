@@ -71,12 +71,9 @@ CONTENTS
 #include <sys/un.h>
 #include <sys/wait.h>
 
-// clang-format off
 #if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
-#error \
-    "where IDIST_IMPLEMENTATION is defined, include idist.h before every system header (or use -D_DEFAULT_SOURCE)"
+#error "IDIST_IMPLEMENTATION: include idist.h before system headers, or use -D_DEFAULT_SOURCE"
 #endif
-// clang-format on
 
 //------------------------------------------------------------------------------
 // [os:clock]  monotonic time, deadlines, pauses

@@ -55,7 +55,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [share:region]  the memory that a rank shows the others
-// uses os world segment doorbell msg:types
+// uses cpu thread os:memory world segment doorbell msg:types
 //
 //   region   slot 0 | slot 1 | ... | slot 7 | progress | buffer 0 | buffer 1 | buffer 2
 //
@@ -304,7 +304,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses os mem reduce world segment msg:types op failure history region flow
+// uses cpu thread mem reduce world segment msg:types op failure history region
+// uses flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
@@ -686,7 +687,7 @@ static void idist__slot_leave(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:fetch]  reading contributions and reducing them
-// uses err reduce world self segment msg:types op failure region flow slot
+// uses fail reduce world self segment msg:types op failure region flow slot
 //------------------------------------------------------------------------------
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
@@ -920,7 +921,7 @@ static void idist__flat_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:chunk]  collectives of large contributions, one chunk at a time
-// uses os world segment op region flow slot fetch
+// uses thread world segment op region flow slot fetch
 //
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
@@ -1266,8 +1267,8 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses os base:type world segment pipe msg:types op history send region flow
-// uses slot fetch flat chunk split
+// uses clock cpu base:type world segment pipe msg:types op history send region
+// uses flow slot fetch flat chunk split
 //------------------------------------------------------------------------------
 
 #define IDIST__WRITERS_MS 100

@@ -77,7 +77,7 @@ typedef struct idist__transport {
 
 //------------------------------------------------------------------------------
 // [shm:segment]  layout of the shared file, and reading the memory of other processes
-// uses os mem
+// uses cpu os:memory window
 //
 // One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
 // the order of their world ranks.
@@ -182,7 +182,7 @@ static int idist__shm_pull(const idist__shm *m, int rank, uint64_t address, void
 
 //------------------------------------------------------------------------------
 // [shm:doorbell]  sleeping until another rank writes something
-// uses os segment
+// uses cpu wake segment
 //
 // A rank that writes something that another one may wait for looks afterwards whether that one
 // sleeps, and wakes it. A rank that is about to sleep says so in its doorbell, and then looks once
@@ -243,7 +243,7 @@ static void idist__shm_awake(const idist__shm *m) {
 
 //------------------------------------------------------------------------------
 // [shm:pipe]  a transport through shared memory
-// uses os sock transport segment doorbell
+// uses descriptor cpu thread os:memory sock transport segment doorbell
 //
 // Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
 // carries the bytes that end a sleep in poll, and its end tells the end of the peer.
