@@ -72,7 +72,7 @@ CONTENTS
 #include <sys/wait.h>
 
 #if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
-#error "IDIST_IMPLEMENTATION: include idist.h before system headers, or use -D_DEFAULT_SOURCE"
+#error "include idist.h before every system header (IDIST_IMPLEMENTATION), or -D_DEFAULT_SOURCE"
 #endif
 
 //------------------------------------------------------------------------------
