@@ -2,39 +2,48 @@
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
+WHAT IT IS
+
+    What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
+    and log lines through the caller's functions, the dtypes, the kernels that reduce them, hashes.
+
 CONTENTS
 
-      [base:err]     status names, and the text of a thread's last failure
+      [base:fail]    status names, and the text of a thread's last failure
+      [base:text]    copying and appending text
       [base:mem]     memory through the caller's allocator
+      [base:window]  memory that all ranks of the host have mapped, for idist_alloc
       [base:log]     one line at a time, to the caller's logger or to stderr
-      [base:type]    dtypes: sizes, names, floats of 16 and 8 bits
+      [base:type]    names and sizes of dtypes and ops
+      [base:isa]     the instruction set that loops over elements use
+      [base:float]   floats of 16 and 8 bits
       [base:reduce]  out = lo (op) hi, for all dtypes and ops
-      [base:hash]    SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+      [base:sha]     SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+      [base:hash]    fast hashes for ids
 */
 #ifndef IDIST_BASE_H
 #define IDIST_BASE_H
 
 //------------------------------------------------------------------------------
-// [base:err]  status names, and the text of a thread's last failure
+// [base:fail]  status names, and the text of a thread's last failure
 // uses -
 //------------------------------------------------------------------------------
 
 typedef struct idist__task idist__task;
 typedef struct idist__world idist__world;
 
-// All that a thread has of its own.
-typedef struct idist__thread {
-    char text[1024];           // idist_last_error
-    char config[2048];         // idist_show_config
-    char names[128];           // idist_available_backends
-    char hostname[64];         // idist_hostname before there is a world
+typedef struct idist__thread { // thread-local state
+    char text[1024];           // of idist_last_error
+    char config[2048];         // of idist_show_config
+    char names[128];           // of idist_available_backends
+    char hostname[64];         // of idist_hostname before there is a world
     char group_text[1024];     // of the first failure inside idist_group_begin
-    int callbacks;             // we are inside a function of the caller's: it must not call us
+    int callbacks;             // > 0: inside a function of the caller's, which must not call us
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
-    idist__task *group_tasks;  // what they started
-    idist__task *group_last;   // and the last of it, if there is any
-    idist__world *held_world;  // whose device backend holds some of it back until the end
+    idist__task *group_tasks;  // what they have started
+    idist__task *group_last;   // the last one of these
+    idist__world *held_world;  // its device backend holds some of them back until the end
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -63,8 +72,9 @@ const char *idist_status_string(idist_status status) {
 
 const char *idist_last_error(void) { return idist__me.text; }
 
-// Every failure passes through here at the place where it is noticed. The text says what, to whom,
-// and what to do. The text may contain the previous one (a caller adds what it was doing).
+// Every failure passes through here at the place where it is noticed. The text says what happened,
+// to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
+// it was doing.
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
     va_list args;
@@ -76,7 +86,7 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     return status;
 }
 
-// The same for a failed system call; keeps errno's own words.
+// The same for a failed system call, with the system's words for errno.
 static idist_status idist__fail_errno(const char *what, int err) {
     idist_status status = IDIST_ERR_SYSTEM;
 
@@ -87,43 +97,51 @@ static idist_status idist__fail_errno(const char *what, int err) {
     return idist__fail(status, "%s: %s", what, strerror(err));
 }
 
-// Appends to a text in a buffer of `cap` bytes; cuts it off at the end.
-IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t cap, const char *fmt, ...) {
+//------------------------------------------------------------------------------
+// [base:text]  copying and appending text
+// uses -
+//------------------------------------------------------------------------------
+
+// Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
+IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t capacity, const char *fmt, ...) {
     size_t used = strlen(buf);
     va_list args;
+
     va_start(args, fmt);
-    vsnprintf(buf + used, cap - used, fmt, args);
+    vsnprintf(buf + used, capacity - used, fmt, args);
     va_end(args);
 }
 
-static void idist__copy_text(char *dst, size_t cap, const char *src) {
-    size_t n = strlen(src);
-    if (n >= cap) n = cap - 1;
-    memcpy(dst, src, n);
-    dst[n] = 0;
+// Copies a string to a buffer of `capacity` bytes. What does not fit is cut off.
+static void idist__copy_text(char *to, size_t capacity, const char *from) {
+    size_t nbytes = strlen(from);
+
+    if (nbytes >= capacity) nbytes = capacity - 1;
+    memcpy(to, from, nbytes);
+    to[nbytes] = 0;
 }
 
 //------------------------------------------------------------------------------
 // [base:mem]  memory through the caller's allocator
-// uses os:memory err
+// uses fail
 //------------------------------------------------------------------------------
 
-static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
+// Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
+// idist_last_error says so.
+static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
     if (!nbytes) nbytes = 1;
     p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
-    if (p) memset(p, 0, nbytes);
-    else idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: %zu bytes were asked for", nbytes);
+    if (!p) idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: cannot allocate %zu bytes", nbytes);
     return p;
 }
 
-// As alloc, but not zeroed: for large buffers that are written before they are read.
-static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
-    void *p;
-    if (!nbytes) nbytes = 1;
-    p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
-    if (!p) idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: %zu bytes were asked for", nbytes);
+// The same, zeroed.
+static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
+    void *p = idist__mem_raw(a, nbytes);
+
+    if (p) memset(p, 0, nbytes ? nbytes : 1);
     return p;
 }
 
@@ -133,7 +151,7 @@ static void idist__mem_free(const idist_allocator *a, void *p) {
     else free(p);
 }
 
-// All of a list whose entries begin with the pointer to the next one.
+// Frees a list whose entries begin with the pointer to the next one.
 IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void *first) {
     while (first) {
         void *next = *(void **)first;
@@ -142,9 +160,16 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
     }
 }
 
-// A window is our part of a file that all ranks of the host have mapped; idist_alloc takes pages
-// from it. Blocks may outlive the world, and the mapping goes with the last of them. idist_free
-// finds the window by the address, hence the list of all.
+//------------------------------------------------------------------------------
+// [base:window]  memory that all ranks of the host have mapped, for idist_alloc
+// uses descriptor os:memory
+//
+// A window is this rank's part of a file that all ranks of the host have mapped; what lies in it
+// can be read by the others without a copy. idist_alloc takes pages from it, the first gap that is
+// large enough. Blocks may outlive the world, and the mapping goes with the last of them.
+// idist_free finds the window by the address, hence the list of all windows.
+//------------------------------------------------------------------------------
+
 typedef struct idist__block {
     struct idist__block *next; // by address
     size_t at, nbytes;         // within the window
@@ -152,155 +177,166 @@ typedef struct idist__block {
 
 typedef struct idist__window {
     struct idist__window *next;
-    int fd;    // the file
-    pid_t pid; // a child made by fork must not give pages back that its parent uses
-    char *map; // all of it
+    int fd;    // the file; -1: the memory is somebody else's
+    pid_t pid; // a child made by fork must not discard pages that its parent uses
+    char *map; // the whole file
     size_t map_nbytes;
     size_t at, nbytes; // our part
     idist__block *blocks;
-    bool closed;
+    bool closed; // the world is gone; unmapped with the last block
 } idist__window;
 
 static pthread_mutex_t idist__windows_lock = PTHREAD_MUTEX_INITIALIZER;
 static idist__window *idist__windows;
 
-static void idist__window_unmap(idist__window *win) {
+// Under the lock.
+static void idist__window_unmap(idist__window *window) {
     idist__window **at;
 
-    for (at = &idist__windows; *at != win; at = &(*at)->next) continue;
-    *at = win->next;
-    if (win->fd >= 0) munmap(win->map, win->map_nbytes);
-    if (win->fd >= 0) close(win->fd);
-    free(win);
+    for (at = &idist__windows; *at != window; at = &(*at)->next) continue;
+    *at = window->next;
+    if (window->fd >= 0) idist__os_memory_unmap(window->map, window->map_nbytes);
+    idist__os_close(&window->fd);
+    free(window);
 }
 
-static idist__window *idist__window_list(idist__window *win) {
+static idist__window *idist__window_list(idist__window *window) {
     pthread_mutex_lock(&idist__windows_lock);
-    win->next = idist__windows;
-    idist__windows = win;
+    window->next = idist__windows;
+    idist__windows = window;
     pthread_mutex_unlock(&idist__windows_lock);
-    return win;
+    return window;
 }
 
-// Maps the whole file; the window owns fd from here on, also when this fails (NULL).
+// Maps a whole file, in which our part begins at `at`. The window owns fd from here on, even on
+// failure (NULL).
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes, size_t at,
                                                        size_t nbytes) {
-    idist__window *win = (idist__window *)calloc(1, sizeof *win);
-    void *map = MAP_FAILED;
+    idist__window *window = (idist__window *)calloc(1, sizeof *window);
+    void *map = window ? idist__os_memory_map(fd, map_nbytes) : NULL;
 
-    if (win)
-        map = mmap(NULL, map_nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-
-    if (map == MAP_FAILED) {
-        free(win);
-        close(fd);
+    if (!map) {
+        free(window);
+        idist__os_close(&fd);
         return NULL;
     }
 
-    madvise(map, map_nbytes, MADV_DONTDUMP);
-    win->fd = fd;
-    win->pid = getpid();
-    win->map = (char *)map;
-    win->map_nbytes = map_nbytes;
-    win->at = at;
-    win->nbytes = nbytes;
+    window->fd = fd;
+    window->pid = getpid();
+    window->map = (char *)map;
+    window->map_nbytes = map_nbytes;
+    window->at = at;
+    window->nbytes = nbytes;
 
-    return idist__window_list(win);
+    return idist__window_list(window);
 }
 
-// A window in memory that somebody else has mapped, and unmaps when the window is closed.
+// A window in memory that somebody else has mapped, and unmaps after the window is closed.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
-    idist__window *win = (idist__window *)calloc(1, sizeof *win);
+    idist__window *window = (idist__window *)calloc(1, sizeof *window);
 
-    if (!win) return NULL;
-    win->fd = -1;
-    win->map = memory;
-    win->nbytes = nbytes;
-    return idist__window_list(win);
+    if (!window) return NULL;
+    window->fd = -1;
+    window->map = memory;
+    window->nbytes = nbytes;
+    return idist__window_list(window);
 }
 
-IDIST__UNUSED static void idist__window_close(idist__window *win) {
+IDIST__UNUSED static void idist__window_close(idist__window *window) {
     pthread_mutex_lock(&idist__windows_lock);
-    win->closed = true;
-    if (!win->blocks) idist__window_unmap(win);
+    window->closed = true;
+    if (!window->blocks) idist__window_unmap(window);
     pthread_mutex_unlock(&idist__windows_lock);
 }
 
-// The first gap that is large enough; zeroed pages. NULL: no room, or no memory.
-IDIST__UNUSED static void *idist__window_alloc(idist__window *win, size_t nbytes) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), at = 0;
-    idist__block **link, *b = (idist__block *)malloc(sizeof *b);
+// Zeroed pages. NULL: no gap is large enough, or out of memory.
+IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
+    size_t page = idist__os_memory_page_nbytes(), at = 0;
+    idist__block **link, *block = (idist__block *)malloc(sizeof *block);
 
-    if (!b || nbytes > win->nbytes) {
-        free(b);
+    if (!block || nbytes > window->nbytes) {
+        free(block);
         return NULL;
     }
 
     nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
     pthread_mutex_lock(&idist__windows_lock);
-    for (link = &win->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next)
+    for (link = &window->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next)
         at = (*link)->at + (*link)->nbytes;
 
-    if (win->nbytes - at < nbytes ||
-        (win->fd >= 0 && idist__os_reserve(win->fd, win->at + at, nbytes) != 0)) {
-        free(b);
-        b = NULL;
+    if (window->nbytes - at < nbytes ||
+        (window->fd >= 0 && idist__os_reserve(window->fd, window->at + at, nbytes) != 0)) {
+        free(block);
+        block = NULL;
     } else {
-        b->at = at;
-        b->nbytes = nbytes;
-        b->next = *link;
-        *link = b;
-        if (win->fd < 0) memset(win->map + at, 0, nbytes);
+        block->at = at;
+        block->nbytes = nbytes;
+        block->next = *link;
+        *link = block;
+        if (window->fd < 0) memset(window->map + at, 0, nbytes);
     }
 
     pthread_mutex_unlock(&idist__windows_lock);
 
-    return b ? win->map + win->at + at : NULL;
+    return block ? window->map + window->at + at : NULL;
 }
 
-// Whether p lies in a window; its block, if one begins there, now is free.
+// The window that p lies in, or NULL. Under the lock.
+static idist__window *idist__window_find(const void *p) {
+    idist__window *window;
+
+    for (window = idist__windows; window; window = window->next) {
+        const char *base = window->map + window->at;
+        if ((const char *)p >= base && (const char *)p < base + window->nbytes) break;
+    }
+
+    return window;
+}
+
+// Frees the block that begins at p; nothing, if that was freed before. False: p lies in no window.
 static bool idist__window_free(void *p) {
-    idist__window *win;
-    idist__block **link, *b = NULL;
-    bool ours = false;
+    idist__window *window;
+    idist__block **link, *block = NULL;
 
     pthread_mutex_lock(&idist__windows_lock);
+    window = idist__window_find(p);
 
-    for (win = idist__windows; win && !ours; win = win->next) {
-        char *base = win->map + win->at;
-        ours = (char *)p >= base && (char *)p < base + win->nbytes;
-        if (!ours) continue;
-        for (link = &win->blocks; *link && (char *)p != base + (*link)->at; link = &(*link)->next)
-            continue;
-        if ((b = *link) == NULL) break; // freed already
-        *link = b->next;
-        if (win->fd >= 0 && win->pid == getpid())
-            madvise(p, b->nbytes, 9 /* MADV_REMOVE: the pages go back to the system */);
-        if (win->closed && !win->blocks) idist__window_unmap(win);
-        break;
+    if (window) {
+        char *base = window->map + window->at;
+        for (link = &window->blocks; *link && (char *)p != base + (*link)->at;)
+            link = &(*link)->next;
+        block = *link;
+        if (block) *link = block->next;
+    }
+
+    if (block) {
+        if (window->fd >= 0 && window->pid == getpid()) idist__os_memory_discard(p, block->nbytes);
+        if (window->closed && !window->blocks) idist__window_unmap(window);
     }
 
     pthread_mutex_unlock(&idist__windows_lock);
-    free(b);
+    free(block);
 
-    return ours;
+    return window != NULL;
 }
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses os:env err
+// uses env fail
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {
     idist_logger logger;
     idist_log_level level;
-    char who[96]; // "rank 3/8 host"
+    char who[96]; // whose lines these are: "rank 3/8 host"
 } idist__log;
 
 static pthread_mutex_t idist__log_lock = PTHREAD_MUTEX_INITIALIZER;
-static const char *idist__log_before =
-    ""; // takes away the progress bar that a line would be glued to; under the lock
+// Printed before the next line, to erase the progress bar that it would be glued to. Under the
+// lock.
+static const char *idist__log_before = "";
 
+// Reads IDIST_LOG. An unknown level is an error, and the level is then the default (warn).
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
@@ -320,6 +356,7 @@ static idist_status idist__log_init(idist__log *log, const idist_logger *logger)
     return idist__fail(IDIST_ERR_ENV, "IDIST_LOG=%s: use error, warn, info or debug", env);
 }
 
+// One line, if the level is at most that of the log.
 IDIST__PRINTF(3, 4)
 static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
     static const char *const names[] = {"", "error", "warning", "info", "debug"};
@@ -346,7 +383,7 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
 }
 
 //------------------------------------------------------------------------------
-// [base:type]  dtypes: sizes, names, floats of 16 and 8 bits
+// [base:type]  names and sizes of dtypes and ops
 // uses -
 //------------------------------------------------------------------------------
 
@@ -373,11 +410,59 @@ const char *idist_op_name(idist_op op) {
     return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
 }
 
-static bool idist__type_is_float(idist_dtype d) { return d >= IDIST_F16; }
+static bool idist__type_is_float(idist_dtype dtype) { return dtype >= IDIST_F16; }
+
 // Floats of 16 and 8 bits, which are reduced as F32.
-static bool idist__type_is_narrow(idist_dtype d) {
-    return idist__type_is_float(d) && d != IDIST_F32 && d != IDIST_F64;
+static bool idist__type_is_narrow(idist_dtype dtype) {
+    return idist__type_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
 }
+
+//------------------------------------------------------------------------------
+// [base:isa]  the instruction set that loops over elements use
+// uses -
+//
+// Every loop over elements exists once per instruction set, here and in [base:reduce]: `base` is
+// what the compiler was asked for, the others run where the processor has them. All give the same
+// bits, so the machines of a world may differ.
+//------------------------------------------------------------------------------
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <cpuid.h>
+#define IDIST__X86 1
+#define IDIST__ISA_avx2 __attribute__((target("avx2,f16c")))
+#define IDIST__ISA_avx512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#endif
+#define IDIST__ISA_base
+
+typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
+
+static idist__isa idist__type_isa; // set once, before main, by idist__reduce_start
+
+// The best instruction set of this processor that its operating system lets us use.
+static idist__isa idist__type_best_isa(void) {
+#ifdef IDIST__X86
+    unsigned a, b, c, d;
+
+    __builtin_cpu_init();
+    // Through cpuid, because not all compilers know the name f16c.
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
+        return IDIST__BASE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return IDIST__AVX2;
+    return IDIST__AVX512;
+#else
+    return IDIST__BASE;
+#endif
+}
+
+//------------------------------------------------------------------------------
+// [base:float]  floats of 16 and 8 bits
+// uses isa
+//
+// All conversions are computed without branches, which would keep the loops that use them from
+// being vectorized: zero and subnormals are computed as well, and selected by a mask.
+//------------------------------------------------------------------------------
 
 IDIST__INLINE float idist__bits_to_float(uint32_t u) {
     float f;
@@ -391,11 +476,9 @@ IDIST__INLINE uint32_t idist__float_to_bits(float f) {
     return u;
 }
 
-// Floats of e bits of exponent and m of fraction as IEEE has them; `special` is the first code that
-// is no finite number: an infinity, or where there is none a NaN. Branches would keep the loops
-// that do this from being vectorized: zero and subnormals are computed as well, and taken by a
-// mask.
-IDIST__INLINE float idist__small_to_float(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
+// From a float with e bits of exponent and m of fraction, in the manner of IEEE 754. `special` is
+// the first code that is not a finite number: infinity, or NaN in formats that have no infinity.
+IDIST__INLINE float idist__float_from_small(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
     uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
              bias = 128 - (1u << (e - 1)); // of the exponents
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
@@ -406,9 +489,9 @@ IDIST__INLINE float idist__small_to_float(uint32_t x, uint32_t e, uint32_t m, ui
     return idist__bits_to_float(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
 }
 
-// Round to nearest, ties to even; what is larger becomes the code `most`, a NaN becomes `nan`. A
-// float that is added to one whose last bit is worth the smallest subnormal is rounded to a
-// multiple of that.
+// To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
+// `most`, a NaN becomes `nan`. Subnormals: adding a float whose last bit is worth the smallest
+// subnormal rounds to a multiple of that.
 IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, uint32_t most,
                                              uint32_t nan) {
     uint32_t u = idist__float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
@@ -424,10 +507,10 @@ IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, ui
     return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
 }
 
-// Both as the hardware does (F16C, Arm): overflow gives infinity, a NaN becomes a quiet one and
-// keeps its payload.
+// F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
+// its payload.
 IDIST__INLINE float idist__half_to_float(uint16_t h) {
-    return idist__small_to_float(h, 5, 10, 0x7c00);
+    return idist__float_from_small(h, 5, 10, 0x7c00);
 }
 IDIST__INLINE uint16_t idist__float_to_half(float f) {
     uint32_t u = idist__float_to_bits(f),
@@ -435,12 +518,12 @@ IDIST__INLINE uint16_t idist__float_to_half(float f) {
     return (uint16_t)idist__float_to_small(f, 5, 10, 0x7c00, nan);
 }
 
-// As CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity, too, gives the largest finite number.
+// F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
 IDIST__INLINE float idist__f8e4m3_to_float(uint8_t h) {
-    return idist__small_to_float(h, 4, 3, 0x7f);
+    return idist__float_from_small(h, 4, 3, 0x7f);
 }
 IDIST__INLINE float idist__f8e5m2_to_float(uint8_t h) {
-    return idist__small_to_float(h, 5, 2, 0x7c);
+    return idist__float_from_small(h, 5, 2, 0x7c);
 }
 IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) {
     return (uint8_t)idist__float_to_small(f, 4, 3, 0x7e, 0x7f);
@@ -471,77 +554,45 @@ typedef int64_t IDIST__UNALIGNED idist__any_i64;
 typedef float IDIST__UNALIGNED idist__any_f32;
 typedef double IDIST__UNALIGNED idist__any_f64;
 
-// Every loop over elements exists once per instruction set, here and in [impl:reduce]: base is what
-// the compiler was asked for, the others run where the processor has them. All give the same bits,
-// so a world's machines may differ.
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#include <cpuid.h>
-#define IDIST__X86 1
-#define IDIST__ISA_avx2 __attribute__((target("avx2,f16c")))
-#define IDIST__ISA_avx512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
-#endif
-#define IDIST__ISA_base
-
-typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
-
-static idist__isa idist__type_isa; // set once, before main, by idist__reduce_start
-
-// The best instruction set of this processor that its operating system lets us use.
-static idist__isa idist__type_best_isa(void) {
-#ifdef IDIST__X86
-    unsigned a, b, c, d;
-    __builtin_cpu_init();
-    // Not all compilers know the name f16c.
-    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
-        return IDIST__BASE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
-        return IDIST__AVX2;
-    return IDIST__AVX512;
-#else
-    return IDIST__BASE;
-#endif
-}
-
-#ifdef __clang__ // says so where it does not vectorize, as at -O0; until the end of the kernels
+// clang warns of loops that it does not vectorize, as at -O0. Until the end of the kernels.
+#ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-#define IDIST__CONVERTERS(name, type, isa)                                                       \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__widen_##name##_##isa(float *dst,        \
-                                                                              const void *src,   \
-                                                                              size_t count) {    \
-        const idist__any_##type *s = (const idist__any_##type *)src;                             \
-        size_t i;                                                                                \
-        IDIST__NO_ALIAS                                                                          \
-        for (i = 0; i < count; i++) dst[i] = idist__##name##_to_float(s[i]);                     \
-    }                                                                                            \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__narrow_##name##_##isa(void *dst,        \
-                                                                               const float *src, \
-                                                                               size_t count) {   \
-        idist__any_##type *d = (idist__any_##type *)dst;                                         \
-        size_t i;                                                                                \
-        IDIST__NO_ALIAS                                                                          \
-        for (i = 0; i < count; i++) d[i] = idist__float_to_##name(src[i]);                       \
+#define IDIST__CONVERTERS(name, type, from, to, isa)                                  \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__float_widen_##name##_##isa(  \
+        float *dst, const void *src, size_t count) {                                  \
+        const idist__any_##type *s = (const idist__any_##type *)src;                  \
+        size_t i;                                                                     \
+        IDIST__NO_ALIAS                                                               \
+        for (i = 0; i < count; i++) dst[i] = from(s[i]);                              \
+    }                                                                                 \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__float_narrow_##name##_##isa( \
+        void *dst, const float *src, size_t count) {                                  \
+        idist__any_##type *d = (idist__any_##type *)dst;                              \
+        size_t i;                                                                     \
+        IDIST__NO_ALIAS                                                               \
+        for (i = 0; i < count; i++) d[i] = to(src[i]);                                \
     }
 
-IDIST__CONVERTERS(half, u16, base)
-IDIST__CONVERTERS(bf16, u16, base)
-IDIST__CONVERTERS(f8e4m3, u8, base)
-IDIST__CONVERTERS(f8e5m2, u8, base)
+IDIST__CONVERTERS(half, u16, idist__half_to_float, idist__float_to_half, base)
+IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, base)
+IDIST__CONVERTERS(f8e4m3, u8, idist__f8e4m3_to_float, idist__float_to_f8e4m3, base)
+IDIST__CONVERTERS(f8e5m2, u8, idist__f8e5m2_to_float, idist__float_to_f8e5m2, base)
 
 #ifdef IDIST__X86
-IDIST__CONVERTERS(bf16, u16, avx2)
-IDIST__CONVERTERS(bf16, u16, avx512)
-IDIST__CONVERTERS(f8e4m3, u8, avx2)
-IDIST__CONVERTERS(f8e5m2, u8, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, avx512)
+IDIST__CONVERTERS(f8e4m3, u8, idist__f8e4m3_to_float, idist__float_to_f8e4m3, avx2)
+IDIST__CONVERTERS(f8e5m2, u8, idist__f8e5m2_to_float, idist__float_to_f8e5m2, avx2)
 
 // In assembly because reading <immintrin.h> would cost every program a quarter of a second.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
 
-IDIST__ISA_avx2 static void idist__widen_half_avx2(float *dst, const void *src, size_t count) {
+IDIST__ISA_avx2 static void idist__float_widen_half_avx2(float *dst, const void *src,
+                                                         size_t count) {
     const idist__any_u16 *s = (const idist__any_u16 *)src;
     size_t i;
 
@@ -554,7 +605,8 @@ IDIST__ISA_avx2 static void idist__widen_half_avx2(float *dst, const void *src, 
     for (; i < count; i++) dst[i] = idist__half_to_float(s[i]);
 }
 
-IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src, size_t count) {
+IDIST__ISA_avx2 static void idist__float_narrow_half_avx2(void *dst, const float *src,
+                                                          size_t count) {
     idist__any_u16 *d = (idist__any_u16 *)dst;
     size_t i;
 
@@ -567,9 +619,9 @@ IDIST__ISA_avx2 static void idist__narrow_half_avx2(void *dst, const float *src,
 }
 #endif
 
-// Of an instruction set, from F16 on.
+// The converters of an instruction set, by dtype from F16 on.
 #define IDIST__CONVERTER(name, isa) \
-    { idist__widen_##name##_##isa, idist__narrow_##name##_##isa }
+    { idist__float_widen_##name##_##isa, idist__float_narrow_##name##_##isa }
 #define IDIST__CONVERTER_ROW(isa, wide)                                            \
     {                                                                              \
         IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, \
@@ -596,13 +648,13 @@ static void idist__type_narrow(void *dst, const float *src, size_t count, idist_
 
 //------------------------------------------------------------------------------
 // [base:reduce]  out = lo (op) hi, for all dtypes and ops
-// uses err type
+// uses fail type isa float
 //------------------------------------------------------------------------------
 
 // `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
-// processor, whichever instance of a kernel it runs and wherever an element lies in its buffer. out
-// may be lo or hi: element i is read before it is written, and no other element depends on it,
-// which is what IDIST__NO_ALIAS promises.
+// processor, whatever the instruction set and wherever an element lies in its buffer. out may be lo
+// or hi: element i is read before it is written and no other element depends on it, which is what
+// IDIST__NO_ALIAS promises.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
@@ -621,8 +673,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
         }                                                                                          \
     }
 
-// Sums and products wrap modulo 2^bits: computed unsigned, in a type that C does not promote to a
-// signed one.
+// Sums and products wrap modulo 2^bits: they are computed unsigned, in a type that C does not
+// promote to a signed one.
 #define IDIST__KERNELS_INT(i, u, wide, isa)                       \
     IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
     IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
@@ -635,8 +687,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(bxor_##u, isa, u, wide, x ^ y)                  \
     IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
     IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)
-// Of two NaNs a processor returns one, and a compiler may swap the operands: here x wins. x < y is
-// false when either is NaN, so MIN and MAX let a NaN of either side through.
+// Of two NaNs x wins here, because a processor returns one of them and a compiler may swap the
+// operands. x < y is false when either is NaN, so MIN and MAX return the NaN of either side.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
@@ -656,9 +708,9 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
             idist__max_##f##_##isa, idist__sum_##f##_##isa, 0, 0, 0, 0, 0        \
     }
 
-// Above the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
-// MIN and MAX of 64 bits. It has the floats too, for sums that never leave that cache; more
-// instances would only make this header slower to compile.
+// Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
+// MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
+// would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
     IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
@@ -680,7 +732,8 @@ IDIST__KERNELS_WIDE(avx512)
 #pragma clang diagnostic pop
 #endif
 
-// [isa][dtype][op]; AVG adds, the division comes at the end. Narrow floats are reduced as F32.
+// By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
+// reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
     {                                                                                              \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
@@ -698,15 +751,15 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-static const idist__reduce_row *idist__reduce_table =
-    idist__reduce_tables[IDIST__BASE]; // [dtype][op] for this processor
+// By dtype and op, for this processor.
+static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
 
 static void idist__reduce_use(idist__isa isa) {
     idist__type_isa = isa;
     idist__reduce_table = idist__reduce_tables[isa];
 }
 
-// Before main, so that no thread can see it happen and no call has to look.
+// Runs before main, so that no thread sees the table change and no call has to check.
 __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__type_best_isa());
 }
@@ -714,16 +767,15 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
 // buf[i] = buf[i] / n: the end of AVG.
 IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
                                                   int n) {
-    bool power =
-        (n & (n - 1)) == 0; // then 1 / n is exact, and a product has the bits of the quotient
+    bool is_power_of_2 = (n & (n - 1)) == 0; // then a product with 1 / n equals the quotient
     size_t i;
 
-    if (dtype == IDIST_F32 && power) {
+    if (dtype == IDIST_F32 && is_power_of_2) {
         for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] *= 1 / (float)n;
         return;
     }
 
-    if (dtype == IDIST_F64 && power) {
+    if (dtype == IDIST_F64 && is_power_of_2) {
         for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= 1 / (double)n;
         return;
     }
@@ -750,22 +802,22 @@ IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist
     }
 }
 
-// What a reduction still needs when all is combined: the division of AVG; 0 or 1 for the logical
-// ops, also when one rank alone contributed.
+// The last step of a reduction: the division of AVG, and 0 or 1 as the result of logical ops, even
+// when only one rank contributes.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if ((op == IDIST_LAND || op == IDIST_LOR) && dtype < IDIST_F16)
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
-// Pieces of 4 KiB: what is between two operands stays in the first-level cache, memory sees each
-// input once and out once. out is written by the last operand only, since it may be one of those
-// not read yet.
+// In pieces of 4 KiB, so that intermediate results stay in the first-level cache, and memory sees
+// each input once and out once. Only the last operand's step writes to out, which may be an input
+// that is still to be read.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
     enum { PIECE = 4096 };
-    // For any dtype. Vectors that straddle cache lines would cost a third of the speed.
+    // For any dtype. Aligned, because vectors that straddle cache lines cost a third of the speed.
     float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
         wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
     bool narrow = idist__type_is_narrow(dtype);
@@ -804,15 +856,14 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     }
 }
 
-// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, then divided by `divide_by` unless
-// that is 0. n >= 1. out may be any one of in[]; otherwise they do not overlap. Narrow floats are
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, divided by `divide_by` unless that
+// is 0. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow floats are
 // rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__type_is_narrow(dtype);
 
-    if (n == 1 &&
-        (op == IDIST_LAND || op == IDIST_LOR)) { // 0 or 1, also when one rank alone contributes
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // makes it 0 or 1
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
@@ -824,7 +875,7 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
     }
 }
 
-// buf[i] = buf[i] * factor, of any floating dtype: the beginning of a premultiplied sum.
+// buf[i] = buf[i] * factor, of any floating dtype: the first step of a premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
     float wide[256];
     size_t at, i, k;
@@ -849,7 +900,7 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
     const void *operands[2];
 
     if (!idist_dtype_size(dtype))
-        return idist__fail(IDIST_ERR_ARG, "reduce_local: %d is no dtype", (int)dtype);
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: invalid dtype %d", (int)dtype);
     if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
                            idist_op_name(op), (int)op);
@@ -866,7 +917,7 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
 }
 
 //------------------------------------------------------------------------------
-// [base:hash]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+// [base:sha]  SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
 // uses -
 //------------------------------------------------------------------------------
 
@@ -949,7 +1000,7 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-// out = HMAC-SHA256(key, label | a | b). Keys are 32 bytes here, so they are never hashed first.
+// out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
 static void idist__hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
                         const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
@@ -970,7 +1021,14 @@ static void idist__hmac(const uint8_t key[32], const char *label, const void *a,
     idist__sha_end(&s, out);
 }
 
-// A well-mixed 64-bit number from two: splitmix64's finaliser. For ids, not for secrets.
+//------------------------------------------------------------------------------
+// [base:hash]  fast hashes for ids
+// uses -
+//
+// Not for secrets.
+//------------------------------------------------------------------------------
+
+// A well-mixed 64-bit number from two: splitmix64's finaliser.
 static uint64_t idist__mix(uint64_t a, uint64_t b) {
     uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -978,10 +1036,12 @@ static uint64_t idist__mix(uint64_t a, uint64_t b) {
     return x ^ (x >> 31);
 }
 
+// FNV-1a, mixed.
 static uint64_t idist__hash(const void *data, size_t nbytes) {
     const uint8_t *p = (const uint8_t *)data;
-    uint64_t h = 0xcbf29ce484222325u; // FNV-1a
+    uint64_t h = 0xcbf29ce484222325u;
     size_t i;
+
     for (i = 0; i < nbytes; i++) h = (h ^ p[i]) * 0x100000001b3u;
     return idist__mix(h, nbytes);
 }

@@ -1,11 +1,11 @@
-/* idist_begin.h - v0.1.0 - what stands before the implementation of idist, in each header - MIT
-   licence
+/* idist_begin.h - v0.1.0 - what precedes the implementation of idist in each header - MIT licence
 
-    Included more than once, each time with idist_end.h after it, which takes everything back: no
-   macro and no compiler setting reaches the program that includes idist.
+    Macros and compiler settings for the implementation. Included once per header that holds a part
+    of it, each time with idist_end.h after it, which undoes everything: no macro and no setting
+    reaches the program that includes idist.
 */
 
-// A header of the operating system may have made macros of these words, as windows.h does.
+// System headers may define these words as macros, as windows.h does.
 #pragma push_macro("near")
 #undef near
 #pragma push_macro("far")
@@ -19,8 +19,7 @@
 #pragma push_macro("max")
 #undef max
 
-// Programs in C++ may be compiled with these warnings; code that is C as well cannot do without
-// such casts.
+// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -47,15 +46,15 @@
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast, but a NaN that one rank hands in must come out
-// on all, converters rely on the order of their steps, and norms tell whether a number is finite.
+// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
+// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
 #if defined(__clang__)
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
-// As C, pop_options alone would leave these undefined.
+// In C, pop_options alone would leave these undefined.
 #pragma push_macro("__FAST_MATH__")
 #pragma push_macro("__FINITE_MATH_ONLY__")
 #pragma push_macro("__ASSOCIATIVE_MATH__")

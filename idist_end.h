@@ -1,5 +1,7 @@
-/* idist_end.h - v0.1.0 - takes back what idist_begin.h and the rooms of idist have set - MIT
- * licence */
+/* idist_end.h - v0.1.0 - undoes what idist_begin.h and the rooms of idist have set - MIT licence
+
+    Every macro of the implementation is listed here, in alphabetical order.
+*/
 
 #undef IDIST__ANNOUNCE_NS
 #undef IDIST__ASK_NS

@@ -51,7 +51,7 @@ macros that let an algorithm wait [msg:index]      finding transfers and message
 
 //------------------------------------------------------------------------------
 // [msg:types]  frames, transfers, messages, links, and the backend's parts of world and group
-// uses model shm:transport
+// uses clock world shm:transport
 //------------------------------------------------------------------------------
 
 // A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
@@ -269,7 +269,7 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets
-// uses descriptor socket shm:transport
+// uses descriptor sock shm:transport
 //------------------------------------------------------------------------------
 
 static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
@@ -311,7 +311,7 @@ static const idist__transport idist__transport_unix = {"unix",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses err mem reduce model core:task types
+// uses fail mem reduce world types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
 // It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
@@ -465,7 +465,7 @@ static void idist__op_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [msg:index]  finding transfers and messages by what frames say
-// uses hash kind types
+// uses hash world types
 //
 // Thousands of sends and receives may be under way at once, and every frame asks for one of them.
 // So two hash tables of the ring hold the transfers that frames ask for and the unexpected
@@ -517,7 +517,7 @@ static uint64_t idist__index_id_key(uint64_t id) { return idist__mix(id, 0); }
 
 //------------------------------------------------------------------------------
 // [msg:transfer]  the life of a send or receive
-// uses mem kind model core:task core:message types op index
+// uses mem world self types op index
 //------------------------------------------------------------------------------
 
 static idist__verb *idist__transfer_new(idist__ring *ring) {
@@ -621,7 +621,7 @@ static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
 
 //------------------------------------------------------------------------------
 // [msg:failure]  failures that are noticed in the middle of something
-// uses err model core:group types
+// uses text world types
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while one of
 // them is in use further up the stack, so the failure is only recorded where it is noticed. The
@@ -648,7 +648,7 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses mem model core:world core:message types index transfer failure
+// uses mem world self types index transfer failure
 //------------------------------------------------------------------------------
 
 static void idist__link_push(idist__link *l, idist__verb *v) {
@@ -843,7 +843,7 @@ static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int pee
 
 //------------------------------------------------------------------------------
 // [msg:message]  messages that nobody has asked for yet
-// uses mem core:world block types index transfer link
+// uses mem world self types index transfer link
 //------------------------------------------------------------------------------
 
 static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
@@ -937,7 +937,7 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 
 //------------------------------------------------------------------------------
 // [msg:history]  whether two ranks make the same calls
-// uses model fingerprint explain types op failure
+// uses world types op failure
 //
 // Every frame and every slot of a collective carries the fingerprint of its call, which is compared
 // with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
@@ -1074,8 +1074,7 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
 
 //------------------------------------------------------------------------------
 // [msg:match]  which receive gets which message
-// uses kind model core:world explain core:task core:message types index
-// uses transfer failure history
+// uses world self types index transfer failure history
 //
 // Messages of send / recv match the oldest receive of the group that wants this source and tag.
 // Steps of a collective match the receive of the same call and step.
@@ -1162,8 +1161,8 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
 
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
-// uses cpu base:type kind model fingerprint core:task core:group block
-// uses core:message types op transfer failure link message history match
+// uses cpu base:type world self types op transfer failure link message history
+// uses match
 //------------------------------------------------------------------------------
 
 static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
@@ -1339,8 +1338,8 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [msg:recv]  posting receives
-// uses base:type kind model fingerprint core:task core:group core:message types
-// uses op index transfer failure link message match send
+// uses base:type world self types op index transfer failure link message match
+// uses send
 //------------------------------------------------------------------------------
 
 // A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only

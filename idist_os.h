@@ -77,7 +77,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [os:random]  random bytes
-// uses -
+// uses clock
 //------------------------------------------------------------------------------
 
 // Some random bytes: how many, or -1 and errno. The system call goes by number, because glibc
@@ -235,7 +235,7 @@ IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
 
 //------------------------------------------------------------------------------
 // [os:thread]  threads and condition variables
-// uses -
+// uses clock
 //------------------------------------------------------------------------------
 
 // Starts a thread that takes no signals, because they belong to the program's own threads. 0, or an
@@ -422,7 +422,7 @@ static void idist__os_fork_guard_free(int *guard) {
 
 //------------------------------------------------------------------------------
 // [os:wake]  sleeping until another process changes a word
-// uses -
+// uses clock
 //------------------------------------------------------------------------------
 
 // The futex system call takes a time of its own, which is not always struct timespec: two longs on
@@ -493,7 +493,7 @@ IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t c
 
 //------------------------------------------------------------------------------
 // [os:socket]  stream sockets, multicast datagrams, addresses and name lookup
-// uses descriptor
+// uses os
 //
 // Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
 // blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
@@ -1069,7 +1069,7 @@ IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
 
 //------------------------------------------------------------------------------
 // [os:window]  a part of a file as memory
-// uses memory handle
+// uses os handle
 //------------------------------------------------------------------------------
 
 // Where a window may begin: at, rounded down.
@@ -1107,7 +1107,7 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [os:folder]  the names in a folder
-// uses descriptor handle
+// uses os handle
 //
 // Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
 // the open folder, even if that has been moved. The caller closes what it has opened.

@@ -55,7 +55,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [share:region]  the memory that a rank shows the others
-// uses cpu os:thread os:memory model shm:segment doorbell msg:types
+// uses cpu thread os:memory world segment doorbell msg:types
 //
 //   region   slot 0 | slot 1 | ... | slot 7 | progress | buffer 0 | buffer 1 | buffer 2
 //
@@ -216,7 +216,7 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 
 //------------------------------------------------------------------------------
 // [share:flow]  which ranks contribute to a call, which read, and how much
-// uses kind model extent msg:op region
+// uses world core:call op region
 //------------------------------------------------------------------------------
 
 // From this size on (times the square of the number of ranks), it is faster for each rank to reduce
@@ -304,8 +304,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses cpu os:thread mem reduce kind model fingerprint explain shm:segment
-// uses msg:types msg:op msg:failure history region flow
+// uses cpu thread mem reduce world segment msg:types op failure history region
+// uses flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
@@ -687,8 +687,7 @@ static void idist__slot_leave(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:fetch]  reading contributions and reducing them
-// uses err reduce kind model block shm:segment msg:types msg:op msg:failure
-// uses region flow slot
+// uses fail reduce world self segment msg:types op failure region flow slot
 //------------------------------------------------------------------------------
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
@@ -896,7 +895,7 @@ static bool idist__fetch_was_valid(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:flat]  collectives of small contributions
-// uses model msg:op slot fetch
+// uses world op slot fetch
 //
 // Every rank writes its contribution to its slot (one line, if it has at most 32 bytes), reads the
 // slots of all others, and computes the result by itself. All reduce in the order of the ranks, so
@@ -922,7 +921,7 @@ static void idist__flat_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:chunk]  collectives of large contributions, one chunk at a time
-// uses os:thread kind model block shm:segment msg:op region flow slot fetch
+// uses thread world segment op region flow slot fetch
 //
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
@@ -1080,7 +1079,7 @@ static void idist__chunk_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:split]  all_reduce and reduce, in which each rank reduces one block
-// uses kind model block msg:op region flow slot fetch chunk
+// uses world self op region flow slot fetch chunk
 //
 // A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
 // 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
@@ -1268,8 +1267,8 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses cpu base:type kind model core:world shm:segment pipe msg:types msg:op
-// uses history send region flow slot fetch flat chunk split
+// uses clock cpu base:type world segment pipe msg:types op history send region
+// uses flow slot fetch flat chunk split
 //------------------------------------------------------------------------------
 
 #define IDIST__WRITERS_MS 100
@@ -1495,7 +1494,7 @@ static void idist__share_look(const idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:pool]  lending regions to groups
-// uses mem model shm:segment msg:types msg:op link region
+// uses mem world segment msg:types op link region
 //
 // Every rank has a few regions in its part of the shared file. A new group gets one of each member:
 // the members exchange the numbers of the regions that they offer (idist__share_offer_place), and
@@ -1506,7 +1505,7 @@ static void idist__share_look(const idist__task *t) {
 
 // The first region of a rank has larger buffers than the others.
 static char *idist__pool_region(const idist__shm *m, int rank, int index) {
-    char *first = idist__shm_part(m, rank) + m->places_at;
+    char *first = idist__segment_part(m, rank) + m->places_at;
     size_t large = idist__place_nbytes(m->chunk_nbytes[0]),
            small = idist__place_nbytes(m->chunk_nbytes[1]);
 

@@ -77,7 +77,7 @@ typedef struct idist__transport {
 
 //------------------------------------------------------------------------------
 // [shm:segment]  layout of the shared file, and reading the memory of other processes
-// uses cpu os:memory mem
+// uses cpu os:memory window
 //
 // One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
 // the order of their world ranks.
@@ -155,7 +155,7 @@ typedef struct idist__shm {
     idist__shm_port *ports; // by rank on this host
 } idist__shm;
 
-static char *idist__shm_part(const idist__shm *m, int rank) {
+static char *idist__segment_part(const idist__shm *m, int rank) {
     return m->base + IDIST__PAGE + (size_t)rank * m->share_nbytes;
 }
 
@@ -164,12 +164,12 @@ static idist__shm_head *idist__shm_head_of(const idist__shm *m) {
 }
 
 static idist__bell *idist__shm_bell(const idist__shm *m, int rank) {
-    return (idist__bell *)(void *)idist__shm_part(m, rank);
+    return (idist__bell *)(void *)idist__segment_part(m, rank);
 }
 
 static idist__pipe *idist__shm_pipe(const idist__shm *m, int from, int to) {
     size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
-    char *first = idist__shm_part(m, to) + sizeof(idist__bell);
+    char *first = idist__segment_part(m, to) + sizeof(idist__bell);
 
     return (idist__pipe *)(void *)(first + (size_t)from * pipe_nbytes);
 }
@@ -212,7 +212,7 @@ static void idist__shm_wake(const idist__shm *m, int rank) {
 
     if (place) place = __atomic_exchange_n(&bell->asleep, IDIST__AWAKE, __ATOMIC_ACQ_REL);
     if (place == IDIST__ASLEEP_ON_WORD) idist__os_futex_wake(&bell->asleep);
-    if (place == IDIST__ASLEEP_IN_POLL) idist__os_nudge(m->ports[rank].fd);
+    if (place == IDIST__ASLEEP_IN_POLL) idist__os_wake_peer(m->ports[rank].fd);
 }
 
 // Whether any rank sleeps, after something was written.
@@ -243,7 +243,7 @@ static void idist__shm_awake(const idist__shm *m) {
 
 //------------------------------------------------------------------------------
 // [shm:pipe]  a transport through shared memory
-// uses descriptor cpu os:thread os:memory socket transport segment doorbell
+// uses descriptor cpu thread os:memory sock transport segment doorbell
 //
 // Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
 // carries the bytes that end a sleep in poll, and its end tells the end of the peer.
