@@ -441,7 +441,6 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
     idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
-    idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
     char *received = idist__stream_slot(o, index);
     size_t count = own.nbytes / o->size;
 
@@ -450,7 +449,11 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
         return;
     }
 
-    if (o->r < o->n - 1) idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
+    if (o->r < o->n - 1) {
+        idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+        idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
+    }
+
     idist__copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
 }
 
