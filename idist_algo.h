@@ -24,9 +24,9 @@ CONTENTS
 
 COSTS
 
-    n ranks; B bytes that one rank contributes; c chunks per block; log is log2, rounded up. A
-    message costs a latency a plus its bytes times b. (Reductions add a term per byte added, which
-    has the same factor as the bytes received.)
+    n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
+    log2, rounded up. A message takes a latency a, plus b per byte. A reduction also takes a time
+    per byte received, so it has the factors of b.
 
       operation        few steps (latency)                  few bytes (bandwidth)
       barrier          dissemination  a log n               -

@@ -901,8 +901,8 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
-// uses os os:segment err mem base:log sock shm:segment msg:types share:share
-// uses state failure
+// uses os poll os:segment err mem base:log sock shm:segment msg:types
+// uses share:share state failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
 // its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
@@ -1043,7 +1043,7 @@ static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int
     ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
 
     while (sent < 0 && errno == EAGAIN) {
-        if (!idist__sock_wait(sock, POLLOUT, deadline_ns)) return false;
+        if (!idist__sock_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
         sent = idist__os_segment_send(sock, buf, nbytes, fd);
     }
 
@@ -1057,7 +1057,7 @@ static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *f
 
     *fd = -1;
     errno = ETIMEDOUT;
-    if (!idist__sock_wait(sock, POLLIN, deadline_ns)) return false;
+    if (!idist__sock_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
     received = idist__os_segment_receive(sock, buf, nbytes, fd);
     if (received == 0) errno = 0;
     if (received <= 0) return false;
@@ -1085,7 +1085,7 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     for (;;) {
         int64_t ask_ns = idist__os_deadline(idist__state_ask_ms(j));
 
-        if (idist__sock_wait(j->ring->links[rank].fd, POLLIN,
+        if (idist__sock_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
                              ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
         status = idist__failure_check(j);
