@@ -4,8 +4,7 @@
 
 CONTENTS
 
-      [os:os]  the only place that knows the operating system: time, randomness, memory pages,
-descriptors
+      [os:os]  the only place that knows the operating system: time, randomness, memory pages, descriptors
 */
 #ifndef IDIST_OS_H
 #define IDIST_OS_H
@@ -392,16 +391,19 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 //------------------------------------------------------------------------------
 
 
+
 //------------------------------------------------------------------------------
 // [os:file]  files, locks on them, and folders
 // uses -
 //------------------------------------------------------------------------------
 
 
+
 //------------------------------------------------------------------------------
 // [os:process]  child processes and the end of others
 // uses -
 //------------------------------------------------------------------------------
+
 
 
 //------------------------------------------------------------------------------
@@ -554,10 +556,13 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+
+
 //------------------------------------------------------------------------------
 // [os:terminal]  the terminal
 // uses -
 //------------------------------------------------------------------------------
+
 
 
 #endif // IDIST_OS_H
