@@ -24,9 +24,9 @@ CONTENTS
 
 COSTS
 
-    n ranks; B bytes that one rank contributes; c chunks per block; log is log2, rounded up. A
-    message costs a latency a plus its bytes times b. (Reductions add a term per byte added, which
-    has the same factor as the bytes received.)
+    n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
+    log2, rounded up. A message takes a latency a, plus b per byte. A reduction also takes a time
+    per byte received, so it has the factors of b.
 
       operation        few steps (latency)                  few bytes (bandwidth)
       barrier          dissemination  a log n               -
@@ -441,7 +441,6 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
     idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
-    idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
     char *received = idist__stream_slot(o, index);
     size_t count = own.nbytes / o->size;
 
@@ -450,7 +449,11 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
         return;
     }
 
-    if (o->r < o->n - 1) idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
+    if (o->r < o->n - 1) {
+        idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+        idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
+    }
+
     idist__copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
 }
 

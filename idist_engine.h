@@ -276,7 +276,7 @@ static bool idist__frame_data(idist__ring *ring, idist__link *l) {
 }
 
 // Whether the peer may send this header. Messages that no receive wants yet are bounded by the
-// eager window, and by IDIST__UNKNOWN_MOST for groups that do not exist here. Announcements (RTS)
+// eager window and, for groups that do not exist here, by a fixed number. Announcements (RTS)
 // for groups that do exist are not bounded: a correct rank may have any number of sends under way.
 static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;

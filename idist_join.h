@@ -42,7 +42,7 @@ STEPS
 
 //------------------------------------------------------------------------------
 // [join:state]  what the sections below share
-// uses auth pending store:table server client store:store model msg:types
+// uses os auth store:store world msg:types
 //------------------------------------------------------------------------------
 
 // Values of idist__config.transport that matter here.
@@ -121,7 +121,7 @@ static bool idist__state_is_out_of_fds(int error) { return error == EMFILE || er
 
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
-// uses err store:table store:file server client store:store state
+// uses os err store:store state
 //
 // If one rank cannot join, no rank can: there are no partial worlds. To spare the others their
 // time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
@@ -323,7 +323,7 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 
 //------------------------------------------------------------------------------
 // [join:store]  opening the store, and values that a rank waits for
-// uses os:env err store:store launch:env pmi state failure
+// uses os err store:store config state failure
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
@@ -458,8 +458,7 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
-// uses os:random os:env socket err hash address connection secret client config
-// uses model state store
+// uses os err hash sock auth store:store config world state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
 // then publishes a record: its host, and where its local socket listens. Rank 0 collects the
@@ -629,8 +628,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  a connection between each pair of ranks
-// uses descriptor socket poll err mem base:log address auth pending msg:types
-// uses msg:transport state failure store table
+// uses os poll err mem base:log sock auth msg:types msg:transport state failure
+// uses store table
 //
 // Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
 // TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
@@ -902,8 +901,8 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
-// uses os:random descriptor cpu os:memory socket os:segment err mem base:log
-// uses connection shm:segment pipe msg:types region state failure
+// uses os poll os:segment err mem base:log sock shm:segment msg:types
+// uses share:share state failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
 // its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
@@ -1044,7 +1043,7 @@ static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int
     ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
 
     while (sent < 0 && errno == EAGAIN) {
-        if (!idist__sock_wait(sock, POLLOUT, deadline_ns)) return false;
+        if (!idist__sock_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
         sent = idist__os_segment_send(sock, buf, nbytes, fd);
     }
 
@@ -1058,7 +1057,7 @@ static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *f
 
     *fd = -1;
     errno = ETIMEDOUT;
-    if (!idist__sock_wait(sock, POLLIN, deadline_ns)) return false;
+    if (!idist__sock_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
     received = idist__os_segment_receive(sock, buf, nbytes, fd);
     if (received == 0) errno = 0;
     if (received <= 0) return false;
@@ -1086,7 +1085,7 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     for (;;) {
         int64_t ask_ns = idist__os_deadline(idist__state_ask_ms(j));
 
-        if (idist__sock_wait(j->ring->links[rank].fd, POLLIN,
+        if (idist__sock_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
                              ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
         status = idist__failure_check(j);
@@ -1297,8 +1296,8 @@ static idist_status idist__join_share_share(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
-// uses descriptor cpu poll err mem auth pending store:store model msg:types
-// uses link msg:message state failure store table links share
+// uses os poll err mem auth store:store world msg:types link state failure
+// uses store table links share
 //------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {
