@@ -154,16 +154,16 @@ enum {
     IDIST__HEADER_DATA_NBYTES = 24,   // makes a header 56 bytes: one cache line with MPI's envelope
     IDIST__HEADER_MAX_RANKS = 64,     // larger groups send no contributions in headers
     IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB without the receiver
-    IDIST__PIECE_MAX_COUNT = 1 << 30, // bytes of a message in one call of MPI
-    IDIST__QUICK_POLLS = 64,          // of a call without a task
-    IDIST__QUICK_POLLS_SHARED = 4,    // the same where ranks share cores
-    IDIST__QUICK_CONTROL_POLLS = 8,   // after a pause: MPI may need several polls for one message
-    IDIST__CONTROL_BATCH = 64,        // control messages handled in one step
-    IDIST__CLOSE_MS = 1000,           // how long a failed world waits for others to close
-    IDIST__FIND_LOST_MS = 2000        // how long MPI may take to find out which rank is lost
+    IDIST__PIECE_MAX_NBYTES = 1 << 30,     // of a large message in one call of MPI
+    IDIST__QUICK_POLLS = 64,               // of a call without a task
+    IDIST__QUICK_POLLS_OVERSUBSCRIBED = 4, // the same with more ranks than cores
+    IDIST__QUICK_CONTROL_POLLS = 8, // after a pause: MPI may need several polls for one message
+    IDIST__CONTROL_BATCH = 64,      // control messages handled in one step
+    IDIST__CLOSE_MS = 1000,         // how long a failed world waits for others to close
+    IDIST__FIND_LOST_MS = 2000      // how long MPI may take to find out which rank is lost
 };
 
-// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It stays below
+// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It is at most
 // TRANSFER while data is in flight, because most MPIs move data only inside their own calls.
 enum {
     IDIST__POLL_FIRST_NS = 20000,
@@ -1665,7 +1665,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     idist__print fingerprint;
     char text[400];
-    int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_SHARED;
+    int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
     if (c->kind >= IDIST__SEND || g->size == 1) return false;
     if (m->w->cfg.unchecked) return idist__coll_direct(m, g, c);
@@ -1718,7 +1718,7 @@ static void idist__p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool sends = t->call.kind == IDIST__SEND;
-    size_t at, n, max = IDIST__PIECE_MAX_COUNT;
+    size_t at, n, max = IDIST__PIECE_MAX_NBYTES;
 
     if (IDIST__MPI_COUNT < max) max = IDIST__MPI_COUNT;
     idist__native_init(nat, t->group, &t->call, 0);
