@@ -154,16 +154,16 @@ enum {
     IDIST__HEADER_DATA_NBYTES = 24,   // makes a header 56 bytes: one cache line with MPI's envelope
     IDIST__HEADER_MAX_RANKS = 64,     // larger groups send no contributions in headers
     IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB without the receiver
-    IDIST__PIECE_MAX_COUNT = 1 << 30, // bytes of a message in one call of MPI
-    IDIST__QUICK_POLLS = 64,          // of a call without a task
-    IDIST__QUICK_POLLS_SHARED = 4,    // the same where ranks share cores
-    IDIST__QUICK_CONTROL_POLLS = 8,   // after a pause: MPI may need several polls for one message
-    IDIST__CONTROL_BATCH = 64,        // control messages handled in one step
-    IDIST__CLOSE_MS = 1000,           // how long a failed world waits for others to close
-    IDIST__FIND_LOST_MS = 2000        // how long MPI may take to find out which rank is lost
+    IDIST__PIECE_MAX_NBYTES = 1 << 30,     // of a large message in one call of MPI
+    IDIST__QUICK_POLLS = 64,               // of a call without a task
+    IDIST__QUICK_POLLS_OVERSUBSCRIBED = 4, // the same with more ranks than cores
+    IDIST__QUICK_CONTROL_POLLS = 8, // after a pause: MPI may need several polls for one message
+    IDIST__CONTROL_BATCH = 64,      // control messages handled in one step
+    IDIST__CLOSE_MS = 1000,         // how long a failed world waits for others to close
+    IDIST__FIND_LOST_MS = 2000      // how long MPI may take to find out which rank is lost
 };
 
-// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It stays below
+// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It is at most
 // TRANSFER while data is in flight, because most MPIs move data only inside their own calls.
 enum {
     IDIST__POLL_FIRST_NS = 20000,
@@ -1377,23 +1377,23 @@ static void idist__control_drain(idist__mpi *m) {
 // that has not committed. A rank called by several threads says BUSY when it
 // commits: another thread may make a group, and block in that, before this call.
 //
-// Calls after which all ranks enter MPI together (idist__coll_binds) commit even
-// if their data was in the headers.
+// Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit
+// even if their data was in the headers.
 //
 // The path of a collective:
 //
-//     idist__mpi_quick          only a blocking call while nothing else runs: enters, polls
-//                               a few times, and is done if all data was in the headers
+//     idist__mpi_quick          a blocking call while nothing else runs: enters, polls a few
+//                               times, and is done if all data was in the headers
 //     idist__mpi_start          otherwise: queues a task for the same call
-//     idist__coll_step          QUEUED: enters, unless the quick call has; polls the exchange
-//     idist__coll_entered       ENTERING done: compares the headers; commits, or runs the call
-//     idist__coll_run           COMMITTING done: hands the call to MPI
-//     idist__coll_done          RUNNING done: completes the task
+//     idist__mpi_coll_step      QUEUED: enters, unless the quick call has; polls the exchange
+//     idist__mpi_coll_entered   ENTERING done: compares the headers; commits, or runs the call
+//     idist__mpi_coll_run       COMMITTING done: hands the call to MPI
+//     idist__mpi_coll_done      RUNNING done: completes the task
 //------------------------------------------------------------------------------
 
 // In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
 // is 0 if all pairs of ranks agree.
-static bool idist__coll_balanced(const idist_group *g) {
+static bool idist__mpi_coll_balanced(const idist_group *g) {
     uint64_t sum = 0, balance;
     int i;
 
@@ -1406,8 +1406,8 @@ static bool idist__coll_balanced(const idist_group *g) {
 }
 
 // All ranks know that the counts of some pair differ. They exchange all counts to name the pair.
-static void idist__coll_find_unbalanced(const idist_group *g, const idist__task *t, char *text,
-                                        size_t capacity) {
+static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__task *t, char *text,
+                                            size_t capacity) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size, i;
     uint64_t *all = (uint64_t *)idist__mem_alloc(mem, sizeof *all * 2 * n * (n + 1)),
@@ -1444,13 +1444,13 @@ static void idist__coll_find_unbalanced(const idist_group *g, const idist__task 
 }
 
 // Whether all ranks enter MPI together right after this call, so that none may be missing.
-static bool idist__coll_binds(const idist__call *c) {
+static bool idist__mpi_coll_binds(const idist__call *c) {
     return c->label == IDIST__NEW_GROUP || c->label == IDIST__SPLIT || c->label == IDIST__FINALIZE;
 }
 
 // Begins the header exchange.
-static void idist__coll_enter(idist_group *g, const idist__call *c, const idist__print *fingerprint,
-                              bool busy) {
+static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
+                                  const idist__print *fingerprint, bool busy) {
     int contribution = idist__exchange_contribution(g, c);
     const void *data = c->kind == IDIST__BROADCAST ? c->recv : c->send;
     size_t nbytes = contribution > 0 ? (size_t)contribution : 0;
@@ -1469,7 +1469,7 @@ static void idist__coll_enter(idist_group *g, const idist__call *c, const idist_
     idist__exchange_begin(g, fingerprint, flags, data, nbytes);
 }
 
-static void idist__coll_done(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     const char *function = op->native.function;
     int error;
@@ -1485,7 +1485,7 @@ static void idist__coll_done(idist__mpi *m, idist__task *t) {
 
 // Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
 // the headers.
-static void idist__coll_run(idist__mpi *m, idist__task *t, bool blocking) {
+static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
 
     idist__mpi_group_of(t->group)->queue_head = op->next;
@@ -1499,11 +1499,11 @@ static void idist__coll_run(idist__mpi *m, idist__task *t, bool blocking) {
 
     op->phase = IDIST__PHASE_RUNNING;
     idist__native_begin(&op->native, blocking);
-    if (blocking || op->native.error != MPI_SUCCESS) idist__coll_done(m, t);
+    if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(m, t);
 }
 
 // The headers of all ranks have arrived for the first time.
-static void idist__coll_entered(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__native *nat = &idist__mpi_op_of(t)->native;
     uint32_t flags = idist__exchange_flags(g);
@@ -1511,8 +1511,8 @@ static void idist__coll_entered(idist__mpi *m, idist__task *t) {
     bool small = idist__exchange_contribution(g, &t->call) >= 0,
          agree = idist__exchange_agree(g, text, sizeof text), commits;
 
-    if (agree && idist__kind_is_v(t->call.kind) && !idist__coll_balanced(g)) {
-        idist__coll_find_unbalanced(g, t, text, sizeof text);
+    if (agree && idist__kind_is_v(t->call.kind) && !idist__mpi_coll_balanced(g)) {
+        idist__mpi_coll_find_unbalanced(g, t, text, sizeof text);
         agree = false;
     }
 
@@ -1529,20 +1529,20 @@ static void idist__coll_entered(idist__mpi *m, idist__task *t) {
         return;
     }
 
-    if (small) commits = idist__coll_binds(&t->call);
+    if (small) commits = idist__mpi_coll_binds(&t->call);
     else commits = !(flags & (IDIST__HEADER_BUSY | IDIST__HEADER_LARGE));
 
     if (commits) {
         idist__mpi_op_of(t)->phase = IDIST__PHASE_COMMITTING;
         idist__exchange_commit(g);
     } else {
-        idist__coll_run(m, t, false);
+        idist__mpi_coll_run(m, t, false);
     }
 }
 
 // The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
 // know whether the counts of the others fit.
-static uint32_t idist__coll_unchecked_flags(const idist_group *g, const idist__call *c) {
+static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *c) {
     uint32_t flags = idist__call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
 
     if (idist__kind_is_v(c->kind) || !idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
@@ -1551,10 +1551,10 @@ static uint32_t idist__coll_unchecked_flags(const idist_group *g, const idist__c
 
 // Whether another collective of this rank has committed, so that others may block in that one
 // before they come to this call, which binds.
-static bool idist__coll_must_wait(const idist__mpi *m, const idist__task *t) {
+static bool idist__mpi_coll_must_wait(const idist__mpi *m, const idist__task *t) {
     const idist__task *other;
 
-    if (!idist__coll_binds(&t->call)) return false;
+    if (!idist__mpi_coll_binds(&t->call)) return false;
 
     for (other = m->w->tasks; other; other = other->next)
         if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
@@ -1563,15 +1563,15 @@ static bool idist__coll_must_wait(const idist__mpi *m, const idist__task *t) {
 }
 
 // One step of the first collective of a group. False: it has to wait.
-static bool idist__coll_step(idist__mpi *m, idist__task *t) {
+static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__exchange_state state;
     int error = MPI_SUCCESS;
 
     if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {
-        idist__native_init(&op->native, g, &t->call, idist__coll_unchecked_flags(g, &t->call));
-        idist__coll_run(m, t, !t->async);
+        idist__native_init(&op->native, g, &t->call, idist__mpi_coll_unchecked_flags(g, &t->call));
+        idist__mpi_coll_run(m, t, !t->async);
         return true;
     }
 
@@ -1579,31 +1579,32 @@ static bool idist__coll_step(idist__mpi *m, idist__task *t) {
         idist__print fingerprint = idist__task_print(t, 0);
         bool busy = t->async || t->next || t->prev || idist__me.group_depth;
 
-        if (idist__coll_must_wait(m, t)) return false;
+        if (idist__mpi_coll_must_wait(m, t)) return false;
         op->phase = IDIST__PHASE_ENTERING;
         // The quick call that this task replaces may have begun the exchange.
         if (idist__mpi_group_of(g)->exchange_seq != t->seq)
-            idist__coll_enter(g, &t->call, &fingerprint, busy);
+            idist__mpi_coll_enter(g, &t->call, &fingerprint, busy);
     }
 
     state = idist__exchange_step(g, &error);
     if (state == IDIST__EXCHANGE_PENDING) return false;
 
     if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
-    else if (op->phase == IDIST__PHASE_ENTERING) idist__coll_entered(m, t);
-    else idist__coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
+    else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(m, t);
+    else idist__mpi_coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
 
     return true;
 }
 
-static void idist__coll_progress(idist__mpi *m, idist_group *g) {
+static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
-    while (mg->queue_head && g->status == IDIST_OK && idist__coll_step(m, mg->queue_head)) continue;
+    while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(m, mg->queue_head))
+        continue;
 }
 
 // The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
 // so, the call succeeds here as it does there.
-static void idist__coll_keep_commitment(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
     idist__mpi_group *mg = idist__mpi_group_of(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int64_t deadline_ns = idist__os_deadline(IDIST__FIND_LOST_MS);
@@ -1622,11 +1623,11 @@ static void idist__coll_keep_commitment(idist__mpi *m, idist__task *t) {
     }
 
     if (state == IDIST__EXCHANGE_DONE && !mg->commit_refused)
-        idist__coll_run(m, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
+        idist__mpi_coll_run(m, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
 }
 
 // A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
-static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
+static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
     const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
     idist__native nat;
     int error;
@@ -1637,7 +1638,7 @@ static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call 
             MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
                           idist__mpi_builtin_op(m, c->op, c->dtype), idist__mpi_group_of(g)->comm);
     } else {
-        idist__native_init(&nat, g, c, idist__coll_unchecked_flags(g, c));
+        idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
         idist__native_begin(&nat, true);
         error = idist__native_end(&nat);
     }
@@ -1650,7 +1651,7 @@ static bool idist__coll_direct(idist__mpi *m, idist_group *g, const idist__call 
 
 // Polls for control messages if no quick call has for a millisecond, because the group may have
 // failed meanwhile.
-static void idist__coll_poll_control(idist__mpi *m) {
+static void idist__mpi_coll_poll_control(idist__mpi *m) {
     int64_t now_ns = idist__os_now_ns();
     int i;
 
@@ -1667,16 +1668,16 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     idist__print fingerprint;
     char text[400];
-    int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_SHARED;
+    int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
     if (c->kind >= IDIST__SEND || g->size == 1) return false;
-    if (m->w->cfg.unchecked) return idist__coll_direct(m, g, c);
-    idist__coll_poll_control(m);
+    if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
+    idist__mpi_coll_poll_control(m);
     if (g->status != IDIST_OK) return false;
 
     fingerprint = idist__call_print(c, g->seq + 1);
-    idist__coll_enter(g, c, &fingerprint, false);
-    if (idist__exchange_contribution(g, c) < 0 || idist__coll_binds(c)) return false;
+    idist__mpi_coll_enter(g, c, &fingerprint, false);
+    if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) return false;
 
     for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
         state = idist__exchange_step(g, &error);
@@ -1721,7 +1722,7 @@ static void idist__p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool sends = t->call.kind == IDIST__SEND;
-    size_t at, n, max = IDIST__PIECE_MAX_COUNT;
+    size_t at, n, max = IDIST__PIECE_MAX_NBYTES;
 
     if (IDIST__MPI_COUNT < max) max = IDIST__MPI_COUNT;
     idist__native_init(nat, t->group, &t->call, 0);
@@ -2123,7 +2124,7 @@ static void idist__mpi_progress(idist__world *w) {
     idist__control_progress(m);
     if (m->outgoing) idist__control_sweep(m);
     for (g = &w->group; g; g = g->next)
-        if (g->rank >= 0) idist__coll_progress(m, g);
+        if (g->rank >= 0) idist__mpi_coll_progress(m, g);
 
     // The list changes whenever a task ends; then start over.
     do {
@@ -2135,7 +2136,7 @@ static void idist__mpi_progress(idist__world *w) {
 
             if (!running && op->phase != IDIST__PHASE_TRANSFERRING) continue;
             if (!idist__native_done(&op->native)) continue;
-            if (running) idist__coll_done(m, t);
+            if (running) idist__mpi_coll_done(m, t);
             else idist__p2p_done(m, t);
         }
     } while (ended != w->nended);
@@ -2174,7 +2175,7 @@ static void idist__mpi_start(idist__task *t) {
         if (mg->queue_head) idist__mpi_op_of(mg->queue_tail)->next = t;
         else mg->queue_head = t;
         mg->queue_tail = t;
-        idist__coll_progress(m, g);
+        idist__mpi_coll_progress(m, g);
     }
 }
 
@@ -2283,7 +2284,7 @@ static void idist__mpi_tell(idist_group *g) {
     int i;
 
     if (first && idist__mpi_op_of(first)->phase == IDIST__PHASE_COMMITTING)
-        idist__coll_keep_commitment(m, first);
+        idist__mpi_coll_keep_commitment(m, first);
     idist__exchange_cancel(g);
     if (mg->failure_known) return;
     mg->failure_known = true;
