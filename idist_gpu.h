@@ -728,6 +728,7 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
 //------------------------------------------------------------------------------
 // [gpu:stage]  calls that go through pinned memory, a chunk at a time
 // uses world core:call types pinned task
+//
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
 // the device and the one before arrives there:

@@ -908,6 +908,7 @@ static void idist__nccl_check_errors(idist_group *g) {
 //------------------------------------------------------------------------------
 // [nccl:launch]  calls that NCCL serves
 // uses mem world core:call gpu:types device task load job issue abort
+//
 // NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
 // ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
 // it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
@@ -1151,8 +1152,8 @@ static void idist__nccl_launch(idist__task *first) {
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
-// uses os err mem base:log world gpu:types device gpu:agree ipc:call load job
-// uses issue abort
+// uses os err mem base:log world gpu:types device gpu:agree arena ipc:setup
+// uses load job issue abort
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
@@ -1482,7 +1483,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses err world core:call gpu:types device ipc:call issue setup
+// uses err world core:call gpu:types device leave ipc:call issue setup
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
@@ -1658,7 +1659,8 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
 // uses os err mem base:log base:type world core:call self gpu:types device
-// uses pinned task stage ipc:call job abort launch setup route
+// uses pinned task stage leave ipc:call job abort launch setup route
+//
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
 //
@@ -2556,7 +2558,8 @@ const idist_backend_api *idist_nccl_backend(void) {
     // clang-format off
     static const idist_backend_api api = {
         IDIST__BACKEND_ABI, sizeof(idist_backend_api), "nccl", 0, 0, idist__gpu_claim,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
         idist__gpu_wrap};
 
     // clang-format on
