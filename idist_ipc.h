@@ -1541,9 +1541,9 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
 IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *o, void *to,
                                                   const void *from, size_t nbytes) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, o, false);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     own.error = from ? cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, own.stream)
                      : cudaMemsetAsync(to, 0, nbytes, own.stream);
     return idist__own_end(&own, name);
@@ -1553,10 +1553,10 @@ IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_
 IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *o, void **p,
                                                    size_t nbytes) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, o, false);
 
     *p = NULL;
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     own.error = cudaMalloc(p, nbytes ? nbytes : 1);
     if (own.error == cudaSuccess) own.error = cudaMemsetAsync(*p, 0, nbytes, own.stream);
     return idist__own_end(&own, name);
@@ -1576,8 +1576,8 @@ IDIST__UNUSED static void idist__own_free(void *p) {
 IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *o,
                                                    bool kernels) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, kernels);
-    return s == IDIST_OK ? idist__own_end(&own, name) : s;
+    idist_status status = idist__own_begin(&own, name, o, kernels);
+    return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
 // Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
@@ -1585,9 +1585,9 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, o, true);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess)
         own.error = idist__ipc_scale(own.gpu, data, count, dtype, factor, own.stream);
     return idist__own_end(&own, name);
@@ -1599,9 +1599,9 @@ IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_
     // Packing bytes takes a warp for each chunk.
     size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded / 32 : args->count;
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, o, true);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess && nthreads)
         own.error = idist__ipc_launch_kernel(own.gpu, kernel, args, nthreads, own.stream);
 

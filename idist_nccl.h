@@ -1358,42 +1358,68 @@ static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_ra
     return job;
 }
 
-// Creates the communicator of a group, with the same outcome for all members.
-static idist_status idist__nccl_prepare(idist_group *g) {
-    idist__world *w = g->w;
-    idist__nccl_rank_info mine,
-        *infos =
-            (idist__nccl_rank_info *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
-    bool thread = idist__world_need_thread(w) == IDIST_OK, ok = false, all = false;
-    int i, nthreads = idist__os_nthreads();
+// The members have told each other how they are. Creates the communicator if all of them did their
+// part; otherwise frees the job. False: this rank failed.
+static bool idist__nccl_create(idist_group *g, const idist__nccl_rank_info *infos,
+                               idist__nccl_job *job, char *reason, size_t capacity) {
+    bool own_failed = infos[g->rank].failed;
+    int i;
+
+    for (i = 0; i < g->size && !infos[i].failed; i++) continue;
+    if (i == g->size) return idist__nccl_init(g, &infos[0].id, job, reason, capacity);
+
+    idist__nccl_free_buffer(job);
+    free(job);
+
+    return !own_failed;
+}
+
+// Exchanges what the members need, and creates the communicator; the same outcome for all of them.
+static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
+    idist__nccl_rank_info mine, *infos = (idist__nccl_rank_info *)idist__mem_alloc(mem, nbytes);
+    idist__nccl_job *job = NULL;
+    idist_status status = IDIST_ERR_NO_MEMORY;
+    bool ok = false, all = false;
     char reason[256] = "";
-    idist__nccl_job *job =
-        infos ? idist__nccl_prepare_local(g, &mine, reason, sizeof reason) : NULL;
-    idist_status s = job ? idist__gpu_exchange(g, &mine, infos, sizeof mine) : IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; s == IDIST_OK && i < g->size && !infos[i].failed; i++) continue;
+    if (infos) job = idist__nccl_prepare_local(g, &mine, reason, sizeof reason);
+    if (job) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
 
-    if (s == IDIST_OK && i == g->size) {
-        ok = idist__nccl_init(g, &infos[0].id, job, reason, sizeof reason);
+    if (status == IDIST_OK) {
+        ok = idist__nccl_create(g, infos, job, reason, sizeof reason);
     } else if (job) {
-        ok = !mine.failed;
         idist__nccl_free_buffer(job);
         free(job);
     }
 
-    if (ok && !thread)
+    if (ok && !has_thread)
         snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
-    if (s == IDIST_OK) s = idist__gpu_all_succeeded(g, !ok || !thread, reason, sizeof reason, &all);
-    if (s == IDIST_OK && !all)
-        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
-    if (s != IDIST_OK) idist__nccl_abort_wait(g);
-    idist__mem_free(&w->cfg.mem, infos);
+    if (status == IDIST_OK)
+        status = idist__gpu_all_succeeded(g, !ok || !has_thread, reason, sizeof reason, &all);
+    if (status == IDIST_OK && !all)
+        status =
+            idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
+    idist__mem_free(mem, infos);
+
+    return status;
+}
+
+// Makes NCCL ready for a group, and has the progress thread watch it.
+static idist_status idist__nccl_prepare(idist_group *g) {
+    idist__world *w = g->w;
+    bool has_thread = idist__world_need_thread(w) == IDIST_OK;
+    int nthreads = idist__os_nthreads();
+    idist_status status = idist__nccl_agree(g, has_thread);
+
+    if (status != IDIST_OK) idist__nccl_abort_wait(g);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
-        w->nforeign += idist__os_nthreads() - nthreads;
-    if (s == IDIST_OK) w->watched = true;
+        w->nforeign += idist__os_nthreads() - nthreads; // NCCL's own
+    if (status == IDIST_OK) w->watched = true;
     pthread_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
-    return s;
+    return status;
 }
 
 static void idist__gpu_group_free(idist_group *g) {
@@ -1457,7 +1483,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
-    idist_status s = IDIST_OK;
+    idist_status status = IDIST_OK;
 
     if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
         return idist__fail(IDIST_ERR_TIMEOUT,
@@ -1468,17 +1494,17 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__gpu_of(w)->user_count++;
     gg->preparing = true;
     guard = idist__gpu_enter(idist__gpu_of(w));
-    if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
-    if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
+    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
+    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
     idist__gpu_leave(idist__gpu_of(w), guard);
-    if (s == IDIST_ERR_NO_MEMORY)
-        idist__group_fail(g, s, "a rank is out of memory"); // the other members wait for it
+    if (status == IDIST_ERR_NO_MEMORY)
+        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
     idist__gpu_of(w)->user_count--;
     gg->preparing = false;
-    gg->ready = s == IDIST_OK;
+    gg->ready = status == IDIST_OK;
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
 
-    return s;
+    return status;
 }
 
 //------------------------------------------------------------------------------
@@ -1757,7 +1783,9 @@ static bool idist__gpu_op_make(idist__task *t) {
 
     if (op) return true;
 
-    if ((op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op)) == NULL) {
+    op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op);
+
+    if (!op) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
@@ -2182,7 +2210,7 @@ void *idist_nccl_comm(idist_group *group) {
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
 // tests do it with host ids.
-static bool idist__nccl_is_forced(int version) {
+static bool idist__nccl_allows_shared_gpu(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
@@ -2321,7 +2349,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_i
     if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
         idist__nccl_load(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
         info->nccl = gpu->nccl->version;
-        info->allows_shared_gpu = idist__nccl_is_forced(info->nccl);
+        info->allows_shared_gpu = idist__nccl_allows_shared_gpu(info->nccl);
     }
 }
 
@@ -2506,7 +2534,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
     idist__gpu *gpu = both ? &both->gpu : NULL;
     idist__gpu_rank_info mine;
-    idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    idist_status status = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
 
     if (gpu) gpu->nccl = &both->nccl;
@@ -2514,38 +2542,39 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (gpu && (gpu->rank_infos =
                     (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
                                                              sizeof mine * (size_t)n)) == NULL)
-        s = IDIST_ERR_NO_MEMORY;
+        status = IDIST_ERR_NO_MEMORY;
     idist__world_lock(w);
 
-    if (s == IDIST_OK) {
+    if (status == IDIST_OK) {
         idist__gpu_probe(w, gpu, &mine);
         if (w->nforeign < INT32_MAX / 4)
             w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
-        s = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+        status = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 
-    if (s == IDIST_OK) s = idist__gpu_agree_device(w, &all);
+    if (status == IDIST_OK) status = idist__gpu_agree_device(w, &all);
 
-    if (s == IDIST_OK && all) {
+    if (status == IDIST_OK && all) {
         idist__gpu_install(w);
         idist__nccl_alloc_barrier_word(w);
-        s = idist__gpu_group_make(&w->group);
-        if (s == IDIST_OK) s = idist__gpu_prepare(&w->group);
+        status = idist__gpu_group_make(&w->group);
+        if (status == IDIST_OK) status = idist__gpu_prepare(&w->group);
         w->device_backend =
             names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }
 
     // Ranks that finished this before us have already failed in a call; so will this one.
-    if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH) s = IDIST_OK;
+    if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
+        status = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
     pthread_mutex_unlock(&w->lock);
-    if (s == IDIST_OK && all)
+    if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
     else if (gpu && !gpu->host_backend) idist__gpu_free(w); // else the world is closed next
 
-    return s;
+    return status;
 }
 
 static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
