@@ -233,7 +233,7 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 //------------------------------------------------------------------------------
 // [gpu:device]  CUDA errors, and whose device is the current one
-// uses err world types
+// uses library err world types
 //------------------------------------------------------------------------------
 
 // Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
@@ -272,10 +272,11 @@ static void idist__gpu_fail_group(idist_group *g, idist_status status) {
 // runtime has loaded by now.
 static void idist__gpu_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
-    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, name) : NULL;
+    void *library = idist__os_library_open(NULL),
+         *at = library ? idist__os_library_find(library, name) : NULL;
 
-    if (!at) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!at && library) at = dlsym(library, name);
+    if (!at) library = idist__os_library_loaded("libcuda.so.1");
+    if (!at && library) at = idist__os_library_find(library, name);
     memcpy(&gpu->context_state, &at, sizeof at);
 }
 

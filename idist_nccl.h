@@ -182,8 +182,6 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #define IDIST_NCCL_IMPLEMENTATION_DONE
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
-#include <glob.h>
 
 #include "idist_begin.h"
 
@@ -194,7 +192,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 //------------------------------------------------------------------------------
 // [nccl:load]  NCCL's functions, found at run time
-// uses os
+// uses os library
 //------------------------------------------------------------------------------
 
 typedef struct idist__nccl_id { // ncclUniqueId
@@ -267,50 +265,42 @@ typedef struct idist__nccl {
 // The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
 static void *idist__nccl_in_python(const char *prefix, const char *below) {
     char pattern[512];
-    void *library = NULL;
-    glob_t found;
-    size_t i;
 
     if (!prefix) return NULL;
     snprintf(pattern, sizeof pattern,
              "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
-    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
-    for (i = 0; i < found.gl_pathc && !library; i++)
-        library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
-    globfree(&found);
 
-    return library;
+    return idist__os_library_match(pattern);
 }
 
 // Looks where the loader does, then in Python's environments.
 static void *idist__nccl_open(void) {
-    void *library = dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL);
+    void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
     if (!library) library = idist__nccl_in_python(idist__os_env("VIRTUAL_ENV"), "");
     if (!library) library = idist__nccl_in_python(idist__os_env("CONDA_PREFIX"), "");
     if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
     if (!library) library = idist__nccl_in_python("/usr/local", "");
     if (!library) library = idist__nccl_in_python("/usr", "");
-    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for dlerror
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
 }
 
 // Fills the table, or stores the reason why not. A library that is linked with the program comes
 // first. The library is never unloaded, because it has threads.
 static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
-    void *library = file ? NULL : dlopen(NULL, RTLD_NOW); // the program and its libraries
+    void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries
     void *at;
 
-    if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
-    if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
+    if (library && !idist__os_library_find(library, "ncclGetVersion")) library = NULL;
+    if (!library) library = file ? idist__os_library_open(file) : idist__nccl_open();
 
     if (!library) {
-        const char *text = dlerror();
-        snprintf(reason, capacity, "NCCL could not be loaded: %s", text ? text : "no reason given");
+        snprintf(reason, capacity, "NCCL could not be loaded: %s", idist__os_library_error());
         return;
     }
-#define IDIST__X(result, name, args)                                  \
-    if ((at = dlsym(library, "nccl" #name)) == NULL) missing = #name; \
+#define IDIST__X(result, name, args)                                                   \
+    if ((at = idist__os_library_find(library, "nccl" #name)) == NULL) missing = #name; \
     memcpy(&nccl->name, &at, sizeof at); // C does not convert object pointers to function pointers
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
@@ -320,7 +310,7 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
         snprintf(reason, capacity, "ncclGetVersion failed");
 
-    at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
+    at = nccl->version >= 22807 ? idist__os_library_find(library, "ncclCommRevoke") : NULL;
     memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 

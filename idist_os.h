@@ -418,6 +418,53 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 // uses -
 //------------------------------------------------------------------------------
 
+//------------------------------------------------------------------------------
+// [os:library]  shared libraries that are loaded at run time
+// uses -
+//
+// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
+// even where nothing is optimized. None of them blocks for longer than reading a file takes.
+// Libraries are never unloaded, because they may have threads.
+//------------------------------------------------------------------------------
 
+#include <dlfcn.h>
+#include <glob.h>
+
+// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
+// and the libraries it is linked with. Returns NULL if it cannot be loaded;
+// idist__os_library_error says why.
+static inline void *idist__os_library_open(const char *path) {
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+// A library that is loaded already; otherwise NULL.
+static inline void *idist__os_library_loaded(const char *path) {
+    return dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+}
+
+// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
+static inline void *idist__os_library_match(const char *pattern) {
+    void *library = NULL;
+    glob_t found;
+    size_t i;
+
+    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
+    for (i = 0; i < found.gl_pathc && !library; i++)
+        library = idist__os_library_open(found.gl_pathv[i]);
+    globfree(&found);
+
+    return library;
+}
+
+// The address of a function or variable; NULL: the library does not have it.
+static inline void *idist__os_library_find(void *library, const char *name) {
+    return dlsym(library, name);
+}
+
+// Why the last of these functions failed, in this thread. The text is valid until the next call.
+static inline const char *idist__os_library_error(void) {
+    const char *text = dlerror();
+    return text ? text : "no reason given";
+}
 
 #endif // IDIST_OS_H
