@@ -2058,7 +2058,7 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
         idist__append(text, capacity, "this rank itself: it has not called idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
         idist__append(text, capacity,
-                      "the device: earlier work on a stream, of this rank or of another one");
+                      "the device: earlier work on a stream, of this rank itself or of another");
     else idist__append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
