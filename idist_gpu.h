@@ -25,7 +25,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [gpu:types]  worlds, groups and calls, as device memory sees them
-// uses model
+// uses world
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -233,7 +233,7 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 //------------------------------------------------------------------------------
 // [gpu:device]  CUDA errors, and whose device is the current one
-// uses err model core:group types
+// uses library err world types
 //------------------------------------------------------------------------------
 
 // Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
@@ -272,10 +272,11 @@ static void idist__gpu_fail_group(idist_group *g, idist_status status) {
 // runtime has loaded by now.
 static void idist__gpu_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
-    void *library = dlopen(NULL, RTLD_NOW), *at = library ? dlsym(library, name) : NULL;
+    void *library = idist__os_library_open(NULL),
+         *at = library ? idist__os_library_find(library, name) : NULL;
 
-    if (!at) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!at && library) at = dlsym(library, name);
+    if (!at) library = idist__os_library_loaded("libcuda.so.1");
+    if (!at && library) at = idist__os_library_find(library, name);
     memcpy(&gpu->context_state, &at, sizeof at);
 }
 
@@ -352,7 +353,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os:thread mem model calls:memory types device
+// uses os mem world group types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -504,7 +505,7 @@ idist_allocator idist_pinned_allocator(void) {
 
 //------------------------------------------------------------------------------
 // [gpu:task]  calls and their parts
-// uses kind model core:world core:task core:call types device pinned
+// uses os world core:call types device pinned
 //------------------------------------------------------------------------------
 
 static void idist__gpu_set_waiting(idist__task *t, bool waits) {
@@ -586,29 +587,29 @@ typedef struct idist__gpu_shape {
 static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__call *c) {
     size_t n = (size_t)g->size;
     bool root = c->root == g->rank;
-    idist__gpu_shape s;
+    idist__gpu_shape shape;
 
-    s.send = s.recv = s.most = s.contribution = 1;
+    shape.send = shape.recv = shape.most = shape.contribution = 1;
 
     switch (c->kind) {
-    case IDIST__REDUCE: s.recv = root; break;
-    case IDIST__BROADCAST: s.send = 0; break;
-    case IDIST__ALL_GATHER: s.recv = s.most = n; break;
+    case IDIST__REDUCE: shape.recv = root; break;
+    case IDIST__BROADCAST: shape.send = 0; break;
+    case IDIST__ALL_GATHER: shape.recv = shape.most = n; break;
     case IDIST__GATHER:
-        s.recv = root ? n : 0;
-        s.most = n;
+        shape.recv = root ? n : 0;
+        shape.most = n;
         break;
     case IDIST__SCATTER:
-        s.send = root ? n : 0;
-        s.most = s.contribution = n;
+        shape.send = root ? n : 0;
+        shape.most = shape.contribution = n;
         break;
-    case IDIST__REDUCE_SCATTER: s.send = s.most = s.contribution = n; break;
-    case IDIST__ALL_TO_ALL: s.send = s.recv = s.most = s.contribution = n; break;
-    case IDIST__BARRIER: s.send = s.recv = 0; break;
+    case IDIST__REDUCE_SCATTER: shape.send = shape.most = shape.contribution = n; break;
+    case IDIST__ALL_TO_ALL: shape.send = shape.recv = shape.most = shape.contribution = n; break;
+    case IDIST__BARRIER: shape.send = shape.recv = 0; break;
     default: break;
     }
 
-    return s;
+    return shape;
 }
 
 // Copies k elements of each of `parts` parts, which lie to_count and from_count elements apart.
@@ -658,7 +659,7 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses err mem kind model core:world core:call
+// uses os err mem world core:call
 //------------------------------------------------------------------------------
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
@@ -681,7 +682,7 @@ static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *
                                         size_t nbytes) {
     idist__call c;
     idist_opts o;
-    idist_status s;
+    idist_status status;
     int depth = idist__me.group_depth; // of idist_group_begin, which must not hold this call back
 
     memset(&o, 0, sizeof o);
@@ -689,10 +690,10 @@ static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *
     idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
     c.label = IDIST__FIRST_DEVICE_CALL;
     idist__me.group_depth = 0;
-    s = idist__call_locked(g, &c, &o);
+    status = idist__call_locked(g, &c, &o);
     idist__me.group_depth = depth;
 
-    return s;
+    return status;
 }
 
 // What one member tells the others.
@@ -704,30 +705,31 @@ typedef struct idist__gpu_outcome {
 // Whether all members succeeded. If not, `reason` becomes that of the first that did not.
 static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *reason,
                                              size_t capacity, bool *all) {
-    idist__gpu_outcome mine,
-        *theirs =
-            (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
-    idist_status s;
+    idist__gpu_outcome mine, *theirs;
+    idist_status status;
     int i;
 
     *all = false;
+    theirs = (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
     if (!theirs) return IDIST_ERR_NO_MEMORY;
+
     memset(&mine, 0, sizeof mine);
     mine.failed = failed;
     idist__copy_text(mine.reason, sizeof mine.reason, reason);
-    s = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
-    for (i = 0; s == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
-    *all = s == IDIST_OK && i == g->size;
-    if (s == IDIST_OK && !*all)
+    status = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
+    for (i = 0; status == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
+    *all = status == IDIST_OK && i == g->size;
+    if (status == IDIST_OK && !*all)
         snprintf(reason, capacity, "rank %d: %.200s", g->ranks[i], theirs[i].reason);
     idist__mem_free(&g->w->cfg.mem, theirs);
 
-    return s;
+    return status;
 }
 
 //------------------------------------------------------------------------------
 // [gpu:stage]  calls that go through pinned memory, a chunk at a time
-// uses kind model core:group extent types pinned task
+// uses world core:call types pinned task
+//
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
 // the device and the one before arrives there:

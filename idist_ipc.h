@@ -1,28 +1,32 @@
-/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's device memory (CUDA IPC) - MIT
-licence
+/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's memory (CUDA IPC) - MIT licence
 
-DO THIS
+    idist_nccl.h includes this file; there is nothing in it to call. idist uses CUDA IPC by itself
+    where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
+    with an older one, and wherever IPC does not work, the group is staged through host memory.
 
-    Lay it beside idist_nccl.h, which includes it. There is nothing in it for you to call: idist
-takes this way by itself where NCCL will not go, for ranks on one host that share a GPU. CUDA 12.8
-or later; with an older one those ranks are staged through the host, as they are where IPC is not to
-be had.
+    The device backend "ipc" supports all collectives except prefix sums and v-forms; reductions of
+    F16, BF16, F32 and F64 with SUM, PROD, MIN, MAX and AVG (and premultiplied sums of the last
+    two). The rest is staged. The results have the same bits as the ring's.
 
 WHAT IT COSTS
 
     64 MiB of device memory for each rank of each group that makes such calls, kept for the next
-    group. Each call copies its data into that memory first. The first call of a group compiles the
-    kernels, and reads the memory of every rank once: a driver too old for them, or a machine that
-    corrupts what one GPU reads from another (an IOMMU, PCIe ACS; boot with iommu=pt, or disable
-    ACS), makes the group staged, with a warning. What it takes: all collectives but prefixes and
-    v-forms, on F16, BF16, F32 and F64 where it adds up (premultiplied sums on the last two); the
-    rest is staged. The results have the bits that the ring gives.
+    group. Each call first copies its data into that memory.
+
+    The first call of a group compiles the kernels, and reads the memory of every rank once. If the
+    driver is too old for them, or the machine corrupts what one GPU reads from another (an IOMMU,
+    or PCIe ACS; boot with iommu=pt, or disable ACS), the group is staged, with a warning.
 
 CONTENTS
 
-      [ipc:ptx]     kernels that reduce what lies on one GPU
-      [ipc:call]    calls between ranks of a host that reach each other's device memory
-      [ipc:own]     what a rank does with device memory of its own
+      [ipc:ptx]     kernels that reduce and pack what one GPU can read
+      [ipc:kernel]  loading the kernels, and launching them
+      [ipc:arena]   device memory that other ranks map
+      [ipc:leave]   the end of a world: giving the memory back
+      [ipc:probe]   does this rank read what the others have written?
+      [ipc:setup]   what the members of a group set up in its first call
+      [ipc:call]    calls of ranks that read each other's device memory
+      [ipc:own]     device memory of this rank alone, for idist_train.h
 */
 #ifndef IDIST_NCCL_H
 #include "idist_nccl.h" // which includes this file where it belongs
@@ -32,45 +36,51 @@ CONTENTS
 #define IDIST_IPC_IMPLEMENTATION_DONE
 
 //------------------------------------------------------------------------------
-// [ipc:ptx]  kernels that work on what lies on one GPU
+// [ipc:ptx]  kernels that reduce and pack what one GPU can read
 // uses -
 //
-// idist_reduce_f32, _f64, _f16 and _bf16: out[i] = in[0][i] (op) ... (op) in[n - 1][i], with the
-// bits of idist__reduce_many. idist_pack_halves, _pack_bytes and idist_unpack_bytes: what
+// idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i], with
+// the same bits as idist__reduce_many. idist_pack_halves, _pack_bytes and idist_unpack_bytes do
+// what [train:compress] does, with the same bits. No kernel waits for anything.
+//
+// The strings below, joined, are the PTX that the driver compiles for its GPU. Their source is
+// tests/gpu/reduce.cu and tests/gpu/pack.cu.
 // [train:compress] does, with its bits. They wait for nothing and nobody. The parts below, joined,
 // are the PTX, which the driver compiles for its GPU; the source is tests/gpu/pack.cu.
 //------------------------------------------------------------------------------
 
 #define IDIST__PTX_OPERANDS 16
-#define IDIST__PTX_SCALED 16   // an op: each operand times factor, then SUM
-#define IDIST__PTX_THREADS 512 // of a block, at most
-#define IDIST__PTX_NBYTES 16   // that a thread takes of each operand in one turn
+#define IDIST__PTX_SCALED 16   // an op: SUM of each operand times factor
+#define IDIST__PTX_THREADS 512 // per block, at most
+#define IDIST__PTX_NBYTES 16   // of each operand, per thread and turn
 
-// The one parameter of a kernel. Everything is aligned to the size of an element; where all is
-// aligned to 16 bytes it is faster. out and also may be any of in[]; otherwise they do not overlap.
+// The only parameter of a kernel that reduces. All pointers are aligned to an element; the kernel
+// is faster if all are aligned to 16 bytes. `out` and `also` may equal any of in[]; otherwise they
+// do not overlap.
 typedef struct idist__ptx_args {
     const void *in[IDIST__PTX_OPERANDS];
     void *out;
-    void *also; // gets the same; NULL: there is none
+    void *also; // gets the same as out; NULL: nothing
     unsigned long long count;
     double factor;
     int n;  // of in[], 1 or more
     int op; // of idist_op
 } idist__ptx_args;
 
-// Indices of idist__gpu.kernels, after those of the four that reduce; then the op of the first two.
+// Indices of idist__gpu.kernels: 0 to 3 reduce F16, BF16, F32 and F64 (dtype - IDIST_F16). Then the
+// ops of PACK_HALVES, and those of PACK_BYTES.
 enum { IDIST__PACK_HALVES = 4, IDIST__PACK_BYTES, IDIST__UNPACK_BYTES };
 enum { IDIST__PACK_F16, IDIST__PACK_BF16, IDIST__UNPACK_F16, IDIST__UNPACK_BF16 };
 enum { IDIST__PACK_GIVE, IDIST__PACK_ADD };
 
 typedef struct idist__pack_args {
     const void *in;
-    float *error; // of bytes: what rounding took so far, `padded` of them
+    float *error; // bytes: the rounding error so far, `padded` of them
     void *out;
     unsigned long long count;  // floats
-    unsigned long long padded; // of bytes: and zeros up to whole chunks of 1,024
-    float factor;              // ADD: of the sum
-    int n;                     // ADD: contributions that follow one another in `in`
+    unsigned long long padded; // bytes: count, rounded up to whole chunks of 1,024
+    float factor;              // ADD: the sum is multiplied by it
+    int n;                     // ADD: contributions, one after another in `in`
     int op;
 } idist__pack_args;
 
@@ -443,58 +453,9 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 // End of what tests/gpu/make_ptx.sh made.
 
 //------------------------------------------------------------------------------
-// [ipc:call]  calls between ranks of a host that reach each other's device memory, as all do that share a GPU
-// uses cpu os:thread err mem base:log base:type hash kind model core:world
-// uses gpu:types device gpu:task gpu:agree ptx
-//
-// Each rank has an arena that the others map. A chunk of a call is given, and then taken:
-//
-//     give      own contribution -> own arena      (device)
-//     take      others' arenas -> receive buffer   (device: a reduction kernel, or copies)
-//
-// A large all_reduce takes in two steps, each rank at first the slice that it reduces for all:
-//
-//     give      all but the own slice -> own arena
-//     take      the own slice where it lies, the rest in arenas -> own arena and receive buffer
-//     collect   the slices that the others have reduced -> receive buffer
-//
-// Of each byte of a message the device reads and writes 2 (n - 1) / n, 1 + 2 / n and 2 (n - 1) / n
-// bytes then: 5 - 2 / n, of which 2 are the least that there is. To reach it the ranks would have
-// to map each other's buffers. But memory that somebody maps must not be freed, and nobody tells us
-// when the program frees its own.
-//
-// What the device does for a call is cut into phases. A rank that has finished one meets the others
-// (on the host, where the first one compares the call), so that what is given in one phase can be
-// taken in a later one, in `depth` phases:
-//
-//     phase      0      1      2      3      4      5      6         three chunks, depth 2
-//     give       0      1      2
-//     take                     0      1      2
-//     collect                                0      1      2
-//     met            0      1      2      3      4      5      6     the device has the next one
-//
-// Phase p begins when all have met for phase p - depth. Chunk c lies in slot c % 4 of the arena, so
-// that who gives chunk c + 4 there, in phase c + 4, knows that all are through with phase c + 2 at
-// least, in which they took chunk c. A rank's own slice of the slot has what it reduced; that was
-// collected in phase c + 4, before the rank reduces there again in phase c + 6. A single chunk
-// needs no pipeline: its depth is 1. After the last phase the ranks meet as well: nobody reads an
-// arena whose owner is through with the call.
-//
-// No kernel waits for another rank, so it makes no difference that processes which share a GPU run
-// by turns.
+// [ipc:kernel]  loading the kernels, and launching them
+// uses os base:type world gpu:types gpu:agree ptx
 //------------------------------------------------------------------------------
-
-static bool idist__ipc_supports(const idist_group *g, const idist__call *c) {
-    if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
-    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
-        return false;
-    if (!idist__kind_reduces(c->kind)) return true;
-    if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
-    if (idist__gpu_op_is_premul(g, c))
-        return c->dtype >= IDIST_F32; // a contribution of 16 bits would be rounded twice
-
-    return c->op <= IDIST_AVG;
-}
 
 #if IDIST__IPC_KERNELS
 static bool idist__ipc_is_loaded(const idist__gpu *gpu) { return gpu->library != NULL; }
@@ -504,9 +465,9 @@ static void idist__ipc_unload_kernels(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
-// The text is compiled when a kernel is needed for the first time, unless its attributes are asked
-// for: then now, where a text that the driver cannot read is no error of a call yet, and a launch
-// waits for nothing.
+// Loads the kernels. The driver compiles a kernel when it is first needed, and that is now, because
+// its attributes are asked for: PTX that the driver cannot read is no error of a call yet, and no
+// launch waits.
 static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16",
                                         "idist_reduce_f32",  "idist_reduce_f64",
@@ -530,12 +491,12 @@ static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
         error = cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i]);
     }
 
-    if (error != cudaSuccess) idist__ipc_unload_kernels(gpu); // all of it, or nothing
+    if (error != cudaSuccess) idist__ipc_unload_kernels(gpu);
 
     return error;
 }
 
-// A thread for each of so many things to do, or fewer that take turns.
+// Launches a kernel with a thread for each of `count` items, or with fewer that take turns.
 static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     void *params[1];
@@ -548,7 +509,8 @@ static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, c
     return cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block, params, 0, stream);
 }
 
-// args has out and count, and also. Each operand that is NULL there is at `at` in a rank's arena.
+// Reduces on the device. The caller sets out, count and also; each operand in[i] that is NULL is at
+// offset `at` of rank i's arena.
 static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at,
                                      idist__ptx_args *args) {
     const idist_group *g = t->group;
@@ -567,7 +529,7 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     args->n = g->size;
     args->op = c->op <= IDIST_AVG ? (int)c->op : IDIST_SUM;
 
-    // The kernel wants it aligned.
+    // The kernel needs its output aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
     if (error == cudaSuccess)
@@ -633,49 +595,14 @@ static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, c
 }
 #endif
 
-static bool idist__ipc_is_unused(const void *arg) {
-    return !idist__gpu_of((const idist__world *)arg)->user_count;
-}
-
-// From here on the end of the world waits for other threads, that long in all.
-static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
-    if (!gpu->leave_deadline_ns) gpu->leave_deadline_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
-}
-
-// The world is being closed: waits, once, for the threads that use what is to be freed without the
-// lock. False: there are such still. The caller does not hold the lock; a thread that has it for
-// good is no reason to wait longer.
-static bool idist__ipc_wait_unused(idist__world *w) {
-    idist__gpu *gpu = idist__gpu_of(w);
-    bool left;
-    int turns = 0;
-
-    idist__ipc_set_leave_deadline(gpu);
-
-    while (pthread_mutex_trylock(&w->lock) != 0) {
-        if (idist__os_now_ns() > gpu->leave_deadline_ns) {
-            gpu->stuck = true;
-            return false;
-        }
-
-        idist__gpu_nap(&turns);
-    }
-
-    left = idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
-    if (!left) gpu->stuck = true;
-    pthread_mutex_unlock(&w->lock);
-
-    return left;
-}
-
 static bool idist__ipc_has_loaded(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
     return !idist__gpu_of(w)->loading || w->thread_stops;
 }
 
-// The kernels, loaded once. The lock is held, and given up meanwhile. To load them may wait for the
-// device, and a kernel of NCCL's may wait there for a rank that is lost: somebody has to have the
-// lock then, to abort it. The caller is counted in gpu->user_count.
+// Loads the kernels once per world. The lock is held, and released meanwhile: loading may wait for
+// the device, where a kernel of NCCL's may wait for a lost rank, and whoever aborts that needs the
+// lock. The caller is counted in gpu->user_count.
 static cudaError_t idist__ipc_need_kernels(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
@@ -695,24 +622,34 @@ static cudaError_t idist__ipc_need_kernels(idist__world *w) {
     return error;
 }
 
+//------------------------------------------------------------------------------
+// [ipc:arena]  device memory that other ranks map
+// uses mem hash world gpu:types
+//
+// Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
+// members map once. Each of these calls of CUDA may wait for all work of the device, so they are
+// made without the lock.
+//------------------------------------------------------------------------------
+
+// What each member tells the others about its arena.
 typedef struct idist__ipc_rank_info {
     cudaIpcMemHandle_t handle;
     char *data; // for ranks of the same process, which cannot open it
     uint64_t process;
     int32_t device;
     uint32_t serial;
-    int32_t failed; // it has nothing to be mapped, and says why later
+    int32_t failed; // there is nothing to map; the reason comes later
 } idist__ipc_rank_info;
 
-// Equal for ranks of one process only: processes in containers may have one number.
+// Equal for ranks of the same process only. Processes in different containers may have the same
+// number.
 static uint64_t idist__ipc_process(void) {
     struct stat st;
     return idist__mix((uint64_t)getpid(),
                       stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
 }
 
-// An arena of our own: one that no group has any more, or a new one. The lock is given up where the
-// device may be waited for, as in all that follows here.
+// Takes an arena of our own for the group: one of a closed group, or a new one.
 static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *info) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__ipc_arena *a = gpu->arenas;
@@ -742,7 +679,7 @@ static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *i
     return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
-// That of another rank, mapped once.
+// Maps an arena of another rank, if it is not mapped yet.
 static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -810,8 +747,8 @@ static void idist__ipc_release_arena(idist_group *g) {
     gg->own_arena = NULL;
 }
 
-// The arena of a group in which a copy never ends, on this rank or another one: it is given to no
-// other group, and never freed.
+// Abandons the arena of a group in which a copy never ends, on this rank or on another: no other
+// group gets it, and it is never freed.
 static void idist__ipc_abandon_arena(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -819,11 +756,55 @@ static void idist__ipc_abandon_arena(idist_group *g) {
     gg->own_arena = NULL;
 }
 
-// What a thread of its own gives back to the device, as each of these calls may wait for all that
-// the device has to do.
+//------------------------------------------------------------------------------
+// [ipc:leave]  the end of a world: giving the memory back
+// uses os mem base:log world gpu:types device gpu:agree kernel
+//
+//     idist_finalize      idist__ipc_unmap_arenas  this rank maps nothing any more; then the ranks
+//     meet groups are closed   idist__ipc_wait_unused   other threads leave world is freed
+//     idist__ipc_free_arenas   nobody maps our own arenas any more
+//------------------------------------------------------------------------------
+
+static bool idist__ipc_is_unused(const void *arg) {
+    return !idist__gpu_of((const idist__world *)arg)->user_count;
+}
+
+// Starts the time that the end of the world waits for other threads, in all.
+static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
+    if (!gpu->leave_deadline_ns) gpu->leave_deadline_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+}
+
+// The world is being closed: waits, once, for the threads that use without the lock what is to be
+// freed. False: some still do. Called without the lock; a thread that never releases the lock is no
+// reason to wait longer.
+static bool idist__ipc_wait_unused(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    bool left;
+    int turns = 0;
+
+    idist__ipc_set_leave_deadline(gpu);
+
+    while (pthread_mutex_trylock(&w->lock) != 0) {
+        if (idist__os_now_ns() > gpu->leave_deadline_ns) {
+            gpu->stuck = true;
+            return false;
+        }
+
+        idist__gpu_nap(&turns);
+    }
+
+    left = idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
+    if (!left) gpu->stuck = true;
+    pthread_mutex_unlock(&w->lock);
+
+    return left;
+}
+
+// What a thread of its own gives back to the device, because each of these calls may wait for all
+// work of the device.
 typedef struct idist__ipc_cleanup {
-    idist__gpu gpu; // only the number, and what is given back: imports, arenas, library
-    int done;       // atomic: 1, or IDIST__JOB_LEFT
+    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library
+    int done;       // atomic: IDIST__JOB_*
 } idist__ipc_cleanup;
 
 static void *idist__ipc_cleanup_run(void *arg) {
@@ -837,13 +818,14 @@ static void *idist__ipc_cleanup_run(void *arg) {
     for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->data);
     idist__ipc_unload_kernels(&job->gpu);
 
-    if (__atomic_exchange_n(&job->done, 1, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT) free(job);
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
+        free(job);
 
     return NULL;
 }
 
-// Gives these back, and waits for that until a deadline. False: the device is busy, and the thread
-// goes on by itself. The lock is not held.
+// Gives these back and waits for that until a deadline. False: the device is busy, and the thread
+// goes on by itself. Called without the lock.
 static bool idist__ipc_cleanup_start(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
@@ -861,7 +843,7 @@ static bool idist__ipc_cleanup_start(const idist__gpu *what) {
     while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline)
         idist__gpu_nap(&turns);
 
-    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != 1) {
+    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
         pthread_detach(thread); // it frees the job
         return false;
     }
@@ -881,7 +863,7 @@ static void idist__ipc_free_list(const idist__world *w, idist__ipc_arena *list) 
     }
 }
 
-// No thread of this rank reads, or is about to read, the memory of others.
+// Whether no thread of this rank reads, or is about to read, the memory of other ranks.
 static bool idist__ipc_is_idle(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
     const idist_group *g;
@@ -898,8 +880,8 @@ static bool idist__ipc_is_idle(const void *arg) {
     return true;
 }
 
-// This rank reads nothing more: the others free their memory when all have said so. Calls that
-// other threads have under way come to their end before that.
+// Unmaps the arenas of the other ranks, which free them when all ranks have done so. Waits for the
+// calls of other threads to end.
 static void idist__ipc_unmap_arenas(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu what;
@@ -907,7 +889,7 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
 
     if (!idist__gpu_wait_until(w, idist__ipc_is_idle, w, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "finalize: another thread's call reads the memory of other ranks");
+                         "finalize: another thread's call still reads the memory of other ranks");
         return;
     }
 
@@ -930,7 +912,7 @@ static void idist__ipc_free_arenas(idist__world *w) {
     bool any = gpu->imports || gpu->arenas || idist__ipc_is_loaded(gpu);
     bool busy = any && !gpu->stuck && !idist__ipc_cleanup_start(gpu);
 
-    if (!busy) { // else the thread still looks at them
+    if (!busy) { // else the thread still reads the lists
         idist__ipc_free_list(w, gpu->imports);
         idist__ipc_free_list(w, gpu->arenas);
     }
@@ -939,16 +921,22 @@ static void idist__ipc_free_arenas(idist__world *w) {
     if (!gpu->stuck) return;
     idist__log_print(
         &w->log, IDIST_LOG_WARN,
-        "GPU %d does not end what it has to do: memory on it stays in use until the process ends",
+        "GPU %d does not finish its work: memory on it stays in use until the process ends",
         gpu->device);
 }
 
-// What each rank leaves in its arena, for the others to see whether they read it: whole numbers,
-// never 0, and so small that the sum of all is exact. A driver that grants peer access does not
-// know whether the machine delivers: an IOMMU, or the access control (ACS) of a PCIe switch, makes
-// zeros or garbage of what one GPU reads from another, without an error.
+//------------------------------------------------------------------------------
+// [ipc:probe]  does this rank read what the others have written?
+// uses os hash world gpu:types ptx kernel
+//
+// What each rank leaves in its arena, for the others to check that they read it: whole numbers,
+// never 0, and so small that their sum is exact. A driver that grants peer access does not know
+// whether the machine delivers: an IOMMU, or the access control (ACS) of a PCIe switch, makes zeros
+// or garbage of what one GPU reads from another, without an error.
+//------------------------------------------------------------------------------
+
 #define IDIST__IPC_PROBE 4096
-#define IDIST__IPC_PROBE_MS 10000 // that reading it may take
+#define IDIST__IPC_PROBE_MS 10000 // how long reading it may take
 
 static float idist__ipc_probe_value(int rank, size_t i) {
     uint64_t mixed = idist__mix((uint64_t)rank + 1, i);
@@ -956,13 +944,14 @@ static float idist__ipc_probe_value(int rank, size_t i) {
 }
 
 typedef struct idist__ipc_probe {
-    cudaStream_t stream; // of its own: one on which a copy never ends is left alone
+    cudaStream_t stream; // its own: if a copy never ends, it is abandoned
     float *seen;         // pinned
     int64_t deadline_ns;
     char text[200];
 } idist__ipc_probe;
 
-// From here on: the ranks may come to the next part of the probe at very different times.
+// Starts the deadline, once for each part of the probe: the ranks may begin a part at very
+// different times.
 static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_probe *probe) {
     int most_ms = w->cfg.init_timeout_ms / 2;
 
@@ -970,7 +959,7 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
     probe->deadline_ns = idist__os_deadline(most_ms);
 }
 
-// True: the stream is through. It may never be.
+// True: the stream has finished. It may never do so.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     while (*error == cudaSuccess) {
         *error = cudaStreamQuery(probe->stream);
@@ -999,8 +988,8 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     return error;
 }
 
-// Brings to the host what the device has at `from` and checks it: what a rank left, or the sum of
-// all (rank -1).
+// Copies the device's memory at `from` to the host and checks it: the pattern of a rank, or the sum
+// of all (rank -1).
 static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe, const char *from,
                                    int rank, cudaError_t *error) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
@@ -1019,8 +1008,8 @@ static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe
     return true;
 }
 
-// Whether this rank reads what is in the arenas of all: by copies from device to device, and by a
-// kernel. (A copy to the host would say nothing: the device that has the memory makes it.)
+// Checks that this rank reads the arenas of all ranks: by copies from device to device, and with a
+// kernel. (A copy to the host would prove nothing: the device that owns the memory makes it.)
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -1051,7 +1040,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
             idist__ipc_launch_kernel(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
         right = idist__ipc_probe_check(g, probe, sum, -1, &error);
         for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
-            other = gpu->rank_infos[g->ranks[i]].bus_id; // of those that may be the cause
+            other = gpu->rank_infos[g->ranks[i]].bus_id; // one that may be the cause
     }
 
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
@@ -1064,27 +1053,37 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     return cudaErrorUnknown;
 }
 
-// False: the stream is not through. It may never be, so it is left alone, with what it works on.
+// False: the stream has not finished. It may never do so: it is abandoned, with the memory it works
+// on.
 static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
     cudaError_t error = cudaSuccess;
-    bool through =
+    bool done =
         !probe->stream || idist__ipc_probe_wait(probe, &error) || error != cudaErrorNotReady;
 
-    if (probe->stream && through) {
+    if (probe->stream && done) {
         cudaStreamDestroy(probe->stream);
         cudaFreeHost(probe->seen);
     }
 
     cudaGetLastError();
 
-    return through;
+    return done;
 }
 
-// What becomes of a group in which a rank cannot.
+//------------------------------------------------------------------------------
+// [ipc:setup]  what the members of a group set up in its first call
+// uses err mem base:log world gpu:types gpu:agree kernel arena probe
+//
+//     own     load the kernels; take an arena, and write a pattern into it
+//     others  exchange the handles; map the arenas of the others, and read the patterns
+//     agree   if any rank has failed, the group is staged
+//------------------------------------------------------------------------------
+
+// What happens to a group in which a rank cannot use IPC.
 static idist_status idist__ipc_without(idist_group *g, const char *reason) {
     if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged does without",
+                           "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged needs no IPC",
                            reason);
     idist__log_print(&g->w->log, IDIST_LOG_WARN,
                      "CUDA IPC cannot be used (%s): device memory is staged", reason);
@@ -1095,13 +1094,13 @@ static idist_status idist__ipc_without(idist_group *g, const char *reason) {
 }
 
 typedef struct idist__ipc_setup {
-    idist__ipc_rank_info mine, *infos; // of all
+    idist__ipc_rank_info mine, *infos; // of all ranks
     idist__ipc_probe probe;
     bool stuck;        // the probe never ends
-    cudaError_t error; // why this rank cannot
+    cudaError_t error; // of this rank
 } idist__ipc_setup;
 
-// This rank's part alone: the kernels, and an arena in which the others find what to read.
+// This rank's part: the kernels, and an arena with a pattern in it.
 static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     const idist__gpu *gpu = idist__gpu_of(w);
@@ -1116,23 +1115,24 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     setup->mine.failed = setup->error != cudaSuccess;
 }
 
-// The lock was given up: another thread may close the world, and waits for us to leave it.
+// Called when the lock has been released meanwhile: another thread may be closing the world, and
+// waits for us to leave it.
 static idist_status idist__ipc_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->thread_stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
-// Opens the arenas of the others and reads them once.
+// Maps the arenas of the others and reads them once.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     idist_status status = idist__gpu_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
-    bool whole = status == IDIST_OK && g->size > 1;
+    bool all_have_arenas = status == IDIST_OK && g->size > 1;
     int i;
 
     if (status == IDIST_OK && setup->error == cudaSuccess)
         setup->error = idist__ipc_map_arenas(g, setup->infos);
-    for (i = 0; i < g->size && whole; i++) whole = !setup->infos[i].failed;
-    if (!whole || setup->error != cudaSuccess) return status;
+    for (i = 0; i < g->size && all_have_arenas; i++) all_have_arenas = !setup->infos[i].failed;
+    if (!all_have_arenas || setup->error != cudaSuccess) return status;
 
     pthread_mutex_unlock(&w->lock);
     setup->error = idist__ipc_probe_read(g, &setup->probe);
@@ -1141,7 +1141,7 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     return status;
 }
 
-// A probe that never ends on one rank may read the arena of any other.
+// A probe that never ends on one rank may read the arena of any other: all ranks abandon theirs.
 static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
@@ -1155,7 +1155,7 @@ static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setu
     return status;
 }
 
-// One outcome for all members.
+// The same outcome for all members.
 static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *setup) {
     bool failed = setup->error != cudaSuccess, all = false;
     char reason[256] = "";
@@ -1169,8 +1169,7 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     return status == IDIST_OK && !all ? idist__ipc_without(g, reason) : status;
 }
 
-// Makes the arenas, opens those of the others and reads them once. If a rank cannot, the group is
-// staged.
+// Sets up the arenas of a group; if a rank cannot, the group is staged. All members call it.
 static idist_status idist__ipc_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -1203,15 +1202,75 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     return status;
 }
 
+//------------------------------------------------------------------------------
+// [ipc:call]  calls of ranks that read each other's device memory
+// uses world gpu:types task ptx kernel
+//
+// All ranks of a host that share a GPU can read each other's device memory. Each rank has an arena
+// that the others map. A chunk of a call is given, and then taken:
+//
+//     give      own contribution -> own arena      (device)
+//     take      others' arenas -> receive buffer   (device: a reduction kernel, or copies)
+//
+// A large all_reduce is taken in two steps. First each rank takes the slice that it reduces for
+// all:
+//
+//     give      all but the own slice -> own arena
+//     take      own slice from the send buffer, the others' from their arenas
+//                   -> own arena and receive buffer
+//     collect   the slices that the others have reduced -> receive buffer
+//
+// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and 2 (n -
+// 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping the
+// program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
+// program frees its own.
+//
+// The device's work for a call is cut into phases. A rank that has finished a phase meets the
+// others (on the host, where the first meeting compares the call), so that what is given in one
+// phase can be taken `depth` phases later:
+//
+//     phase      0      1      2      3      4      5      6         three chunks, depth 2
+//     give       0      1      2
+//     take                     0      1      2
+//     collect                                0      1      2
+//     met            0      1      2      3      4      5      6     the device has the next one
+//
+// Phase p begins when all ranks have met for phase p - depth. Chunk c is in slot c % 4 of the
+// arena. A rank that gives chunk c + 4 there, in phase c + 4, knows that all ranks have finished at
+// least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds what it has
+// reduced; that was collected in phase c + 4, before the rank reduces there again in phase c + 6. A
+// single chunk needs no pipeline: its depth is 1. After the last phase the ranks meet as well, so
+// that nobody reads an arena whose owner has finished the call.
+//
+// No kernel waits for another rank, so processes that share a GPU may take turns on it.
+//
+//     idist__gpu_start          the call gets its fingerprint and enters the group's queue
+//     idist__ipc_step           enqueues the next phases; starts a meeting when a phase has
+//     finished idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
+//------------------------------------------------------------------------------
+
+// Whether IPC supports a call; the same on all ranks.
+static bool idist__ipc_supports(const idist_group *g, const idist__call *c) {
+    if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
+    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
+        return false;
+    if (!idist__kind_reduces(c->kind)) return true;
+    if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
+    if (idist__gpu_op_is_premul(g, c))
+        return c->dtype >= IDIST_F32; // 16 bits would be rounded twice
+
+    return c->op <= IDIST_AVG;
+}
+
 static bool idist__ipc_is_large(const idist__task *t) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     if (op->call.kind != IDIST__ALL_REDUCE || t->group->size == 1) return false;
     return op->call.count * op->size > IDIST__IPC_SMALL;
 }
 
-// Where the slice of a chunk of k elements begins that a rank reduces: whole lines, and at the same
-// place in all chunks of a call, as that of one is given while that of the chunk before it in the
-// slot is collected.
+// Where the slice begins that a rank reduces in a chunk of k elements. Slices are whole cache
+// lines, and at the same place in all chunks of a call: a slice is given while that of the slot's
+// previous chunk is collected.
 static size_t idist__ipc_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -1219,17 +1278,18 @@ static size_t idist__ipc_slice_begin(const idist__task *t, size_t k, int rank) {
     return at < k ? at : k;
 }
 
-// The beginning of a premultiplied sum: each rank has a factor of its own.
+// The first step of a premultiplied sum: each rank has a factor of its own.
 static cudaError_t idist__ipc_premultiply(const idist__task *t, void *data, size_t count) {
     const idist_group *g = t->group;
     const idist__call *c = &idist__gpu_op_of(t)->call;
+
     if (!idist__kind_reduces(c->kind) || !idist__gpu_op_is_premul(g, c)) return cudaSuccess;
     return idist__ipc_scale(idist__gpu_of(g->w), data, count, c->dtype,
                             idist__call_user_op(g, c)->factor,
                             idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// From the send buffer of a large all_reduce to the same place in the arena.
+// Gives a part of a large all_reduce: from the send buffer to the same place in the arena.
 static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const char *send,
                                         size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
@@ -1242,7 +1302,7 @@ static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const
     return error == cudaSuccess ? idist__ipc_premultiply(t, to, count) : error;
 }
 
-// What this rank contributes to a chunk of k elements that begins at element `at`, into its arena.
+// Gives this rank's contribution to the chunk of k elements that begins at element `at`.
 static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at, size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1265,8 +1325,8 @@ static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at,
     return error == cudaSuccess ? idist__ipc_premultiply(t, arena, k * shape.send) : error;
 }
 
-// A large all_reduce: this rank's slice, to its arena and its receive buffer. Where a buffer of the
-// program's is not aligned as the kernel wants it to be fast, a copy more is faster.
+// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If the
+// program's buffers are not aligned to 16 bytes, copying them first is faster.
 static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *arena, size_t at,
                                          size_t k) {
     const idist_group *g = t->group;
@@ -1296,7 +1356,7 @@ static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *aren
                            idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// What this rank takes from the arenas of all.
+// Takes what this rank receives from the arenas of all ranks.
 static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, size_t at, size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1337,7 +1397,7 @@ static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, siz
     return error;
 }
 
-// The end of a large all_reduce: the slices that the others have reduced.
+// Collects the slices of a large all_reduce that the others have reduced.
 static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, size_t at,
                                       size_t k) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1357,14 +1417,19 @@ static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, 
     return error;
 }
 
+typedef enum idist__ipc_phase_step {
+    IDIST__IPC_GIVE,
+    IDIST__IPC_TAKE,
+    IDIST__IPC_COLLECT
+} idist__ipc_phase_step;
+
 static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->chunk_count > 1 ? 2 : 1; }
 
-// Enqueues one thing of the next phase: give (0), take (1) or collect (2), if there is a chunk for
-// it.
-static cudaError_t idist__ipc_enqueue_step(const idist__task *t, size_t what) {
+// Enqueues one step of the next phase, if there is a chunk for it.
+static cudaError_t idist__ipc_enqueue_step(const idist__task *t, idist__ipc_phase_step step) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    size_t behind = what * idist__ipc_depth(op), nth = op->enqueued_count - behind;
+    size_t behind = (size_t)step * idist__ipc_depth(op), nth = op->enqueued_count - behind;
     size_t at = nth * op->chunk, k, slot;
     char *arena[IDIST__IPC_RANKS];
     int i;
@@ -1375,17 +1440,19 @@ static cudaError_t idist__ipc_enqueue_step(const idist__task *t, size_t what) {
     k = op->call.count - at < op->chunk ? op->call.count - at : op->chunk;
     slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
     for (i = 0; i < t->group->size; i++) arena[i] = gg->arena[i] + slot;
-    if (what == 0) return idist__ipc_give(t, arena[t->group->rank], at, k);
+    if (step == IDIST__IPC_GIVE) return idist__ipc_give(t, arena[t->group->rank], at, k);
+    if (step == IDIST__IPC_TAKE) return idist__ipc_take(t, arena, at, k);
 
-    return what == 1 ? idist__ipc_take(t, arena, at, k) : idist__ipc_collect(t, arena, at, k);
+    return idist__ipc_collect(t, arena, at, k);
 }
 
-// One step of the call at the head of its group's queue: nout phases are enqueued, for nhost of
-// them the ranks have met, or are about to. False: it waits, or is gone.
+// One step of the call at the head of its group's queue. enqueued_count phases are enqueued; for
+// started_count of them the ranks have met, or are about to. False: it waits, or has failed.
 static bool idist__ipc_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1;
-    size_t nphases = op->chunk_count + lag * depth, most, what;
+    size_t nphases = op->chunk_count + lag * depth, ahead;
+    int step, last_step = idist__ipc_is_large(t) ? IDIST__IPC_COLLECT : IDIST__IPC_TAKE;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
 
     if (op->with_backend) return false;
@@ -1396,11 +1463,11 @@ static bool idist__ipc_step(idist__task *t) {
         op->state = IDIST__GPU_MOVE;
     }
 
-    most = op->started_count + depth < nphases ? op->started_count + depth : nphases;
+    ahead = op->started_count + depth < nphases ? op->started_count + depth : nphases;
 
-    for (; op->enqueued_count < most && op->error == cudaSuccess; op->enqueued_count++) {
-        for (what = 0; what <= lag && op->error == cudaSuccess; what++)
-            op->error = idist__ipc_enqueue_step(t, what);
+    for (; op->enqueued_count < ahead && op->error == cudaSuccess; op->enqueued_count++) {
+        for (step = IDIST__IPC_GIVE; step <= last_step && op->error == cudaSuccess; step++)
+            op->error = idist__ipc_enqueue_step(t, (idist__ipc_phase_step)step);
         if (op->error == cudaSuccess)
             op->error = cudaEventRecord(op->slots[op->enqueued_count % 2].out, stream);
     }
@@ -1418,10 +1485,10 @@ static bool idist__ipc_step(idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// [ipc:own]  what a rank does with device memory of its own
-// uses err model core:world core:call gpu:types device ptx call
+// [ipc:own]  device memory of this rank alone, for idist_train.h
+// uses err world core:call gpu:types device ptx kernel
 //
-// Each of these is enqueued on a stream of the program's.
+// Everything is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------
 
 typedef struct idist__own {
@@ -1429,19 +1496,20 @@ typedef struct idist__own {
     idist__gpu *gpu;
     idist__gpu_guard guard;
     cudaStream_t stream;
-    cudaError_t error; // of what is done
+    cudaError_t error;
 } idist__own;
 
-// On the device of the group's world from here on, until idist__own_end. kernels: they are there.
-// The lock is not held meanwhile: to allocate, and to enqueue where much is enqueued already, may
-// wait for the device. The end of the world waits for us.
+// From here to idist__own_end the device of the group's world is the current one. kernels: loads
+// them. The lock is not held meanwhile: allocating, and enqueuing on a full queue, may wait for the
+// device. The end of the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o,
                                      bool kernels) {
     idist_group *g;
     idist_status status;
 
     memset(own, 0, sizeof *own);
-    if ((status = idist__call_enter(name, o->group, &g)) != IDIST_OK) return status;
+    status = idist__call_enter(name, o->group, &g);
+    if (status != IDIST_OK) return status;
     own->w = g->w;
     own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)o->stream;
@@ -1473,22 +1541,22 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
 IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *o, void *to,
                                                   const void *from, size_t nbytes) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, o, false);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     own.error = from ? cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, own.stream)
                      : cudaMemsetAsync(to, 0, nbytes, own.stream);
     return idist__own_end(&own, name);
 }
 
-// Zeroed. To be freed with idist__own_free.
+// Allocates zeroed memory, freed with idist__own_free.
 IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *o, void **p,
                                                    size_t nbytes) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, o, false);
 
     *p = NULL;
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     own.error = cudaMalloc(p, nbytes ? nbytes : 1);
     if (own.error == cudaSuccess) own.error = cudaMemsetAsync(*p, 0, nbytes, own.stream);
     return idist__own_end(&own, name);
@@ -1504,36 +1572,36 @@ IDIST__UNUSED static void idist__own_free(void *p) {
     idist__gpu_home_leave(&home);
 }
 
-// Whether the rank has a device, and the kernels.
+// Checks that the rank has a device and, if asked, the kernels.
 IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *o,
                                                    bool kernels) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, kernels);
-    return s == IDIST_OK ? idist__own_end(&own, name) : s;
+    idist_status status = idist__own_begin(&own, name, o, kernels);
+    return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
-// For F16, BF16, F32 and F64, aligned to an element.
+// Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
 IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *o,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, o, true);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess)
         own.error = idist__ipc_scale(own.gpu, data, count, dtype, factor, own.stream);
     return idist__own_end(&own, name);
 }
 
-// One of the kernels that pack.
+// Launches one of the kernels that pack.
 IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o, int kernel,
                                                   const idist__pack_args *args) {
-    size_t nthreads =
-        kernel == IDIST__PACK_BYTES ? args->padded / 32 : args->count; // a warp for each chunk
+    // Packing bytes takes a warp for each chunk.
+    size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded / 32 : args->count;
     idist__own own;
-    idist_status s = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, o, true);
 
-    if (s != IDIST_OK) return s;
+    if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess && nthreads)
         own.error = idist__ipc_launch_kernel(own.gpu, kernel, args, nthreads, own.stream);
 

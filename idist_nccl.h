@@ -182,8 +182,6 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #define IDIST_NCCL_IMPLEMENTATION_DONE
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
-#include <glob.h>
 
 #include "idist_begin.h"
 
@@ -194,7 +192,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 //------------------------------------------------------------------------------
 // [nccl:load]  NCCL's functions, found at run time
-// uses os:env
+// uses os library
 //------------------------------------------------------------------------------
 
 typedef struct idist__nccl_id { // ncclUniqueId
@@ -267,50 +265,42 @@ typedef struct idist__nccl {
 // The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
 static void *idist__nccl_in_python(const char *prefix, const char *below) {
     char pattern[512];
-    void *library = NULL;
-    glob_t found;
-    size_t i;
 
     if (!prefix) return NULL;
     snprintf(pattern, sizeof pattern,
              "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
-    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
-    for (i = 0; i < found.gl_pathc && !library; i++)
-        library = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
-    globfree(&found);
 
-    return library;
+    return idist__os_library_match(pattern);
 }
 
 // Looks where the loader does, then in Python's environments.
 static void *idist__nccl_open(void) {
-    void *library = dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL);
+    void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
     if (!library) library = idist__nccl_in_python(idist__os_env("VIRTUAL_ENV"), "");
     if (!library) library = idist__nccl_in_python(idist__os_env("CONDA_PREFIX"), "");
     if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
     if (!library) library = idist__nccl_in_python("/usr/local", "");
     if (!library) library = idist__nccl_in_python("/usr", "");
-    return library ? library : dlopen(IDIST__NCCL_FILE, RTLD_NOW | RTLD_LOCAL); // for dlerror
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
 }
 
 // Fills the table, or stores the reason why not. A library that is linked with the program comes
 // first. The library is never unloaded, because it has threads.
 static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
-    void *library = file ? NULL : dlopen(NULL, RTLD_NOW); // the program and its libraries
+    void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries
     void *at;
 
-    if (library && !dlsym(library, "ncclGetVersion")) library = NULL;
-    if (!library) library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : idist__nccl_open();
+    if (library && !idist__os_library_find(library, "ncclGetVersion")) library = NULL;
+    if (!library) library = file ? idist__os_library_open(file) : idist__nccl_open();
 
     if (!library) {
-        const char *text = dlerror();
-        snprintf(reason, capacity, "NCCL could not be loaded: %s", text ? text : "no reason given");
+        snprintf(reason, capacity, "NCCL could not be loaded: %s", idist__os_library_error());
         return;
     }
-#define IDIST__X(result, name, args)                                  \
-    if ((at = dlsym(library, "nccl" #name)) == NULL) missing = #name; \
+#define IDIST__X(result, name, args)                                                   \
+    if ((at = idist__os_library_find(library, "nccl" #name)) == NULL) missing = #name; \
     memcpy(&nccl->name, &at, sizeof at); // C does not convert object pointers to function pointers
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
@@ -320,13 +310,13 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
         snprintf(reason, capacity, "ncclGetVersion failed");
 
-    at = nccl->version >= 22807 ? dlsym(library, "ncclCommRevoke") : NULL;
+    at = nccl->version >= 22807 ? idist__os_library_find(library, "ncclCommRevoke") : NULL;
     memcpy(&nccl->CommRevoke, &at, sizeof at);
 }
 
 //------------------------------------------------------------------------------
 // [nccl:job]  NCCL calls that may never return, each in a thread of its own
-// uses os:thread gpu:types device load
+// uses os gpu:types device load
 //
 // Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
@@ -616,7 +606,7 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 
 //------------------------------------------------------------------------------
 // [nccl:issue]  which of NCCL's functions serve a call
-// uses base:type kind model core:world extent gpu:types gpu:task load
+// uses base:type world core:call gpu:types task load
 //------------------------------------------------------------------------------
 
 static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text,
@@ -768,7 +758,7 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 
 //------------------------------------------------------------------------------
 // [nccl:abort]  the end of a communicator
-// uses err base:log model gpu:types device load job issue
+// uses os err base:log world gpu:types device load job issue
 //------------------------------------------------------------------------------
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
@@ -907,8 +897,8 @@ static void idist__nccl_check_errors(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:launch]  calls that NCCL serves
-// uses mem kind model core:world explain core:task core:group core:wait extent
-// uses core:call gpu:types device gpu:task load job issue abort
+// uses mem world core:call gpu:types device task load job issue abort
+//
 // NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
 // ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
 // it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
@@ -1152,8 +1142,8 @@ static void idist__nccl_launch(idist__task *first) {
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
-// uses os:thread err mem base:log model core:world core:group core:thread
-// uses gpu:types device gpu:agree ipc:call load job issue abort
+// uses os err mem base:log world gpu:types device gpu:agree arena ipc:setup
+// uses load job issue abort
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
@@ -1358,42 +1348,68 @@ static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_ra
     return job;
 }
 
-// Creates the communicator of a group, with the same outcome for all members.
-static idist_status idist__nccl_prepare(idist_group *g) {
-    idist__world *w = g->w;
-    idist__nccl_rank_info mine,
-        *infos =
-            (idist__nccl_rank_info *)idist__mem_alloc(&w->cfg.mem, sizeof mine * (size_t)g->size);
-    bool thread = idist__world_need_thread(w) == IDIST_OK, ok = false, all = false;
-    int i, nthreads = idist__os_nthreads();
+// The members have told each other how they are. Creates the communicator if all of them did their
+// part; otherwise frees the job. False: this rank failed.
+static bool idist__nccl_create(idist_group *g, const idist__nccl_rank_info *infos,
+                               idist__nccl_job *job, char *reason, size_t capacity) {
+    bool own_failed = infos[g->rank].failed;
+    int i;
+
+    for (i = 0; i < g->size && !infos[i].failed; i++) continue;
+    if (i == g->size) return idist__nccl_init(g, &infos[0].id, job, reason, capacity);
+
+    idist__nccl_free_buffer(job);
+    free(job);
+
+    return !own_failed;
+}
+
+// Exchanges what the members need, and creates the communicator; the same outcome for all of them.
+static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
+    idist__nccl_rank_info mine, *infos = (idist__nccl_rank_info *)idist__mem_alloc(mem, nbytes);
+    idist__nccl_job *job = NULL;
+    idist_status status = IDIST_ERR_NO_MEMORY;
+    bool ok = false, all = false;
     char reason[256] = "";
-    idist__nccl_job *job =
-        infos ? idist__nccl_prepare_local(g, &mine, reason, sizeof reason) : NULL;
-    idist_status s = job ? idist__gpu_exchange(g, &mine, infos, sizeof mine) : IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; s == IDIST_OK && i < g->size && !infos[i].failed; i++) continue;
+    if (infos) job = idist__nccl_prepare_local(g, &mine, reason, sizeof reason);
+    if (job) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
 
-    if (s == IDIST_OK && i == g->size) {
-        ok = idist__nccl_init(g, &infos[0].id, job, reason, sizeof reason);
+    if (status == IDIST_OK) {
+        ok = idist__nccl_create(g, infos, job, reason, sizeof reason);
     } else if (job) {
-        ok = !mine.failed;
         idist__nccl_free_buffer(job);
         free(job);
     }
 
-    if (ok && !thread)
+    if (ok && !has_thread)
         snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
-    if (s == IDIST_OK) s = idist__gpu_all_succeeded(g, !ok || !thread, reason, sizeof reason, &all);
-    if (s == IDIST_OK && !all)
-        s = idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
-    if (s != IDIST_OK) idist__nccl_abort_wait(g);
-    idist__mem_free(&w->cfg.mem, infos);
+    if (status == IDIST_OK)
+        status = idist__gpu_all_succeeded(g, !ok || !has_thread, reason, sizeof reason, &all);
+    if (status == IDIST_OK && !all)
+        status =
+            idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
+    idist__mem_free(mem, infos);
+
+    return status;
+}
+
+// Makes NCCL ready for a group, and has the progress thread watch it.
+static idist_status idist__nccl_prepare(idist_group *g) {
+    idist__world *w = g->w;
+    bool has_thread = idist__world_need_thread(w) == IDIST_OK;
+    int nthreads = idist__os_nthreads();
+    idist_status status = idist__nccl_agree(g, has_thread);
+
+    if (status != IDIST_OK) idist__nccl_abort_wait(g);
     if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
-        w->nforeign += idist__os_nthreads() - nthreads;
-    if (s == IDIST_OK) w->watched = true;
+        w->nforeign += idist__os_nthreads() - nthreads; // NCCL's own
+    if (status == IDIST_OK) w->watched = true;
     pthread_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
-    return s;
+    return status;
 }
 
 static void idist__gpu_group_free(idist_group *g) {
@@ -1457,7 +1473,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
-    idist_status s = IDIST_OK;
+    idist_status status = IDIST_OK;
 
     if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
         return idist__fail(IDIST_ERR_TIMEOUT,
@@ -1468,22 +1484,22 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__gpu_of(w)->user_count++;
     gg->preparing = true;
     guard = idist__gpu_enter(idist__gpu_of(w));
-    if (gg->path == IDIST__BY_NCCL) s = idist__nccl_prepare(g);
-    if (gg->path == IDIST__BY_IPC) s = idist__ipc_prepare(g);
+    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
+    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
     idist__gpu_leave(idist__gpu_of(w), guard);
-    if (s == IDIST_ERR_NO_MEMORY)
-        idist__group_fail(g, s, "a rank is out of memory"); // the other members wait for it
+    if (status == IDIST_ERR_NO_MEMORY)
+        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
     idist__gpu_of(w)->user_count--;
     gg->preparing = false;
-    gg->ready = s == IDIST_OK;
+    gg->ready = status == IDIST_OK;
     if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
 
-    return s;
+    return status;
 }
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses err kind model core:wait extent gpu:types device ipc:call issue setup
+// uses err world core:call gpu:types device leave ipc:call issue setup
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
@@ -1658,9 +1674,9 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses err mem base:log base:type kind model core:world fingerprint core:task
-// uses core:group core:call core:message gpu:types device pinned gpu:task stage
-// uses ipc:call job abort launch setup route
+// uses os err mem base:log base:type world core:call self gpu:types device
+// uses pinned task stage leave ipc:call job abort launch setup route
+//
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
 //
@@ -1757,7 +1773,9 @@ static bool idist__gpu_op_make(idist__task *t) {
 
     if (op) return true;
 
-    if ((op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op)) == NULL) {
+    op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op);
+
+    if (!op) {
         idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return false;
     }
@@ -2040,7 +2058,7 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
         idist__append(text, capacity, "this rank itself: it has not called idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
         idist__append(text, capacity,
-                      "the device: earlier work on a stream, of this rank or of another one");
+                      "the device: earlier work on a stream, of this rank itself or of another");
     else idist__append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
@@ -2129,7 +2147,8 @@ static void idist__gpu_free(idist__world *w) {
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
     w->device = NULL;
-    w->device_api = NULL;
+    w->route = NULL;
+    w->launch = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
@@ -2175,14 +2194,13 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os:env os:thread err mem base:log parse launch:env config model
-// uses core:backend core:world gpu:types device gpu:agree load setup route
-// uses engine
+// uses os err mem base:log sock config world gpu:types device gpu:agree load
+// uses setup route engine
 //------------------------------------------------------------------------------
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
 // tests do it with host ids.
-static bool idist__nccl_is_forced(int version) {
+static bool idist__nccl_allows_shared_gpu(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
@@ -2321,7 +2339,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_i
     if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
         idist__nccl_load(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
         info->nccl = gpu->nccl->version;
-        info->allows_shared_gpu = idist__nccl_is_forced(info->nccl);
+        info->allows_shared_gpu = idist__nccl_allows_shared_gpu(info->nccl);
     }
 }
 
@@ -2469,10 +2487,7 @@ static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
     return IDIST_OK;
 }
 
-// Puts the device backend in front of the world's backend. See idist_device_api.
 static void idist__gpu_install(idist__world *w) {
-    static const idist_device_api device_api = {idist__gpu_route, idist__gpu_launch_held,
-                                                idist__gpu_part_done, idist__gpu_follow};
     idist__gpu *gpu = idist__gpu_of(w);
 
     gpu->host_backend = w->backend;
@@ -2491,7 +2506,10 @@ static void idist__gpu_install(idist__world *w) {
     __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
-    w->device_api = &device_api;
+    w->route = idist__gpu_route;
+    w->landed = idist__gpu_part_done;
+    w->launch = idist__gpu_launch_held;
+    w->follow = idist__gpu_follow;
 }
 
 // The memory that a world's `device` points to.
@@ -2506,7 +2524,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
     idist__gpu *gpu = both ? &both->gpu : NULL;
     idist__gpu_rank_info mine;
-    idist_status s = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    idist_status status = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     bool all = false;
 
     if (gpu) gpu->nccl = &both->nccl;
@@ -2514,38 +2532,39 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (gpu && (gpu->rank_infos =
                     (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
                                                              sizeof mine * (size_t)n)) == NULL)
-        s = IDIST_ERR_NO_MEMORY;
+        status = IDIST_ERR_NO_MEMORY;
     idist__world_lock(w);
 
-    if (s == IDIST_OK) {
+    if (status == IDIST_OK) {
         idist__gpu_probe(w, gpu, &mine);
         if (w->nforeign < INT32_MAX / 4)
             w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
-        s = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+        status = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 
-    if (s == IDIST_OK) s = idist__gpu_agree_device(w, &all);
+    if (status == IDIST_OK) status = idist__gpu_agree_device(w, &all);
 
-    if (s == IDIST_OK && all) {
+    if (status == IDIST_OK && all) {
         idist__gpu_install(w);
         idist__nccl_alloc_barrier_word(w);
-        s = idist__gpu_group_make(&w->group);
-        if (s == IDIST_OK) s = idist__gpu_prepare(&w->group);
+        status = idist__gpu_group_make(&w->group);
+        if (status == IDIST_OK) status = idist__gpu_prepare(&w->group);
         w->device_backend =
             names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
     }
 
     // Ranks that finished this before us have already failed in a call; so will this one.
-    if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH) s = IDIST_OK;
+    if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
+        status = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
     pthread_mutex_unlock(&w->lock);
-    if (s == IDIST_OK && all)
+    if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
     else if (gpu && !gpu->host_backend) idist__gpu_free(w); // else the world is closed next
 
-    return s;
+    return status;
 }
 
 static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
@@ -2554,15 +2573,16 @@ static idist_status idist__gpu_claim(idist__config *config, const char **reason)
     return IDIST_ERR_NO_BACKEND;
 }
 
-static void idist__gpu_fill(idist_backend_api *api) {
-    api->name = "nccl";
-    api->claim = idist__gpu_claim;
-    api->wrap = idist__gpu_wrap;
-}
-
 const idist_backend_api *idist_nccl_backend(void) {
-    static idist_backend_api api;
-    return idist__backend_fill(&api, idist__gpu_fill);
+    // clang-format off
+    static const idist_backend_api api = {
+        IDIST__BACKEND_ABI, sizeof(idist_backend_api), "nccl", 0, 0, idist__gpu_claim,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        idist__gpu_wrap};
+
+    // clang-format on
+    return &api;
 }
 
 // Tests set these from outside.

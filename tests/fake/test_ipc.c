@@ -1,10 +1,10 @@
-// test_ipc: ranks that read each other's device memory. What may wait for the device never does so
-// with the world's lock; kernels that cannot be compiled and peers that cannot be read are found
-// when the group is made; how many bytes a call moves; calls of many chunks. Built with the
+// test_ipc: ranks that read each other's device memory. Calls that may wait for the device are not
+// made with the world's lock; kernels that cannot be compiled and peers that cannot be read are
+// found when the group is set up; how many bytes a call moves; calls of many chunks. Built with the
 // implementation in it, on the stand-ins for libcudart and libnccl.
 enum { CHUNK_BYTES = 128 << 10 }; // so that small calls have many
 #define IDIST__IPC_CHUNK ((size_t)CHUNK_BYTES)
-enum { PATIENCE_MS = 2500 }; // of who closes a world
+enum { PATIENCE_MS = 2500 }; // how long closing a world waits
 #define IDIST__GPU_ABORT_MS PATIENCE_MS
 #define IDIST_IMPLEMENTATION
 #include "idist_nccl.h"
@@ -48,7 +48,7 @@ static cudaStream_t new_stream(void) {
 
 enum { A_KERNEL, MEMORY, A_GROUP, THE_END, N_BESIDE };
 
-// Ranks 0 and 2 have the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for
+// Ranks 0 and 2 share the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for
 // it on a stream.
 static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     int what = *(const int *)arg;
@@ -134,7 +134,7 @@ static void keep_log(idist_log_level level, const char *line, void *user) {
         snprintf(text + used, 4000 - used, "%s\n", line);
 }
 
-// Memory that a copy without an end works on is given to nobody, and another group does without it.
+// Memory that an endless copy uses is given to nobody; another group does without it.
 static void leaves_memory_alone(idist_group *world, int rank, float *x) {
     idist_group *half = NULL;
     rank_check(!idist__gpu_of(world->w)->arenas, "rank %d: the memory is there to be used", rank);
@@ -268,7 +268,7 @@ static void CUDART_CB sleeps_a_second(void *arg) {
     tap_sleep_ms(1000);
 }
 
-// Rank 0 closes the world while its device has something else to do.
+// Rank 0 closes the world while its device is busy with work of the program.
 static int closes_beside_work(int number, void *arg) {
     idist_group *world = world_of_two(number, *(const int *)arg);
     idist_opts o = opts_of(world);
@@ -306,7 +306,7 @@ static bool is_under_way(idist_group *group) {
     return under_way;
 }
 
-// Rank 0 closes the world while another thread of its reads the memory of rank 1.
+// Rank 0 closes the world while another of its threads reads the memory of rank 1.
 static int closes_beside_a_call(int number, void *arg) {
     enum { CHUNKS = 40 };
     late_call c = {NULL, NULL, CHUNKS * (size_t)CHUNK_BYTES / sizeof(float)};
@@ -382,8 +382,8 @@ static pthread_t start_use(use *u, int n_users) {
     return thread;
 }
 
-// Rank 0 leaves the world at once, while another thread of its has given up the lock in the middle
-// of a call. Where that takes long the process ends with it.
+// Rank 0 leaves the world at once, while another of its threads has released the lock in the middle
+// of a call. If that takes too long the process ends with it.
 static int closes_beside_use(int number, void *arg) {
     use u = *(use *)arg, other;
     bool endless = u.what == AN_ENDLESS_LOAD;
@@ -412,7 +412,7 @@ static int closes_beside_use(int number, void *arg) {
     took = tap_now_ms() - start;
     rank_check(took < 10000 * test_slow_factor(), "took %d ms", (int)took);
     if (endless) {
-        pthread_join(waiter, NULL); // it did not load, but wait for who does
+        pthread_join(waiter, NULL); // it waited for the thread that loads
         rank_is(0, other.status, IDIST_ERR_DEVICE);
         return 0;
     }
@@ -707,7 +707,8 @@ static void traffic(idist_group *world, int rank, int n, void *arg) {
     CUDA(cudaFree(recv));
 }
 
-// How a world's backend was asked, for rank 0 of threads: set around the real one.
+// Counts the calls of a world's backend, on rank 0 of ranks that are threads: set around the real
+// one.
 static struct {
     idist_backend_api api;
     const idist_backend_api *real;
@@ -757,8 +758,8 @@ static void keeps_the_device_busy(idist_group *world, int rank, int n, void *arg
     CUDA(cudaFree(x));
 }
 
-// Who waits for the device looks at it for a while before it sleeps: to sleep takes longer than a
-// small call.
+// A thread that waits for the device polls it for a while before it sleeps, because sleeping takes
+// longer than a small call.
 static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *arg) {
     static idist__gpu_op op;
     idist__world *w = world->w;
@@ -795,7 +796,7 @@ static void *frees(void *arg) {
 
 extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 
-// In a thread that has chosen no device.
+// Frees memory in a thread that has not chosen a device.
 static int frees_as_stranger(int number, void *arg) {
     idist_group *world = NULL;
     idist_desc d = desc_with(NULL, NULL);
@@ -825,7 +826,7 @@ static void strangers(void) {
 
 int main(void) {
     tap_deadline(140);
-    // Those that fork come first: a process that has used CUDA must not fork.
+    // Tests that fork come first, because a process that has used CUDA must not fork.
     beside_dead_ranks();
     strangers();
     waits();
@@ -837,7 +838,7 @@ int main(void) {
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
     setenv("FAKE_CUDA_DELAY_US", "300", 1);
     ranks_case(1, NULL, looks_before_it_sleeps, NULL,
-               "who waits for the device looks for 30 us before it sleeps");
+               "a thread that waits for the device polls for 30 us before it sleeps");
     for (int n = 2; n <= 8; n *= 2) {
         double factor = 0, bound = 5 - 2.0 / n;
         ranks_case(n, NULL, traffic, &factor, "a large all_reduce, %d ranks, is right", n);

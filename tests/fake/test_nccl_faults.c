@@ -1,6 +1,5 @@
-// test_nccl_faults: what idist makes of an NCCL that does not come back, says that it is not done
-// yet, or fails at the end of a group. Each case in processes of its own, on the stand-ins for
-// libcudart and libnccl.
+// test_nccl_faults: an NCCL that does not return, reports calls as in progress, or fails at the end
+// of a group. Each case runs in processes of its own, on the stand-ins for libcudart and libnccl.
 #include "gpu_ranks.h"
 
 typedef struct trouble {
@@ -24,8 +23,8 @@ static idist_desc desc_of(int number, int n, int port) {
     return d;
 }
 
-// The ranks are not connected in time. The thread that does it comes out much later: nothing that
-// it uses is freed before.
+// The ranks are not connected in time. The thread that connects them comes out much later: nothing
+// that it uses is freed before.
 static int is_given_up(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int threads = count_threads();
@@ -44,7 +43,7 @@ static int is_given_up(int number, void *arg) {
     return 0;
 }
 
-// A thread is inside NCCL, and does not come out at a revoke for longer than an abort waits.
+// A thread is inside NCCL and, after a revoke, stays there for longer than an abort waits.
 static int comes_out_late(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     idist_opts o = opts_of(NULL), host = opts_of(NULL);
@@ -71,7 +70,7 @@ static int comes_out_late(int number, void *arg) {
     return 0;
 }
 
-// A revoke never ends. That holds up the end of the world for some seconds, and no thread asks NCCL
+// A revoke never ends. That delays the end of the world by some seconds, and no thread asks NCCL
 // about it afterwards.
 static int revokes_in_vain(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -98,7 +97,7 @@ static int revokes_in_vain(int number, void *arg) {
     return 0;
 }
 
-// A thread is inside NCCL, which an old one cannot be got out of, when its rank ends with an error.
+// A thread is inside an old NCCL, which cannot be made to return, when its rank ends with an error.
 static void *waits_inside(void *arg) {
     int32_t *x = device_of(1, 4);
     idist_opts o = opts_of(NULL);
@@ -134,8 +133,7 @@ static int ends_beside(int number, void *arg) {
     return 0;
 }
 
-// What is held back comes to its end where NCCL says of each call in the group that it is in
-// progress.
+// Calls held back by idist_group_begin complete even if NCCL reports each of them as in progress.
 static int holds_back_in_progress(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int32_t *x[3], *y;
@@ -163,7 +161,7 @@ static int holds_back_in_progress(int number, void *arg) {
     return 0;
 }
 
-// The end of a group fails in NCCL, also where it says of the calls that they are in progress.
+// ncclGroupEnd fails, even if NCCL reported the calls as in progress.
 static int fails_at_the_end(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int64_t start = tap_now_ms();
@@ -191,7 +189,7 @@ static int fails_at_the_end(int number, void *arg) {
     return 0;
 }
 
-// All ranks have come, and NCCL never says that it has begun: the time-out of the call ends that.
+// All ranks have made the call, but NCCL never reports that it has begun: the call times out.
 static int never_begins(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     idist_opts o = opts_of(NULL);
@@ -214,8 +212,8 @@ static int never_begins(int number, void *arg) {
     return 0;
 }
 
-// Two threads make the first calls of two groups beside each other, while the device is busy for
-// long: nothing waits for it.
+// Two threads make the first calls of two groups at the same time, while the device is busy for
+// long: neither waits for it.
 typedef struct first_call {
     int number;
     idist_group *group;
