@@ -76,6 +76,50 @@ CONTENTS
 #endif
 
 //------------------------------------------------------------------------------
+// [os:clock]  monotonic time, deadlines, pauses
+// uses -
+//
+// A deadline is a point of the monotonic clock in nanoseconds.
+//------------------------------------------------------------------------------
+
+static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
+static const int64_t IDIST__FOREVER = INT64_MAX;
+
+static int64_t idist__os_now_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+// The deadline `timeout_ms` from now; negative: never.
+static int64_t idist__os_deadline(int64_t timeout_ms) {
+    return timeout_ms < 0 ? IDIST__FOREVER : idist__os_now_ns() + timeout_ms * IDIST__MS;
+}
+
+// Milliseconds until a deadline, rounded up, as poll(2) wants them: 0 when it has passed, -1 for
+// never. At most 1000 seconds, so callers look again.
+static int idist__os_ms_until(int64_t deadline_ns) {
+    int64_t left;
+
+    if (deadline_ns == IDIST__FOREVER) return -1;
+    left = deadline_ns - idist__os_now_ns();
+    if (left <= 0) return 0;
+
+    left = (left + IDIST__MS - 1) / IDIST__MS;
+    return left > 1000000 ? 1000000 : (int)left;
+}
+
+// Blocks. A signal may cut it short: callers loop over deadlines.
+static void idist__os_pause_ms(int ms) {
+    struct timespec ts;
+
+    ts.tv_sec = ms / 1000;
+    ts.tv_nsec = (long)(ms % 1000) * 1000000;
+    nanosleep(&ts, NULL);
+}
+
+//------------------------------------------------------------------------------
 // [os:random]  random bytes
 // uses clock
 //------------------------------------------------------------------------------
@@ -469,7 +513,7 @@ IDIST__UNUSED static void idist__os_wake_peer(int fd) {
 }
 
 //------------------------------------------------------------------------------
-// [os:clock]  the time of day, as a calendar and other hosts have it
+// [os:calendar]  the time of day, as a calendar and other hosts have it
 // uses -
 //------------------------------------------------------------------------------
 
@@ -1522,6 +1566,55 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
     memset(&size, 0, sizeof size);
     if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return 0;
     return size.ws_col;
+}
+
+//------------------------------------------------------------------------------
+// [os:library]  shared libraries that are loaded at run time
+// uses -
+//
+// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
+// even where nothing is optimized. None of them blocks for longer than reading a file takes.
+// Libraries are never unloaded, because they may have threads.
+//------------------------------------------------------------------------------
+
+#include <dlfcn.h>
+#include <glob.h>
+
+// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
+// and the libraries it is linked with. Returns NULL if it cannot be loaded;
+// idist__os_library_error says why.
+static inline void *idist__os_library_open(const char *path) {
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+// A library that is loaded already; otherwise NULL.
+static inline void *idist__os_library_loaded(const char *path) {
+    return dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+}
+
+// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
+static inline void *idist__os_library_match(const char *pattern) {
+    void *library = NULL;
+    glob_t found;
+    size_t i;
+
+    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
+    for (i = 0; i < found.gl_pathc && !library; i++)
+        library = idist__os_library_open(found.gl_pathv[i]);
+    globfree(&found);
+
+    return library;
+}
+
+// The address of a function or variable; NULL: the library does not have it.
+static inline void *idist__os_library_find(void *library, const char *name) {
+    return dlsym(library, name);
+}
+
+// Why the last of these functions failed, in this thread. The text is valid until the next call.
+static inline const char *idist__os_library_error(void) {
+    const char *text = dlerror();
+    return text ? text : "no reason given";
 }
 
 #endif // IDIST_OS_H
