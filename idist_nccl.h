@@ -2147,8 +2147,7 @@ static void idist__gpu_free(idist__world *w) {
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
     w->device = NULL;
-    w->route = NULL;
-    w->launch = NULL;
+    w->device_api = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
@@ -2488,6 +2487,8 @@ static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
 }
 
 static void idist__gpu_install(idist__world *w) {
+    static const idist_device_api device_api = {idist__gpu_route, idist__gpu_launch_held,
+                                                idist__gpu_part_done, idist__gpu_follow};
     idist__gpu *gpu = idist__gpu_of(w);
 
     gpu->host_backend = w->backend;
@@ -2506,10 +2507,7 @@ static void idist__gpu_install(idist__world *w) {
     __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
-    w->route = idist__gpu_route;
-    w->landed = idist__gpu_part_done;
-    w->launch = idist__gpu_launch_held;
-    w->follow = idist__gpu_follow;
+    w->device_api = &device_api;
 }
 
 // The memory that a world's `device` points to.
@@ -2573,16 +2571,15 @@ static idist_status idist__gpu_claim(idist__config *config, const char **reason)
     return IDIST_ERR_NO_BACKEND;
 }
 
-const idist_backend_api *idist_nccl_backend(void) {
-    // clang-format off
-    static const idist_backend_api api = {
-        IDIST__BACKEND_ABI, sizeof(idist_backend_api), "nccl", 0, 0, idist__gpu_claim,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        idist__gpu_wrap};
+static void idist__gpu_fill(idist_backend_api *api) {
+    api->name = "nccl";
+    api->claim = idist__gpu_claim;
+    api->wrap = idist__gpu_wrap;
+}
 
-    // clang-format on
-    return &api;
+const idist_backend_api *idist_nccl_backend(void) {
+    static idist_backend_api api;
+    return idist__backend_fill(&api, idist__gpu_fill);
 }
 
 // Tests set these from outside.
