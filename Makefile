@@ -1,17 +1,21 @@
 # idist needs no build: copy the headers. This file builds and runs what surrounds them.
 #
-#   make run      train a classifier on real images with several processes
-#   make test     every test that needs no further package (prove, from the Debian package perl)
-#   make help     the other targets
+#   make run       train a classifier on real images with several processes
+#   make test      the library on this machine, in under three minutes; needs prove, from the Debian package perl
+#   make test-all  what CI runs: also the real MPIs, launchers, stand-ins for GPUs, compilers and scripts
+#   make help      the other targets
+#
+# Which test is in which tier, and why, is in tests/README.md.
 
-CFLAGS ?= -std=gnu11 -O1 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+CFLAGS ?= -std=gnu11 -O1 -g1 -Wall -Wextra -Wpedantic -Wshadow -Wconversion
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 20
 # Seconds a test may take before it is killed. Every test also has a deadline of its own.
 DEADLINE ?= 240
-# Jobs when none were asked for by -j.
+# Jobs when none were asked for by -j, and tests that run beside each other.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+TEST_JOBS ?= 2
 B ?= build
 
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
@@ -25,6 +29,13 @@ TRAINERS := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
 COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c tests/dist/hosts.c \
     tests/fault/shm.c,$(INSIDERS))
 TESTS := $(TEST_SRC:%.c=$(B)/%)
+# These run one after the other, with nothing beside them: some hold the library to a limit of 500 ms or less, some count
+# the files or sockets of the whole machine, and an MPI whose ranks spin leaves no core to a neighbour.
+ALONE_SRC := tests/dist/many.c tests/unit/store.c \
+    $(addprefix tests/fault/,kill.c late.c leftovers.c shm.c spawn.c)
+ALONE_SCRIPTS := $(wildcard tests/mpi/*.sh) tests/launch/mpi.sh
+# Those that wait longest start first, so that no long one is left over at the end.
+LONG_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),$(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 FORMATTED := $(HEADERS) \
@@ -33,7 +44,7 @@ FORMATTED := $(HEADERS) \
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
-.PHONY: run test asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
+.PHONY: run test test-all asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
 .PHONY: single dist install uninstall deps deps-nccl peers print-deps bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
 .PHONY: need-prove
 
@@ -80,15 +91,28 @@ perf: build/idist_perf
 programs: $(TESTS)
 who: build/tests/launch/who
 
+# Every program, in its short form: fewer repetitions and fewer combinations, the same code.
+test: export IDIST_TEST_QUICK ?= 1
 test: need-prove
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs
+	@+$(MAKE) --no-print-directory check-programs
+
+# Every program in its long form, and the scripts.
+test-all: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
-# prove's exit status goes through a file, because the status of a pipe is tee's.
+# First what may share the machine, then the rest. The status goes through a file, because that of a pipe is tee's.
+CHECKED_ALONE = $(ALONE_SRC:%.c=$(B)/%) $(filter $(ALONE_SCRIPTS),$(SCRIPTS))
+CHECKED_FIRST = $(LONG_SRC:%.c=$(B)/%)
+CHECKED = $(CHECKED_FIRST) $(SCRIPTS) $(filter-out $(CHECKED_FIRST),$(TESTS))
 check-programs: export IDIST_LOG ?= error
 check-programs:
 	@rm -f $(B)/report.* $(B)/status
-	@{ $(PROVE) $(TESTS) $(SCRIPTS) 2>&1; echo $$? >$(B)/status; } | tee $(B)/test.log
+	@{ status=0; \
+	    $(PROVE) -j$(TEST_JOBS) $(filter-out $(CHECKED_ALONE),$(CHECKED)) || status=1; \
+	    $(PROVE) $(CHECKED_ALONE) || status=1; \
+	    echo $$status >$(B)/status; } 2>&1 | tee $(B)/test.log
 	@if ls $(B)/report.* >/dev/null 2>&1; then cat $(B)/report.*; echo "Sanitizer reports: see above"; exit 1; fi
 	@echo "Skipped: $$(grep -ciE '# *skip' $(B)/test.log) subtests," \
 	    "$$(grep -ciE '\.\. *skipped' $(B)/test.log) whole tests (reasons above; a skip is not a pass)"
@@ -96,7 +120,7 @@ check-programs:
 
 need-prove:
 	@command -v prove >/dev/null || \
-	    { echo "make test needs prove, from the Debian package perl: apt-get install perl" >&2; exit 1; }
+	    { echo "the tests need prove, from the Debian package perl: apt-get install perl" >&2; exit 1; }
 
 # The test programs again, each built with one sanitizer. A report ends the process with code 99 and is also written to
 # a file, so that one in a child process is not lost.
@@ -264,8 +288,9 @@ clean:
 
 help:
 	@echo "make run        build examples/05_train_digits.c and train on real images, one process per core"
-	@echo "make test       build and run all tests (needs prove, from the Debian package perl); IDIST_TEST_FULL=1 adds the"
-	@echo "                whole grid over every MPI and on the stand-ins for GPUs"
+	@echo "make test       build and run the test programs, in under three minutes (needs prove, from the Debian package perl)"
+	@echo "make test-all   all tests: the programs in their long form, MPIs, launchers, stand-ins for GPUs, compilers, scripts;"
+	@echo "                IDIST_TEST_FULL=1 adds the whole grid over every MPI and on the stand-ins. See tests/README.md"
 	@echo "make examples   build every example into build/"
 	@echo "make perf       build build/idist_perf, the benchmark of every operation (NATIVE=-march=native)"
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, those that are installed"
