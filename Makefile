@@ -22,8 +22,8 @@ VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/d
 HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
-TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(wildcard tests/launch/*.sh) \
-    $(wildcard tests/mpi/*.sh))
+TEST_SCRIPTS := $(sort $(wildcard $(patsubst %,tests/%/*.sh,compile device docs launch mpi train))) \
+    tests/bench/idist_perf.sh
 INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 TRAINERS := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
 COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c tests/dist/hosts.c \
@@ -52,7 +52,7 @@ run: build/05_train_digits
 	build/05_train_digits
 
 # Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs have others.)
-# Warnings stay in a file, for tests/examples.sh.
+# Warnings stay in a file, for tests/docs/examples.sh.
 build/%: examples/%.c $(wildcard examples/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
@@ -267,7 +267,7 @@ build/cuda/%/installed: build/cuda/venv/installed
 	test -e $(@D)/include/cuda_runtime_api.h
 	@touch $@
 
-# The oldest NCCL that idist_nccl.h can use and the newest, for tests/nccl_versions.sh: 500 MB to fetch, 1 GB on the disk.
+# The oldest NCCL that idist_nccl.h can use and the newest, for tests/device/nccl_versions.sh: 500 MB to fetch, 1 GB on the disk.
 NCCLS = build/nccl/2.14.3 build/nccl/2.32.3
 deps-nccl: $(NCCLS:%=%/installed)
 build/nccl/2.14.3/installed: PACKAGE = nvidia-nccl-cu11==2.14.3
@@ -306,5 +306,5 @@ help:
 	@echo "make format     apply .clang-format"
 	@echo "make install    copy the headers, idist.pc and idistrun to PREFIX (default /usr/local); also make uninstall"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
-	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl, for tests/nccl_versions.sh (500 MB)"
+	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl, for tests/device/nccl_versions.sh (500 MB)"
 	@echo "make clean      remove build/"

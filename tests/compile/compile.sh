@@ -384,7 +384,7 @@ example() { # example SOURCE
     result $status "$1 as C++, and run"
 }
 
-# The one in C++, as a compiler sees it that tests/examples.sh does not take.
+# The one in C++, as a compiler sees it that tests/docs/examples.sh does not take.
 build_cxx_example() {
     have clang++ || return
     # shellcheck disable=SC2086

@@ -2,7 +2,7 @@
 # trace.sh - timelines of whole runs: of 1, 2 and 4 ranks, by hand, by idistrun --trace and by idist_spawn; of ranks that are
 # killed, started again or on other hosts; and what draws them, in a browser: the page in examples/, and Perfetto
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 unset IDIST_TRACE
 export TMPDIR=$WORK/tmp
 mkdir "$TMPDIR" "$WORK/empty"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # examples.sh - builds every numbered example by the build line in its head, runs it, and compares with the output that the
-# head promises (in any order of lines; three dots stand for anything). Tests of their own run 05_train_digits (train.sh),
-# 20_cifar10 (train_cifar10.sh), 24_simulators (simulators.sh) and those for GPUs (gpu_examples.sh).
+# head promises (in any order of lines; three dots stand for anything). Other scripts run 05_train_digits, 20_cifar10 and
+# 24_simulators (tests/train), and those for GPUs (tests/device/examples.sh).
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
@@ -16,7 +16,7 @@ for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
         skip "$name" "no c++ here (apt-get install g++)"
         continue
     }
-    [[ $name == *_mpi || $name == *_gpu_* ]] && continue # run with each MPI by tests/mpi, and by gpu_examples.sh
+    [[ $name == *_mpi || $name == *_gpu_* ]] && continue # run with each MPI by tests/mpi, and by tests/device/examples.sh
     line=$(build_line "$source")
     case $line in
     "cc "*"-DIDIST_IMPLEMENTATION $source -o $name" | "c++ "*"-DIDIST_IMPLEMENTATION $source -o $name")

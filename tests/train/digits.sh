@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# train.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however started, trains the same
+# digits.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however started, trains the same
 # network: equal weights on all ranks, the same loss curve up to rounding.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 EPOCHS=3
 PROGRAM=$WORK/05_train_digits

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu_ipc.sh - idist_ipc.h without a GPU: ranks that read each other's device memory, on the stand-ins for CUDA and NCCL
+# ipc.sh - idist_ipc.h without a GPU: ranks that read each other's device memory, on the stand-ins for CUDA and NCCL
 # (tests/fake), plain and under the sanitizers.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")

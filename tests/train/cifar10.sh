@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# train_cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was stopped goes on bit for
+# cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was stopped goes on bit for
 # bit; CIFAR-10's files are read, and what is no such file is refused
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 # shellcheck source=tests/lib/mpi.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its own tests on the
+# nccl.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its own tests on the
 # stand-ins for CUDA and NCCL (tests/fake).
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu_examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the GPU or without one;
+# examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the GPU or without one;
 # and with each device backend on the stand-ins for CUDA and NCCL (tests/fake), where a missing wait shows as a wrong result.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 

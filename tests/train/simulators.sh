@@ -2,7 +2,7 @@
 # simulators.sh - 24_simulators learns to balance, prints what its head promises, and any number of ranks, however started,
 # learns the very same; a rank that dies is named by the others, and wrong options are.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 

@@ -2,7 +2,7 @@
 # nccl_versions.sh - idist_nccl.h against the oldest NCCL it can use and the newest (make deps-nccl): their headers say what
 # it takes them to say, and with their libraries at hand the CPU path works where no driver is.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses what it does not know. Figures
+# idist_perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses what it does not know. Figures
 # are not looked at: this is no benchmark.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 PERF=$WORK/idist_perf
 mkdir -p "$WORK/tests/bench"

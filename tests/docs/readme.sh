@@ -14,7 +14,7 @@
 # commands. sh blocks without such a comment are not run. Programs and commands run in a folder that holds the headers and
 # examples/, each with a time limit of a minute.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 README=${1:-README.md}
 [ -f "$README" ] || {
