@@ -44,7 +44,7 @@ FORMATTED := $(HEADERS) \
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
-.PHONY: run test test-all asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
+.PHONY: run test test-all build-asan asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
 .PHONY: single dist install uninstall deps deps-nccl peers print-deps bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
 .PHONY: need-prove
 
@@ -102,20 +102,23 @@ test-all: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
-# First what may share the machine, then the rest. The status goes through a file, because that of a pipe is tee's.
+# First what may share the machine, then the rest; PHASES=shared or PHASES=alone is one of the two. The status goes through
+# a file, because that of a pipe is tee's.
+PHASES ?= shared alone
+TEST_LOG = $(B)/test$(if $(filter 1,$(words $(PHASES))),-$(PHASES)).log
 CHECKED_ALONE = $(ALONE_SRC:%.c=$(B)/%) $(filter $(ALONE_SCRIPTS),$(SCRIPTS))
 CHECKED_FIRST = $(LONG_SRC:%.c=$(B)/%)
-CHECKED = $(CHECKED_FIRST) $(SCRIPTS) $(filter-out $(CHECKED_FIRST),$(TESTS))
+CHECKED_SHARED = $(filter-out $(CHECKED_ALONE),$(CHECKED_FIRST) $(SCRIPTS) $(filter-out $(CHECKED_FIRST),$(TESTS)))
 check-programs: export IDIST_LOG ?= error
 check-programs:
 	@rm -f $(B)/report.* $(B)/status
 	@{ status=0; \
-	    $(PROVE) -j$(TEST_JOBS) $(filter-out $(CHECKED_ALONE),$(CHECKED)) || status=1; \
-	    $(PROVE) $(CHECKED_ALONE) || status=1; \
-	    echo $$status >$(B)/status; } 2>&1 | tee $(B)/test.log
+	    $(if $(filter shared,$(PHASES)),$(PROVE) -j$(TEST_JOBS) $(CHECKED_SHARED) || status=1;) \
+	    $(if $(filter alone,$(PHASES)),$(PROVE) $(CHECKED_ALONE) || status=1;) \
+	    echo $$status >$(B)/status; } 2>&1 | tee $(TEST_LOG)
 	@if ls $(B)/report.* >/dev/null 2>&1; then cat $(B)/report.*; echo "Sanitizer reports: see above"; exit 1; fi
-	@echo "Skipped: $$(grep -ciE '# *skip' $(B)/test.log) subtests," \
-	    "$$(grep -ciE '\.\. *skipped' $(B)/test.log) whole tests (reasons above; a skip is not a pass)"
+	@echo "Skipped: $$(grep -ciE '# *skip' $(TEST_LOG)) subtests," \
+	    "$$(grep -ciE '\.\. *skipped' $(TEST_LOG)) whole tests (reasons above; a skip is not a pass)"
 	@exit $$(cat $(B)/status || echo 1)
 
 need-prove:
@@ -141,9 +144,13 @@ tsan: sanitize-thread
 # Fewer combinations, longer deadlines: the tests read these two.
 asan ubsan tsan: export IDIST_TEST_QUICK = 1
 asan ubsan tsan: export IDIST_TEST_SLOW = 4
-sanitize-%: need-prove
-	@+$(MAKE) --no-print-directory $(PARALLEL) programs B=$(B) CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
+sanitize-%: need-prove build-%
 	@+$(MAKE) --no-print-directory check-programs B=$(B) DEADLINE=$$(($(DEADLINE) * 4))
+build-%:
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs B=$(B) CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
+# Without running them: make build-asan.
+build-asan: B = build/asan
+build-asan: build-address
 
 # ROUNDS, OPS, RANKS, SIZES, ... choose a part: see the head of the script.
 bench-peers: build/idist_perf
