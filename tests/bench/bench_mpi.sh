@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# bench_mpi.sh - what idist costs on top of each MPI that is installed (make bench-mpi), see mpi_overhead.c
+# bench_mpi.sh - what idist costs on top of each MPI that is installed (make bench-mpi), see
+# mpi_overhead.c
 #
 # From the environment: RANKS (2 4), LIBRARIES (openmpi4 mpich4 openmpi5 mpich5 impi)
 set -u

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# bench_peers.sh - idist against Open MPI, MPICH, Intel MPI and gloo, in turn, in one run (make bench-peers)
+# bench_peers.sh - idist against Open MPI, MPICH, Intel MPI and gloo, in turn, in one run (make
+# bench-peers)
 #
-# Every library is measured by the same rule, that of rule.h. A round measures all of them, operation by operation, one
-# directly after the other; a point is the median over the rounds of their p50. What is not installed is left out, with a
-# word about the package that has it (make deps installs all). The report goes to stdout, the figures to
-# build/bench/peers.csv, the curves of all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured,
-# to tests/bench/all_reduce.svg, which the README shows.
+# Every library is measured by the same rule, that of rule.h. A round measures all of them,
+# operation by operation, one directly after the other; a point is the median over the rounds of
+# their p50. What is not installed is left out, with a word about the package that has it (make deps
+# installs all). The report goes to stdout, the figures to build/bench/peers.csv, the curves of
+# all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured, to
+# tests/bench/all_reduce.svg, which the README shows.
 #
 #     tests/bench/bench_peers.sh                                            # everything, half an hour
 #     ROUNDS=1 OPS=all_reduce RANKS=2 tests/bench/bench_peers.sh            # a minute
@@ -96,7 +98,8 @@ build_library() {
 # running
 #------------------------------------------------------------------------------
 
-# Temporary files of launchers and ranks are all in here, and so go away even when something was killed.
+# Temporary files of launchers and ranks are all in here, and so go away even when something was
+# killed.
 TMPDIR=$(mktemp -d) || exit 1
 export TMPDIR
 JOB=
@@ -107,8 +110,8 @@ trap 'exit 130' INT TERM
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_ALGO OMPI_COMM_WORLD_SIZE PMI_SIZE HOROVOD_SIZE
 
-# The best settings found for each library are here. The ranks pin themselves, and so nobody else binds anything.
-# run LIBRARY N LIMIT ARGS...: its output is in $TMPDIR/out and $TMPDIR/err
+# The best settings found for each library are here. The ranks pin themselves, and so nobody else
+# binds anything. run LIBRARY N LIMIT ARGS...: its output is in $TMPDIR/out and $TMPDIR/err
 run() {
     local library=$1 n=$2 limit=$3 v=$PEERS/$1 command
     shift 3
@@ -117,8 +120,9 @@ run() {
     idist) command=(build/idist_perf -n "$n") ;;
     idist_alloc) command=(build/idist_perf -n "$n" -a) ;;
     openmpi4)
-        # Tried as well: pml ob1 (is the default here), coll sm before tuned (slower everywhere, 40 times with 4 ranks on 2
-        # cpus). Without the yield a call takes milliseconds once ranks outnumber cpus.
+        # Tried as well: pml ob1 (is the default here), coll sm before tuned (slower everywhere, 40
+        # times with 4 ranks on 2 cpus). Without the yield a call takes milliseconds once ranks
+        # outnumber cpus.
         command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -np "$n" --bind-to none
             --oversubscribe)
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
@@ -130,15 +134,17 @@ run() {
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
         command+=("$OUT/peer_openmpi5") ;;
     impi)
-        # With more ranks than cpus, I_MPI_THREAD_YIELD=2 (sched_yield), as fast as nothing set. Tried as well: 1
-        # (milliseconds), 3 (20 times slower), I_MPI_WAIT_MODE=1 (slower by half), I_MPI_SPIN_COUNT=1 (no difference).
+        # With more ranks than cpus, I_MPI_THREAD_YIELD=2 (sched_yield), as fast as nothing set.
+        # Tried as well: 1 (milliseconds), 3 (20 times slower), I_MPI_WAIT_MODE=1 (slower by half),
+        # I_MPI_SPIN_COUNT=1 (no difference).
         command=(env I_MPI_PIN=0 I_MPI_FABRICS=shm)
         [ $over = 1 ] && command+=(I_MPI_THREAD_YIELD=2)
         command+=("$v/bin/mpiexec.hydra" -n "$n" "$OUT/peer_impi") ;;
     mpich4 | mpich5)
-        # More ranks than cpus: 4 to 20 ms per call, whatever MPIR_CVAR_POLLS_BEFORE_YIELD (0, 1) and
-        # MPIR_CVAR_ENABLE_HEAVY_YIELD say. Else tried as well, without a gain: release_gather and the other algorithms of
-        # all_reduce, the netmod ofi, MPIR_CVAR_CH4_CMA_ENABLE and its threshold.
+        # More ranks than cpus: 4 to 20 ms per call, whatever MPIR_CVAR_POLLS_BEFORE_YIELD (0, 1)
+        # and MPIR_CVAR_ENABLE_HEAVY_YIELD say. Else tried as well, without a gain: release_gather
+        # and the other algorithms of all_reduce, the netmod ofi, MPIR_CVAR_CH4_CMA_ENABLE and its
+        # threshold.
         command=(mpiexec.mpich)
         [ "$library" = mpich5 ] && command=("$v/bin/mpiexec.hydra")
         command+=(-bind-to none -n "$n" "$OUT/peer_$library") ;;
@@ -156,8 +162,8 @@ run() {
 # The first words on stderr; launchers draw lines of dashes.
 words() { grep -m 1 '[A-Za-z]' "$TMPDIR/err"; }
 
-# Whether to measure the library with so many ranks: it runs, gives the right values, and has not collapsed because there
-# are more ranks than cpus. Asked once for each.
+# Whether to measure the library with so many ranks: it runs, gives the right values, and has not
+# collapsed because there are more ranks than cpus. Asked once for each.
 declare -A USABLE
 usable() { # LIBRARY N
     local least

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# idist_perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses what it does not know. Figures
-# are not looked at: this is no benchmark.
+# idist_perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses
+# what it does not know. Figures are not looked at: this is no benchmark.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

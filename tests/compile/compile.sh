@@ -1,8 +1,9 @@
 #!/bin/bash
-# compile.sh - the headers as every language and compiler sees them, and in every arrangement of files. Writes TAP.
+# compile.sh - the headers as every language and compiler sees them, and in every arrangement of
+# files. Writes TAP.
 #
-# Each program calls the library, spawns two ranks, and is run. A compiler that is absent is a skip with its reason.
-# KEEP=1 leaves the folder with sources and logs.
+# Each program calls the library, spawns two ranks, and is run. A compiler that is absent is a skip
+# with its reason. KEEP=1 leaves the folder with sources and logs.
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/compile-test.XXXXXX") || exit 1
@@ -39,8 +40,9 @@ run() { # run COMMAND...: into the log, with a deadline
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# Everything that is only compiled is compiled first, as many at a time as there are cores. `later ID COMMAND` starts one,
-# `built ID` waits for it, puts its output into the log and returns its status.
+# Everything that is only compiled is compiled first, as many at a time as there are cores. `later
+# ID COMMAND` starts one, `built ID` waits for it, puts its output into the log and returns its
+# status.
 cores=$(nproc 2>/dev/null || echo 2)
 later() {
     local id=$1
@@ -68,7 +70,8 @@ cat >"$work/impl.c" <<'END'
 #include "idist.h"
 END
 
-# In the common subset of C99 and C++11. Calls what a small program would call, in a world of 1 and in two ranks.
+# In the common subset of C99 and C++11. Calls what a small program would call, in a world of 1 and
+# in two ranks.
 cat >"$work/user_body.h" <<'END'
 #include <stdio.h>
 #include <string.h>
@@ -289,8 +292,8 @@ standard() { # standard COMPILER STD EXTENSION
 # arrangements in one file
 #------------------------------------------------------------------------------
 
-# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX once a system header was seen, and the API alone includes three:
-# "API first" is for gnu.
+# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX once a system header was seen, and the
+# API alone includes three: "API first" is for gnu.
 arrangements="gcc c99 single c one file
 clang++ c++11 single cpp one file
 gcc gnu11 api_then_impl c API first, then the implementation, each twice

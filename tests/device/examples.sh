@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the GPU or without one;
-# and with each device backend on the stand-ins for CUDA and NCCL (tests/fake), where a missing wait shows as a wrong result.
+# examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the
+# GPU or without one; and with each device backend on the stand-ins for CUDA and NCCL (tests/fake),
+# where a missing wait shows as a wrong result.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -20,7 +21,8 @@ unset IDIST_DEVICE IDIST_DEVICE_BACKEND
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
 cd "$WORK" || exit 1 # 11_gpu_train reads examples/data
 
-# promised NAME SED...: each line that the head promises, changed by these, is in the log; dots stand for anything.
+# promised NAME SED...: each line that the head promises, changed by these, is in the log; dots
+# stand for anything.
 promised() {
     local name=$1 source line pattern rc=0
     shift
@@ -51,8 +53,8 @@ without_device() {
     done
 }
 
-# Everything is compiled first: the examples, and the same for the stand-ins, which have device memory that the host cannot
-# touch, and operations that are late.
+# Everything is compiled first: the examples, and the same for the stand-ins, which have device
+# memory that the host cannot touch, and operations that are late.
 fake=(-O1 -isystem "$cuda/include" -I"$ROOT/tests/fake")
 later cuda 60 cc -std=gnu11 "${fake[@]}" -c "$ROOT/tests/fake/cuda.c" -o cuda.o
 later nccl 60 cc -std=gnu11 "${fake[@]}" -shared -fPIC "$ROOT/tests/fake/nccl.c" -o libnccl.so

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# fake.sh - the stand-ins for libcudart and libnccl, which the GPU tests are linked with where no GPU is, compile against
-# the real headers with both compilers, and pass their own tests, also under the sanitizers.
+# fake.sh - the stand-ins for libcudart and libnccl, which the GPU tests are linked with where no
+# GPU is, compile against the real headers with both compilers, and pass their own tests, also under
+# the sanitizers.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nccl.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its own tests on the
-# stand-ins for CUDA and NCCL (tests/fake).
+# nccl.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its
+# own tests on the stand-ins for CUDA and NCCL (tests/fake).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -14,7 +14,8 @@ cuda=${CUDA_HOME:-}
 export IDIST_LOG=error IDIST_TEST_QUICK=1
 strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -DIDIST_IMPLEMENTATION -isystem "$cuda/include" -I.)
 
-# Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc needs half the time for it.
+# Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc
+# needs half the time for it.
 # shellcheck source=tests/lib/on_fake.sh
 . tests/lib/on_fake.sh
 build_ahead sanitizer-address -fsanitize=address,undefined -O0
@@ -94,7 +95,8 @@ ok_run 0 "it runs" 20 "$WORK/doc"
 grep -q '^rank 0 on cuda:0: 1$' "$WORK/log"
 ok $? "and prints what it should" || diag <"$WORK/log"
 
-# NCCL as a package of Python has it. Under another name, as the loader may know one of this machine.
+# NCCL as a package of Python has it. Under another name, as the loader may know one of this
+# machine.
 cat >"$WORK/where.c" <<'END'
 #include "idist.h"
 #include <stdio.h>

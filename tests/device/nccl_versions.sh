@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# nccl_versions.sh - idist_nccl.h against the oldest NCCL it can use and the newest (make deps-nccl): their headers say what
-# it takes them to say, and with their libraries at hand the CPU path works where no driver is.
+# nccl_versions.sh - idist_nccl.h against the oldest NCCL it can use and the newest (make
+# deps-nccl): their headers say what it takes them to say, and with their libraries at hand the CPU
+# path works where no driver is.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -18,7 +19,8 @@ compgen -G 'build/nccl/*/installed' >/dev/null || {
 unset IDIST_NCCL_LIB IDIST_DEVICE IDIST_DEVICE_BACKEND LD_LIBRARY_PATH
 export IDIST_LOG=error
 
-# Two ranks on the host's memory, and the library itself: the version of its header, and no communicator without a driver.
+# Two ranks on the host's memory, and the library itself: the version of its header, and no
+# communicator without a driver.
 cat >"$WORK/cpu.c" <<'END'
 #include "idist.h"
 #include <dlfcn.h>

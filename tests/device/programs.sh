@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# programs.sh - the programs for machines with GPUs (make test-gpu, make bench-gpu) build without a warning, run on the
-# stand-ins of tests/fake, and skip with a reason where there is no GPU.
+# programs.sh - the programs for machines with GPUs (make test-gpu, make bench-gpu) build without a
+# warning, run on the stand-ins of tests/fake, and skip with a reason where there is no GPU.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh

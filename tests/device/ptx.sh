@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ptx.sh - the GPU kernels of idist_ipc.h, without a GPU: the text is what tests/gpu/pack.cu gives; ptxas takes it for
-# every GPU since 2018; and the same source, compiled for the host, has the bits of the host's own loops.
+# ptx.sh - the GPU kernels of idist_ipc.h, without a GPU: the text is what tests/gpu/pack.cu gives;
+# ptxas takes it for every GPU since 2018; and the same source, compiled for the host, has the bits
+# of the host's own loops.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

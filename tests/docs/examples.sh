@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# examples.sh - builds every numbered example by the build line in its head, runs it, and compares with the output that the
-# head promises (in any order of lines; three dots stand for anything). Other scripts run 05_train_digits, 20_cifar10 and
-# 24_simulators (tests/train), and those for GPUs (tests/device/examples.sh).
+# examples.sh - builds every numbered example by the build line in its head, runs it, and compares
+# with the output that the head promises (in any order of lines; three dots stand for anything).
+# Other scripts run 05_train_digits, 20_cifar10 and 24_simulators (tests/train), and those for GPUs
+# (tests/device/examples.sh).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -70,8 +71,9 @@ for name in 02_collectives 03_send_recv 04_ring_allreduce; do
     compare $name "$WORK"/rank.[0-2]
 done
 
-# The training programs, 21 on: with the number of ranks that the head shows, however they were started, they print what it
-# says; with others they check themselves, and these lines are there too.
+# The training programs, 21 on: with the number of ranks that the head shows, however they were
+# started, they print what it says; with others they check themselves, and these lines are there
+# too.
 spawned() { # NAME RANKS LINE...
     local name=$1 n=$2 line
     shift 2
@@ -98,7 +100,8 @@ refuses() { # NAME ARGUMENT...: each of them alone, and two numbers
     grep -q '^usage: ' "$WORK/log"
     ok $? "$name: and says how to call it" || diag <"$WORK/log"
 }
-# Of three ranks, rank 1 does not find the images. It ends with an error, and so do the others, which say TEXT.
+# Of three ranks, rank 1 does not find the images. It ends with an error, and so do the others,
+# which say TEXT.
 without_data() { # NAME TEXT
     local name=$1 text=$2 r
     # shellcheck disable=SC2016 # the ranks expand it

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # readme.sh - the programs and commands of README.md do what it says.
 #
-# Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc -DIDIST_IMPLEMENTATION does it (the
-# option is left out when the block defines the macro itself), and must give no warning. A comment directly before a block
-# says more:
+# Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc
+# -DIDIST_IMPLEMENTATION does it (the option is left out when the block defines the macro itself),
+# and must give no warning. A comment directly before a block says more:
 #
 #     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the text
 #     <!-- test: file hello.c -->                   keep the block under this name, for a sh block that compiles it
 #     <!-- test: skip "needs two hosts" -->         do not touch it, and count a skip
 #     <!-- test: sh, expect "hello from rank 0" --> before a ```sh or ```console block: run its lines in one shell
 #
-# Words are separated by commas; expect and run may be there several times. In console blocks only lines with "$ " are
-# commands. sh blocks without such a comment are not run. Programs and commands run in a folder that holds the headers and
-# examples/, each with a time limit of a minute.
+# Words are separated by commas; expect and run may be there several times. In console blocks only
+# lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
+# run in a folder that holds the headers and examples/, each with a time limit of a minute.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

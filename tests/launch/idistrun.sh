@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# idistrun.sh - our own launcher: where the ranks are, whole lines, the first failure, signals, nothing left, restarts
+# idistrun.sh - our own launcher: where the ranks are, whole lines, the first failure, signals,
+# nothing left, restarts
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -85,7 +86,8 @@ ok_run 9 "no more restarts than allowed" 30 "$RUN" -n 2 --max-restarts 2 sh -c '
 [ "$(grep -c "starting again" "$WORK/log")" = 2 ]
 ok $? "two restarts" || diag <"$WORK/log"
 
-# A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one rank that nobody killed.
+# A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one
+# rank that nobody killed.
 "$TRAIN" --epochs 5 --ranks 1 --seed 7 >"$WORK/alone5" 2>&1
 train=("$TRAIN" --epochs 5 --seed 7 --checkpoint "$WORK/saved")
 timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "${train[@]}" >"$WORK/log" 2>&1 </dev/null &
@@ -174,7 +176,8 @@ ok $? "it names the failure as torchrun would read it" || cat "$error" "$WORK/lo
 ok_run 0 "no failure" 30 "$RUN" -n 1 --error-file "$error" true
 [ ! -e "$error" ] && [ -z "$(find "$WORK" -name 'idistrun-*')" ]
 ok $? "an old file is gone, and the ranks' own" || find "$WORK" -name "*err*" -o -name "idistrun-*" | diag
-# A rank's own message, in any characters; a restart does not take that of the first try for its own; half a file is none.
+# A rank's own message, in any characters; a restart does not take that of the first try for its
+# own; half a file is none.
 cat >"$WORK/message" <<'END'
 #!/usr/bin/env perl
 exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 1;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# mpi.sh - programs without MPI, started by the mpirun and mpiexec of five MPIs: they find rank, size and each other
+# mpi.sh - programs without MPI, started by the mpirun and mpiexec of five MPIs: they find rank,
+# size and each other
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/mpi.sh
@@ -32,7 +33,8 @@ for library in $MPI_LIBRARIES; do
     trains "$library" 60 "${MPI_RUN[@]}"
 done
 
-# A rank that never comes: the other one says so at its time-out, which its blocking connection to the launcher knows not of.
+# A rank that never comes: the other one says so at its time-out, which its blocking connection to
+# the launcher knows not of.
 if [ -z "$(mpi_missing mpich4)" ]; then
     # shellcheck disable=SC2016 # for the shell of the rank
     IDIST_INIT_TIMEOUT_MS=1000 timeout -k 5 20 mpiexec.mpich -n 2 sh -c \

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# multicast.sh - ranks of several hosts find rank 0 by a multicast group; two jobs in one group do not meet
+# multicast.sh - ranks of several hosts find rank 0 by a multicast group; two jobs in one group do
+# not meet
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# slurm.sh - a real Slurm of three nodes on this machine: srun with uneven placement, sbatch, salloc, pmi2, pmix
+# slurm.sh - a real Slurm of three nodes on this machine: srun with uneven placement, sbatch,
+# salloc, pmi2, pmix
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -56,7 +57,8 @@ for with in mpich4:pmi2 openmpi4:pmix; do
     ok $? "srun --mpi=${with#*:}, ${with%:*}: over MPI" || tail -n 5 "$WORK/log" | diag
 done
 
-# The body of a batch script is one process, whatever its variables say; its steps are worlds, also two at a time.
+# The body of a batch script is one process, whatever its variables say; its steps are worlds, also
+# two at a time.
 cat >"$WORK/batch" <<END
 #!/bin/sh
 "$WHO"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# ssh.sh - idistrun --hosts over a real sshd: one machine under two names, uneven; failures, signals, lost connections
+# ssh.sh - idistrun --hosts over a real sshd: one machine under two names, uneven; failures,
+# signals, lost connections
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh

@@ -18,7 +18,8 @@ says "static" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0
     "rank 2: local 2 of 3, node 0"
 trains "standalone" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2
 
-# Two agents on one machine, with 2 and 1 workers: they meet in the agent's store. Which agent is the first one is open.
+# Two agents on one machine, with 2 and 1 workers: they meet in the agent's store. Which agent is
+# the first one is open.
 nodes=("${torchrun_with[@]}" --nnodes 2 --rdzv_backend c10d --rdzv_endpoint "127.0.0.1:$(free_port)" --rdzv_id job)
 timeout -k 5 60 "${nodes[@]}" --nproc_per_node 1 "$WHO" >"$WORK/other" 2>&1 </dev/null &
 other=$!

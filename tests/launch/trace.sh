@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# trace.sh - timelines of whole runs: of 1, 2 and 4 ranks, by hand, by idistrun --trace and by idist_spawn; of ranks that are
-# killed, started again or on other hosts; and what draws them, in a browser: the page in examples/, and Perfetto
+# trace.sh - timelines of whole runs: of 1, 2 and 4 ranks, by hand, by idistrun --trace and by
+# idist_spawn; of ranks that are killed, started again or on other hosts; and what draws them, in a
+# browser: the page in examples/, and Perfetto
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 unset IDIST_TRACE
@@ -14,7 +15,8 @@ ok_run 0 "the program builds" 60 cc -O2 -Wall -Wextra -Werror -I. tests/launch/t
     done_testing
 ok_run 0 "idistrun builds" 60 cc -O2 -Wall -Wextra examples/idistrun.c -o "$RUN" || done_testing
 
-# Reads a timeline; dies unless it holds this many RANKS and STEPS of timeline.c. What did not end is to be UNFINISHED.
+# Reads a timeline; dies unless it holds this many RANKS and STEPS of timeline.c. What did not end
+# is to be UNFINISHED.
 cat >"$WORK/check.pl" <<'END'
 use strict; use warnings; use JSON::PP;
 my ($file, $ranks, $steps, $unfinished) = @ARGV;

@@ -16,7 +16,8 @@ expected_output() {
          inside { print substr($0, 12) }' "$1"
 }
 
-# Builds it in $WORK, which has the headers and examples/, by exactly that line; or takes what make built by the same one.
+# Builds it in $WORK, which has the headers and examples/, by exactly that line; or takes what make
+# built by the same one.
 build_example() { # SOURCE NAME
     local line
     line=$(build_line "$1")

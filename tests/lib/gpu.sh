@@ -1,5 +1,6 @@
-# gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of tests/fake. Source it after
-# tap.sh. Needs cc, the CUDA runtime, and nccl.h for the stand-ins; libnccl.so.2 is loaded when there is one.
+# gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of
+# tests/fake. Source it after tap.sh. Needs cc, the CUDA runtime, and nccl.h for the stand-ins;
+# libnccl.so.2 is loaded when there is one.
 # shellcheck shell=bash
 
 gpu_skip() {
@@ -7,7 +8,8 @@ gpu_skip() {
     exit 0
 }
 
-# Folders that may have a CUDA toolkit or NCCL, those named first, that of a Python package (nvidia-nccl-cu13) last.
+# Folders that may have a CUDA toolkit or NCCL, those named first, that of a Python package
+# (nvidia-nccl-cu13) last.
 gpu_places() {
     local nvcc
     printf '%s\n' "${CUDA_HOME:-}" "${NCCL_HOME:-}"
@@ -47,7 +49,8 @@ gpu_file() { # NAME EXTENSION
 gpu_seconds_max() { # SECONDS: of all of it; a part has ten minutes, with what it takes to compile
     if [ -n "${PART:-}" ]; then echo 510; else echo "$1"; fi
 }
-# BASE.md: the tables of all N parts that are there, one after the other, and what needs two of them.
+# BASE.md: the tables of all N parts that are there, one after the other, and what needs two of
+# them.
 gpu_join() { # N BASE
     local k files=() missing=""
     for ((k = 1; k <= $1; k++)); do
@@ -74,8 +77,9 @@ gpu_cc() {
     diag <"$WORK/log" # warnings
 }
 
-# PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a libnccl.so.2 that is loaded
-# as the real one is. Sets GPU_ENV, which the program needs around it. Does not return when it cannot be.
+# PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a
+# libnccl.so.2 that is loaded as the real one is. Sets GPU_ENV, which the program needs around it.
+# Does not return when it cannot be.
 gpu_build() {
     local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags
     cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"

@@ -1,7 +1,8 @@
 # launch.sh - what the tests of the launchers share. Sourced after tap.sh.
 # shellcheck shell=bash
 
-# A program that says where each rank is; and the examples as a user builds them. Copies, which no other test runs.
+# A program that says where each rank is; and the examples as a user builds them. Copies, which no
+# other test runs.
 launch_build() {
     # shellcheck disable=SC2034 # used by those who source this
     WHO=$WORK/who TRAIN=$WORK/train

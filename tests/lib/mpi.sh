@@ -1,4 +1,5 @@
-# mpi.sh - the five MPI libraries: how to compile and to run with each. Sourced after tap.sh, or by a benchmark.
+# mpi.sh - the five MPI libraries: how to compile and to run with each. Sourced after tap.sh, or by
+# a benchmark.
 # shellcheck shell=bash
 # shellcheck disable=SC2034 # used by those who source this
 MPI_LIBRARIES="openmpi4 mpich4 openmpi5 mpich5 impi"
@@ -33,8 +34,8 @@ mpi_cc() { # LIBRARY ARGS...
     esac
 }
 
-# Sets MPI_RUN to the command that starts N ranks of a program. More ranks than cores yield the core while they wait, where
-# the library can do that. MPI_OPTIONS: more options of mpirun.
+# Sets MPI_RUN to the command that starts N ranks of a program. More ranks than cores yield the core
+# while they wait, where the library can do that. MPI_OPTIONS: more options of mpirun.
 mpi_run_command() { # LIBRARY N
     local v=$MPI_PEERS/$1 n=$2 over
     over=$((n > $(nproc)))

@@ -1,7 +1,9 @@
-# mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own mpirun
+# mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own
+# mpirun
 #
-# One Open MPI and one MPICH run every test, with half of the cases of the grid; the others, with 3 ranks, those that depend
-# on how a library waits, matches and ends. IDIST_TEST_FULL=1: all of them run all. TESTS, RANKS: these and no others.
+# One Open MPI and one MPICH run every test, with half of the cases of the grid; the others, with 3
+# ranks, those that depend on how a library waits, matches and ends. IDIST_TEST_FULL=1: all of them
+# run all. TESTS, RANKS: these and no others.
 # shellcheck shell=bash
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tap.sh"
@@ -107,7 +109,8 @@ for test in $TESTS; do
     make -s --no-print-directory "build/mpi/$test.o" >"$WORK/log" 2>&1 &&
         compile "$OUT/$test" "build/mpi/$test.o" "$OUT/idist.o" "$OUT/ranks.o" -lpthread
     ok $? "$test: builds" || { head -n 20 "$WORK/log" | diag; continue; }
-    # That two calls will never meet can only be known where one thread may call: in a program that called MPI_Init.
+    # That two calls will never meet can only be known where one thread may call: in a program that
+    # called MPI_Init.
     case $test in mismatch) export RANKS_MPI_SINGLE=1 ;; *) unset RANKS_MPI_SINGLE ;; esac
     for n in $RANKS; do passes "$test" 100 "$n" "$OUT/$test"; done
 done
@@ -223,7 +226,8 @@ mpich4) skip "05_train_digits" "with more ranks than cores each of its 2000 coll
     trains "05_train_digits" "${MPI_RUN[@]}" "$OUT/05_train_digits" ;;
 esac
 
-# One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI by LD_LIBRARY_PATH alone.
+# One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI
+# by LD_LIBRARY_PATH alone.
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
     ok_later abi "ABI: 05_train_digits builds by mpicc_abi" || done_testing
     for library in mpich5 impi; do

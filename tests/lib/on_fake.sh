@@ -1,8 +1,9 @@
-# on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source it after tap.sh, with
-# the toolkit's folder in $cuda.
+# on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source
+# it after tap.sh, with the toolkit's folder in $cuda.
 # shellcheck shell=bash
 
-# Everything runs in processes and threads of this machine, and takes the time that operations are given.
+# Everything runs in processes and threads of this machine, and takes the time that operations are
+# given.
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda/include" -I. -Itests/lib -Itests/fake)
 flags+=(-DIDIST_NCCL_CONNECT_BYTES=262144) # the stand-in knows no algorithm for larger calls
 build_ahead() { # FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to $WORK/parts/FOLDER

@@ -12,7 +12,8 @@ slurm_missing() {
     fi
 }
 
-# Everything lies in the folder, and SLURM_CONF points there. The nodes are called n1 to n3; $PORT, $PORT+1 ... are theirs.
+# Everything lies in the folder, and SLURM_CONF points there. The nodes are called n1 to n3; $PORT,
+# $PORT+1 ... are theirs.
 slurm_start() { # FOLDER
     local dir=$1 i host
     host=$(hostname -s)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was stopped goes on bit for
-# bit; CIFAR-10's files are read, and what is no such file is refused
+# cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was
+# stopped goes on bit for bit; CIFAR-10's files are read, and what is no such file is refused
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# digits.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however started, trains the same
-# network: equal weights on all ranks, the same loss curve up to rounding.
+# digits.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however
+# started, trains the same network: equal weights on all ranks, the same loss curve up to rounding.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -12,7 +12,8 @@ cp build/05_train_digits "$PROGRAM"
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 accuracy() { sed -n 's/.*accuracy[^0-9]*\([0-9.]*\) *%.*/\1/p' "$1" | tail -n 1; }
 
-# Is the curve that of one rank? Relative difference at most 1e-4, or 2e-6 where the six printed digits round.
+# Is the curve that of one rank? Relative difference at most 1e-4, or 2e-6 where the six printed
+# digits round.
 same_curve() { # FILE
     losses "$1" >"$WORK/curve"
     paste "$WORK/reference" "$WORK/curve" | awk -v n="$EPOCHS" '
@@ -56,7 +57,8 @@ grep -Eq '[0-9] % of it communicating|communicat' "$WORK/log"
 ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WORK/log" | diag
 ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) "defaults: plain lines where stdout is no terminal"
 
-# Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training that was not disturbed.
+# Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training
+# that was not disturbed.
 checked=("$PROGRAM" --epochs "$EPOCHS" --seed 7 --ranks 2 --checkpoint "$WORK/saved")
 ok_run 0 "with a checkpoint" 100 "${checked[@]}"
 grep -o 'checksum 0x[0-9a-f]*' "$WORK/log" >"$WORK/sum"

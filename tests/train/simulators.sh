@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# simulators.sh - 24_simulators learns to balance, prints what its head promises, and any number of ranks, however started,
-# learns the very same; a rank that dies is named by the others, and wrong options are.
+# simulators.sh - 24_simulators learns to balance, prints what its head promises, and any number of
+# ranks, however started, learns the very same; a rank that dies is named by the others, and wrong
+# options are.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -44,7 +45,8 @@ wait_for() { # PATTERN FILE
     return 1
 }
 
-# The head: its lines in their order, with a number wherever it has dots; "..." alone stands for all other generations.
+# The head: its lines in their order, with a number wherever it has dots; "..." alone stands for all
+# other generations.
 ok_run 0 "by default" 60 "$PROGRAM"
 expected_output $SOURCE | grep -v '^\.\.\.$' | sed -e 's/%/[%]/g' -e 's/0x\.\.\./0x[0-9a-f]+/' -e 's/\.\.\./[0-9.]+/g' \
     -e 's/.*/^&$/' >"$WORK/expected"
@@ -83,8 +85,8 @@ ok_run 1 "more ranks than simulators, and no time to learn" 60 "$PROGRAM" --rank
 check_said "more ranks than simulators: equal weights" "^checksum 0x[0-9a-f]* on all 5 ranks$" "$WORK/log"
 check_said "no time to learn: is told" "^not solved" "$WORK/log"
 
-# Rank 1 is killed in the middle: the two others, one of them waiting for it, end by themselves and say why. It is the slow
-# one, so that there is a middle.
+# Rank 1 is killed in the middle: the two others, one of them waiting for it, end by themselves and
+# say why. It is the slow one, so that there is a middle.
 port=$(free_port)
 pids=()
 for r in 0 1 2; do
