@@ -16,7 +16,8 @@ shopt -s lastpipe # so that report, at the end of a pipe, can count
 cd "$(dirname "$0")/../.." || exit 1
 
 MAX_COLUMNS=100
-# Files that are not there yet have 125, and their tables of text more. Take off what holds 100.
+# Files that are not there yet have 125, and are not compared with .clang-format; the README may
+# have more in tables. Take off what holds 100.
 WIDE_COLUMNS=125
 WIDE_FILES="
 .clang-tidy README.md examples/01_hello.c examples/02_collectives.c examples/03_send_recv.c
@@ -229,6 +230,7 @@ check_speech() {
 check_format() {
     local f
     for f in "${C_FILES[@]}"; do
+        grep -qxF -- "$f" <<<"$WIDE_LIST" && continue
         clang-format --dry-run -Werror "$f" >"$TMP/format" 2>&1 && continue
         echo "$f: $(grep -c 'error:' "$TMP/format") places differ from make format, first:"
         grep -m 1 'error:' "$TMP/format" | sed 's/^/    /'
