@@ -22,8 +22,10 @@ way() {
     local name=$1 ranks=$2
     shift 2
     # shellcheck disable=SC2086 # a list
-    "$WORK/cifar10" --nproc-per-node "$ranks" --batch-size $((BATCH * ranks)) --num-workers 0 --num-epochs "$EPOCHS" \
-        --validate-every 100000 --checkpoint-every 1000000 --log-every-iters 1000000 --output-path "$WORK/out" $ARGS "$@" \
+    "$WORK/cifar10" --nproc-per-node "$ranks" --batch-size $((BATCH * ranks)) --num-workers 0 \
+        --num-epochs "$EPOCHS" \
+        --validate-every 100000 --checkpoint-every 1000000 --log-every-iters 1000000 --output-path \
+        "$WORK/out" $ARGS "$@" \
         >"$WORK/log" 2>&1 || { tail -n 5 "$WORK/log"; exit 1; }
     sed -n 's|.*Epoch \[\([0-9]*\)/.* \([0-9]*\) images/s, \([0-9.]*\) %.*|\1 \2 \3|p' "$WORK/log" |
         awk '$1 > 1 { print $2, $3 }' >>"$WORK/$name"
@@ -41,8 +43,10 @@ median() { # FILE COLUMN
         awk '{ x[NR] = $1 } END { m = int((NR + 1) / 2); print NR % 2 ? x[m] : (x[m] + x[m + 1]) / 2 }'
 }
 
-awk -v one="$(median "$WORK/one" 1)" -v overlap="$(median "$WORK/overlap" 1)" -v plain="$(median "$WORK/plain" 1)" \
-    -v wait_overlap="$(median "$WORK/overlap" 2)" -v wait_plain="$(median "$WORK/plain" 2)" -v n="$RANKS" -v batch="$BATCH" '
+awk -v one="$(median "$WORK/one" 1)" -v overlap="$(median "$WORK/overlap" 1)" -v \
+    plain="$(median "$WORK/plain" 1)" \
+    -v wait_overlap="$(median "$WORK/overlap" 2)" -v wait_plain="$(median "$WORK/plain" 2)" -v \
+    n="$RANKS" -v batch="$BATCH" '
 BEGIN {
     printf "20_cifar10, batch of %d per rank, medians\n\n", batch
     print "| ranks | overlap | images/s | efficiency | in wait for gradients |"

@@ -17,7 +17,8 @@ command -v c++ >/dev/null || {
     echo "1..0 # SKIP no c++"
     exit 0
 }
-ok_run 0 "a program with cuda_fp8.h and idist.h builds" 100 c++ -std=c++17 -O2 -Wall -Wextra -isystem "$cuda/include" -I. \
+ok_run 0 "a program with cuda_fp8.h and idist.h builds" 100 c++ -std=c++17 -O2 -Wall -Wextra \
+    -isystem "$cuda/include" -I. \
     tests/gpu/fp8.cc -o "$WORK/fp8" -pthread -ldl
 ok_run 0 "idist's conversions are CUDA's" 600 "$WORK/fp8" "${STEP:-61}"
 diag <"$WORK/log"

@@ -53,11 +53,13 @@ for stamp in build/nccl/*/installed; do
     include=(-isystem "$nccl/include" -isystem "$cuda/include")
     # shellcheck disable=SC2054 # the comma is the linker's
     cuda_lib=(-L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcudart)
-    ok_run 0 "NCCL $version: its numbers, sizes and functions" 60 cc -std=gnu11 -Wall -Wextra -Werror "${include[@]}" -I. \
+    ok_run 0 "NCCL $version: its numbers, sizes and functions" 60 cc -std=gnu11 -Wall -Wextra \
+        -Werror "${include[@]}" -I. \
         tests/gpu/nccl_abi.c "$nccl/lib/libnccl.so.2" "${cuda_lib[@]}" -ldl -o "$WORK/abi"
     ok_run 0 "NCCL $version: and its dtypes" 10 env LD_LIBRARY_PATH="$nccl/lib" "$WORK/abi"
     build=(cc -DIDIST_IMPLEMENTATION -include idist_nccl.h "${include[@]}" -I. "$WORK/cpu.c")
-    ok_run 0 "NCCL $version: a program that loads it builds" 60 "${build[@]}" "${cuda_lib[@]}" -ldl -o "$WORK/loads"
+    ok_run 0 "NCCL $version: a program that loads it builds" 60 "${build[@]}" "${cuda_lib[@]}" \
+        -ldl -o "$WORK/loads"
     ok_run 0 "NCCL $version: a program linked with it builds" 60 "${build[@]}" "${cuda_lib[@]}" \
         -Wl,--no-as-needed "$nccl/lib/libnccl.so.2" -ldl -o "$WORK/linked"
     if [ -e /dev/nvidia0 ]; then
@@ -66,7 +68,9 @@ for stamp in build/nccl/*/installed; do
     fi
     ok_run 0 "NCCL $version: named by IDIST_NCCL_LIB, the CPU path works" 20 \
         env IDIST_NCCL_LIB="$nccl/lib/libnccl.so.2" "$WORK/loads" "$nccl/lib/libnccl.so.2"
-    ok_run 0 "NCCL $version: found in LD_LIBRARY_PATH, the CPU path works" 20 env LD_LIBRARY_PATH="$nccl/lib" "$WORK/loads"
-    ok_run 0 "NCCL $version: linked, the CPU path works" 20 env LD_LIBRARY_PATH="$nccl/lib" "$WORK/linked"
+    ok_run 0 "NCCL $version: found in LD_LIBRARY_PATH, the CPU path works" 20 env \
+        LD_LIBRARY_PATH="$nccl/lib" "$WORK/loads"
+    ok_run 0 "NCCL $version: linked, the CPU path works" 20 env LD_LIBRARY_PATH="$nccl/lib" \
+        "$WORK/linked"
 done
 done_testing

@@ -42,7 +42,8 @@ awk -v folder="$WORK/blocks" '
 ok $? "every block of $README is closed"
 
 # word KEY WORDS: the quoted or bare text after KEY, one line for each time it is there.
-word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" | sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
+word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" |
+    sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
 has() { printf '%s\n' "$2" | sed 's/"[^"]*"//g' | grep -qE "(^|[ ,])$1([ ,]|\$)"; }
 
 # Every expected text is in $WORK/log.
@@ -50,7 +51,8 @@ check_expected() { # NAME WORDS
     word expect "$2" | while IFS= read -r text; do
         grep -qF -- "$text" "$WORK/log" || echo "\"$text\" is not in the output"
     done >"$WORK/missing"
-    ok "$(wc -l <"$WORK/missing")" "$1: prints what is expected" || cat "$WORK/missing" "$WORK/log" | diag
+    ok "$(wc -l <"$WORK/missing")" "$1: prints what is expected" ||
+        cat "$WORK/missing" "$WORK/log" | diag
 }
 
 test_program() { # BLOCK NAME WORDS
@@ -64,7 +66,8 @@ test_program() { # BLOCK NAME WORDS
         skip "$name: compiles" "no $compiler here (apt-get install g++)"
         return
     }
-    ok_run 0 "$name: compiles" 120 sh -c "cd '$WORK' && $compiler -Wall -Wextra $flags '$file' -o '${file%.*}.out'" || return
+    ok_run 0 "$name: compiles" 120 sh -c \
+        "cd '$WORK' && $compiler -Wall -Wextra $flags '$file' -o '${file%.*}.out'" || return
     ok "$(wc -l <"$WORK/log")" "$name: without a warning" || head -n 15 "$WORK/log" | diag
     has run "$words" || return
     ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && './${file%.*}.out'" || return

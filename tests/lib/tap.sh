@@ -12,7 +12,8 @@ TAP_RUN=0
 TAP_FAILED=0
 
 # No variable of a launcher that happens to run these tests, and no wait that outlives the test.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK \
+    IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_ALGO IDIST_TRANSPORT IDIST_LOG
 export IDIST_TIMEOUT_MS=30000 IDIST_INIT_TIMEOUT_MS=30000
 
@@ -74,7 +75,10 @@ done_testing() {
     exit
 }
 
-free_port() { perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'; }
+free_port() {
+    perl -MIO::Socket::INET -e \
+        'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'
+}
 
 # Starts COMMAND as N ranks, the way a launcher does. Rank r writes to $WORK/rank.r. Fails when one
 # of them does.
@@ -83,7 +87,8 @@ run_ranks() { # N SECONDS COMMAND...
     shift 2
     port=$(free_port)
     for ((r = 0; r < n; r++)); do
-        RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=$port \
             timeout -k 5 "$seconds" "$@" >"$WORK/rank.$r" 2>&1 </dev/null &
         pids+=($!)
     done

@@ -26,22 +26,17 @@ examples/10_gpu_all_reduce.c examples/11_gpu_train.cu examples/12_zero.cu exampl
 examples/21_average_gradients.c examples/22_pipeline.c examples/23_parameter_server.c
 examples/24_simulators.c examples/25_mixed.cpp examples/digits.h examples/idistrun.c
 examples/resnet.h idist.h idist_algo.h idist_core.h idist_ipc.h idist_mpi.h idist_nccl.h
-idist_os.h idist_ring.h idist_trace.h idist_train.h tests/bench/bench_mpi.sh
-tests/bench/bench_peers.sh tests/bench/bench_train.sh tests/bench/idist_perf.sh
-tests/compile/big_endian.sh tests/compile/bits32.sh tests/compile/compile.sh tests/compile/cuda.sh
-tests/compile/optimizer.sh tests/compile/unity.sh tests/device/examples.sh tests/device/fake.sh
-tests/device/fp8.sh tests/device/ipc.sh tests/device/nccl.sh tests/device/nccl_versions.sh
-tests/device/programs.sh tests/device/ptx.sh tests/docs/examples.sh tests/docs/readme.sh
-tests/fake/cuda.c tests/fake/fake.h tests/fake/launch.h tests/fake/nccl.c tests/fake/on_device.c
+idist_os.h idist_ring.h idist_trace.h idist_train.h tests/bench/bench_peers.sh
+tests/bench/bench_train.sh tests/bench/idist_perf.sh tests/compile/big_endian.sh
+tests/compile/cuda.sh tests/compile/optimizer.sh tests/compile/unity.sh tests/device/examples.sh
+tests/device/programs.sh tests/docs/examples.sh tests/docs/readme.sh tests/fake/cuda.c
+tests/fake/fake.h tests/fake/launch.h tests/fake/nccl.c tests/fake/on_device.c
 tests/fake/on_device.h tests/fake/test_device.c tests/fake/test_fake.c tests/fake/test_ipc.c
-tests/fake/test_nccl.c tests/fuzz/env.c tests/gpu/bench_gpu.c tests/gpu/bench_gpu.sh
-tests/gpu/fp8.cc tests/gpu/gpu.h tests/gpu/make_ptx.sh tests/gpu/nccl_abi.c tests/gpu/pack.cu
-tests/gpu/reduce.cu tests/gpu/test_gpu.c tests/gpu/test_gpu.sh tests/gpu/test_reduce.c
-tests/launch/horovod.sh tests/launch/idistrun.sh tests/launch/mpi.sh tests/launch/multicast.sh
-tests/launch/slurm.sh tests/launch/ssh.sh tests/launch/torchrun.sh tests/launch/trace.sh
-tests/lib/examples.sh tests/lib/gpu.sh tests/lib/launch.sh tests/lib/mpi.sh tests/lib/mpi_tests.sh
-tests/lib/on_fake.sh tests/lib/slurm.sh tests/lib/tap.sh tests/train/cifar10.sh
-tests/train/digits.sh tests/train/simulators.sh tests/unit/types.c
+tests/fake/test_nccl.c tests/gpu/bench_gpu.c tests/gpu/bench_gpu.sh tests/gpu/fp8.cc
+tests/gpu/gpu.h tests/gpu/make_ptx.sh tests/gpu/nccl_abi.c tests/gpu/pack.cu tests/gpu/reduce.cu
+tests/gpu/test_gpu.c tests/gpu/test_gpu.sh tests/gpu/test_reduce.c tests/launch/idistrun.sh
+tests/launch/ssh.sh tests/launch/trace.sh tests/lib/gpu.sh tests/lib/mpi_tests.sh
+tests/lib/on_fake.sh tests/lib/slurm.sh tests/train/cifar10.sh tests/train/simulators.sh
 "
 
 # Rules of house.py (see its head) that hold for every header. To add one: see that

@@ -34,19 +34,22 @@ ok $(($(wc -l <"$WORK/reference") != EPOCHS)) "1 rank: a loss per epoch" || diag
 awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < first / 2) }' "$WORK/reference"
 ok $? "1 rank: the loss falls" || diag <"$WORK/reference"
 for n in 2 3 4; do
-    ok_run 0 "$n ranks" 100 "$PROGRAM" --epochs $EPOCHS --ranks $n --seed 7 && check_run "$n ranks" "$WORK/log" $n
+    ok_run 0 "$n ranks" 100 "$PROGRAM" --epochs $EPOCHS --ranks $n --seed 7 &&
+        check_run "$n ranks" "$WORK/log" $n
 done
 
 run_ranks 2 100 "$PROGRAM" --epochs $EPOCHS --seed 7
 ok $? "2 ranks started by hand" || tail -n 5 "$WORK"/rank.? | diag
 check_run "2 ranks started by hand" "$WORK/rank.0" 2
 ok "$(wc -l <"$WORK/rank.1")" "2 ranks started by hand: rank 1 is silent" || diag <"$WORK/rank.1"
-IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS --ranks 3 --seed 7 &&
+IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS --ranks 3 --seed 7 \
+    &&
     check_run "3 ranks over TCP" "$WORK/log" 3
 
 # From another folder, with the defaults: what make run shows.
 started=$SECONDS
-ok_run 0 "defaults, from another folder" 110 sh -c "cd / && '$PROGRAM' --data '$ROOT/examples/data/digits.csv'"
+ok_run 0 "defaults, from another folder" 110 sh -c \
+    "cd / && '$PROGRAM' --data '$ROOT/examples/data/digits.csv'"
 ok $((SECONDS - started >= 60)) "defaults: in less than a minute ($((SECONDS - started)) s)"
 grep -Eq 'checksum 0x[0-9a-f]+ on all [0-9]+ rank' "$WORK/log"
 ok $? "defaults: equal checksums" || tail -n 5 "$WORK/log" | diag
@@ -55,7 +58,8 @@ awk -v p="${percent:-0}" 'BEGIN { exit !(p >= 97) }'
 ok $? "defaults: accuracy is 97 % or more (${percent:-none})"
 grep -Eq '[0-9] % of it communicating|communicat' "$WORK/log"
 ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WORK/log" | diag
-ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) "defaults: plain lines where stdout is no terminal"
+ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) \
+    "defaults: plain lines where stdout is no terminal"
 
 # Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training
 # that was not disturbed.
@@ -75,7 +79,8 @@ ok_run 0 "killed, and again" 100 "${checked[@]}"
 grep -q "resumed   after epoch 2" "$WORK/log" && grep -qf "$WORK/sum" "$WORK/log"
 ok $? "killed, and again: the same weights" || diag <"$WORK/log"
 ok_run 2 "the checkpoint of another training" 30 "${checked[@]}" --seed 8
-head -c 50000 "$WORK/saved" >"$WORK/torn" && printf x | dd of="$WORK/saved" bs=1 seek=900 conv=notrunc status=none
+head -c 50000 "$WORK/saved" >"$WORK/torn" && printf x |
+    dd of="$WORK/saved" bs=1 seek=900 conv=notrunc status=none
 ok_run 2 "a damaged checkpoint" 30 "${checked[@]}"
 ok_run 2 "a torn checkpoint" 30 "${checked[@]}" --checkpoint "$WORK/torn"
 
