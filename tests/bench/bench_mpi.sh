@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# bench_mpi.sh - what idist costs on top of each MPI that is installed (make bench-mpi), see mpi_overhead.c
+# bench_mpi.sh - what idist costs on top of each MPI that is installed (make bench-mpi), see
+# mpi_overhead.c
 #
 # From the environment: RANKS (2 4), LIBRARIES (openmpi4 mpich4 openmpi5 mpich5 impi)
 set -u
@@ -15,7 +16,8 @@ for library in ${LIBRARIES:-$MPI_LIBRARIES}; do
         continue
     fi
     program=build/bench/mpi_overhead_$library
-    mpi_cc "$library" -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/mpi_overhead.c -o "$program" || exit 1
+    mpi_cc "$library" -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/mpi_overhead.c -o "$program" ||
+        exit 1
     for n in ${RANKS:-2 4}; do
         # The collectives of both MPICH take milliseconds when ranks outnumber cores.
         case $library in mpich*) [ "$n" -gt "$(nproc)" ] && continue ;; esac

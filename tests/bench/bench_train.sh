@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# bench_train.sh - how 20_cifar10 scales from one rank to several at a fixed batch per rank, what overlap hides, and what
-# idist_ddp adds to all_reduces of the same bytes (make bench-train)
+# bench_train.sh - how 20_cifar10 scales from one rank to several at a fixed batch per rank, what
+# overlap hides, and what idist_ddp adds to all_reduces of the same bytes (make bench-train)
 #
 #     RANKS=2 ROUNDS=5 EPOCHS=3 BATCH=32 ARGS="--side 16" tests/bench/bench_train.sh
 #
-# Every rank has a processor of its own (IDIST_BIND=core). Ways take turns within a round; medians over all epochs but each
-# run's first. BATCH is that of a rank.
+# Every rank has a processor of its own (IDIST_BIND=core). Ways take turns within a round; medians
+# over all epochs but each run's first. BATCH is that of a rank.
 set -eu
 cd "$(dirname "$0")/../.."
 RANKS=${RANKS:-2} ROUNDS=${ROUNDS:-5} EPOCHS=${EPOCHS:-3} BATCH=${BATCH:-32} ARGS=${ARGS:---side 16}
@@ -16,13 +16,16 @@ export IDIST_BIND=core IDIST_LOG=error
 cc -O2 -DIDIST_IMPLEMENTATION examples/20_cifar10.c -o "$WORK/cifar10"
 cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o "$WORK/ddp_overhead"
 
-# way NAME RANKS OPTIONS...: images per second and the share of waiting of each epoch, to a file of that name
+# way NAME RANKS OPTIONS...: images per second and the share of waiting of each epoch, to a file of
+# that name
 way() {
     local name=$1 ranks=$2
     shift 2
     # shellcheck disable=SC2086 # a list
-    "$WORK/cifar10" --nproc-per-node "$ranks" --batch-size $((BATCH * ranks)) --num-workers 0 --num-epochs "$EPOCHS" \
-        --validate-every 100000 --checkpoint-every 1000000 --log-every-iters 1000000 --output-path "$WORK/out" $ARGS "$@" \
+    "$WORK/cifar10" --nproc-per-node "$ranks" --batch-size $((BATCH * ranks)) --num-workers 0 \
+        --num-epochs "$EPOCHS" \
+        --validate-every 100000 --checkpoint-every 1000000 --log-every-iters 1000000 --output-path \
+        "$WORK/out" $ARGS "$@" \
         >"$WORK/log" 2>&1 || { tail -n 5 "$WORK/log"; exit 1; }
     sed -n 's|.*Epoch \[\([0-9]*\)/.* \([0-9]*\) images/s, \([0-9.]*\) %.*|\1 \2 \3|p' "$WORK/log" |
         awk '$1 > 1 { print $2, $3 }' >>"$WORK/$name"
@@ -40,8 +43,10 @@ median() { # FILE COLUMN
         awk '{ x[NR] = $1 } END { m = int((NR + 1) / 2); print NR % 2 ? x[m] : (x[m] + x[m + 1]) / 2 }'
 }
 
-awk -v one="$(median "$WORK/one" 1)" -v overlap="$(median "$WORK/overlap" 1)" -v plain="$(median "$WORK/plain" 1)" \
-    -v wait_overlap="$(median "$WORK/overlap" 2)" -v wait_plain="$(median "$WORK/plain" 2)" -v n="$RANKS" -v batch="$BATCH" '
+awk -v one="$(median "$WORK/one" 1)" -v overlap="$(median "$WORK/overlap" 1)" -v \
+    plain="$(median "$WORK/plain" 1)" \
+    -v wait_overlap="$(median "$WORK/overlap" 2)" -v wait_plain="$(median "$WORK/plain" 2)" -v \
+    n="$RANKS" -v batch="$BATCH" '
 BEGIN {
     printf "20_cifar10, batch of %d per rank, medians\n\n", batch
     print "| ranks | overlap | images/s | efficiency | in wait for gradients |"

@@ -82,10 +82,13 @@ END
 
 flags=(-std=gnu11 -I. -Itests/lib -pthread)
 warn=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
-later world 100 nice $cc "${flags[@]}" -O1 "${warn[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" -o "$WORK/world"
-later train 100 $cc "${flags[@]}" -O0 "${warn[@]}" -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o "$WORK/train.o"
+later world 100 nice $cc "${flags[@]}" -O1 "${warn[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" -o \
+    "$WORK/world"
+later train 100 $cc "${flags[@]}" -O0 "${warn[@]}" -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o \
+    "$WORK/train.o"
 later native 100 cc "${flags[@]}" -O0 -DIDIST_IMPLEMENTATION "$WORK/world.c" -o "$WORK/native"
-later types 100 $cc "${flags[@]}" -O1 -DIDIST_IMPLEMENTATION -DIDIST_NO_RING tests/unit/types.c -o "$WORK/types"
+later types 100 $cc "${flags[@]}" -O1 -DIDIST_IMPLEMENTATION -DIDIST_NO_RING tests/unit/types.c -o \
+    "$WORK/types"
 later reduce 100 $cc "${flags[@]}" -O1 -DIDIST_NO_RING tests/unit/reduce.c -o "$WORK/reduce"
 
 ok_later train "idist_train.h: compiles without a warning"
@@ -94,7 +97,8 @@ ok_run 0 "types" 100 "${emulate[@]}" "$WORK/types"
 ok_later reduce "tests/unit/reduce.c: compiles"
 ok_run 0 "reductions" 150 "${emulate[@]}" "$WORK/reduce"
 ok_later world "idist.h: compiles without a warning"
-for n in 2 4; do ok_run 0 "all_reduce of every dtype by $n spawned ranks" 100 "${emulate[@]}" "$WORK/world" $n; done
+for n in 2 4; do ok_run 0 "all_reduce of every dtype by $n spawned ranks" 100 "${emulate[@]}" \
+    "$WORK/world" $n; done
 run_ranks 2 60 "${emulate[@]}" "$WORK/world"
 ok $? "and by 2 that a launcher started" || cat "$WORK"/rank.* | diag
 
@@ -104,15 +108,18 @@ mixed() { # mixed NAME RANK_0 RANK_1: programs, as words of one argument
     port=$(free_port)
     for rank in 0 1; do
         # shellcheck disable=SC2086 # a list
-        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=$port \
             IDIST_INIT_TIMEOUT_MS=4000 timeout -k 5 60 $2 >"$WORK/rank.$rank" 2>&1 </dev/null &
         shift
     done
     wait
-    for rank in 0 1; do grep -q 'another byte order; mixed worlds are not supported' "$WORK/rank.$rank" || failed=1; done
+    for rank in 0 1; do grep -q 'another byte order; mixed worlds are not supported' \
+        "$WORK/rank.$rank" || failed=1; done
     ok $failed "$name" || cat "$WORK"/rank.* | diag
 }
 ok_later native "and by the native compiler"
-mixed "rank 0 is little-endian, rank 1 is not: both say so" "$WORK/native" "${emulate[*]} $WORK/world"
+mixed "rank 0 is little-endian, rank 1 is not: both say so" "$WORK/native" \
+    "${emulate[*]} $WORK/world"
 mixed "rank 0 is big-endian, rank 1 is not: both say so" "${emulate[*]} $WORK/world" "$WORK/native"
 done_testing

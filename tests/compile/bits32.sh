@@ -107,7 +107,8 @@ clang clang -std=gnu11 -O1 impl.c
 clang++ clang++ -std=c++11 -O1 ${time64[*]} impl.cpp"
 while read -r id compiler flags; do
     # shellcheck disable=SC2086 # a list
-    command -v "$compiler" >/dev/null && later "$id" 100 "$compiler" "${m32[@]}" "${warn[@]}" -I. ${flags% *} \
+    command -v "$compiler" >/dev/null &&
+        later "$id" 100 "$compiler" "${m32[@]}" "${warn[@]}" -I. ${flags% *} \
         -c "$WORK/${flags##* }" -o "$WORK/$id.o"
 done <<<"$plan"
 

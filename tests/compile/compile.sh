@@ -1,14 +1,16 @@
 #!/bin/bash
-# compile.sh - the headers as every language and compiler sees them, and in every arrangement of files. Writes TAP.
+# compile.sh - the headers as every language and compiler sees them, and in every arrangement of
+# files. Writes TAP.
 #
-# Each program calls the library, spawns two ranks, and is run. A compiler that is absent is a skip with its reason.
-# KEEP=1 leaves the folder with sources and logs.
+# Each program calls the library, spawns two ranks, and is run. A compiler that is absent is a skip
+# with its reason. KEEP=1 leaves the folder with sources and logs.
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/compile-test.XXXXXX") || exit 1
 if [ "${KEEP:-0}" = 1 ]; then echo "# folder: $work"; else trap 'rm -rf "$work"' EXIT; fi
 # Variables of a launcher or of the user must not reach the programs.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK \
+    IDIST_WORLD_SIZE IDIST_BACKEND
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 limit="timeout -k 5 ${IDIST_COMPILE_LIMIT:-100}"
 number=0
@@ -39,8 +41,9 @@ run() { # run COMMAND...: into the log, with a deadline
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# Everything that is only compiled is compiled first, as many at a time as there are cores. `later ID COMMAND` starts one,
-# `built ID` waits for it, puts its output into the log and returns its status.
+# Everything that is only compiled is compiled first, as many at a time as there are cores. `later
+# ID COMMAND` starts one, `built ID` waits for it, puts its output into the log and returns its
+# status.
 cores=$(nproc 2>/dev/null || echo 2)
 later() {
     local id=$1
@@ -68,7 +71,8 @@ cat >"$work/impl.c" <<'END'
 #include "idist.h"
 END
 
-# In the common subset of C99 and C++11. Calls what a small program would call, in a world of 1 and in two ranks.
+# In the common subset of C99 and C++11. Calls what a small program would call, in a world of 1 and
+# in two ranks.
 cat >"$work/user_body.h" <<'END'
 #include <stdio.h>
 #include <string.h>
@@ -243,7 +247,8 @@ int main(void)
 }
 END
 
-for name in impl trace user system_first single api_then_impl ring_first ring_first_api no_ring dtype; do
+for name in impl trace user system_first single api_then_impl ring_first ring_first_api no_ring \
+    dtype; do
     cp "$work/$name.c" "$work/$name.cpp"
     cp "$work/$name.c" "$work/$name.cu"
 done
@@ -272,7 +277,8 @@ standard() { # standard COMPILER STD EXTENSION
     built "$id-impl" || status=$?
     for program in user system_first ring_first_api; do
         # shellcheck disable=SC2086
-        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/$program.$ext" "$work/$id-impl.o" \
+        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/$program.$ext" \
+            "$work/$id-impl.o" \
             -o "$work/$id-$program" && run "$work/$id-$program" || status=$?; }
     done
     result $status "$cc -std=$std: implementation in a file of its own, three users"
@@ -280,7 +286,8 @@ standard() { # standard COMPILER STD EXTENSION
     : >"$work/log"
     status=0
     # shellcheck disable=SC2086
-    run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/dtype.$ext" "$work/$id-impl.o" -o "$work/$id-dtype" &&
+    run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/dtype.$ext" "$work/$id-impl.o" -o \
+        "$work/$id-dtype" &&
         run "$work/$id-dtype" || status=$?
     result $status "$cc -std=$std: IDIST_DTYPE"
 }
@@ -289,8 +296,8 @@ standard() { # standard COMPILER STD EXTENSION
 # arrangements in one file
 #------------------------------------------------------------------------------
 
-# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX once a system header was seen, and the API alone includes three:
-# "API first" is for gnu.
+# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX once a system header was seen, and the
+# API alone includes three: "API first" is for gnu.
 arrangements="gcc c99 single c one file
 clang++ c++11 single cpp one file
 gcc gnu11 api_then_impl c API first, then the implementation, each twice
@@ -334,7 +341,8 @@ library() { # library COMPILER_OF_THE_LIBRARY STD EXT COMPILER_OF_THE_USER STD E
     rm -f "$work/libidist.a"
     # shellcheck disable=SC2086
     { built "$1-$2-impl" && run ar rcs "$work/libidist.a" "$work/$1-$2-impl.o" &&
-        run "$4" -std="$5" $warn -I"$root" -I"$work" "$work/user.$6" -L"$work" -lidist -o "$work/library-user" &&
+        run "$4" -std="$5" $warn -I"$root" -I"$work" "$work/user.$6" -L"$work" -lidist -o \
+            "$work/library-user" &&
         run "$work/library-user" && grep -q 'fine:.*ring' "$work/log"; } || status=$?
     result $status "$name: spawns two ranks over ring"
 }
@@ -357,7 +365,8 @@ build_example() { # build_example SOURCE
     later "$name" make -s "build/$name" # by the line that the heads print; mostly it is there
     case $name in
         01_* | 02_* | 03_* | 04_*)
-            have g++ && later "$name-cpp" g++ -x c++ -DIDIST_IMPLEMENTATION "$1" -o "$work/$name-cpp"
+            have g++ && later "$name-cpp" g++ -x c++ -DIDIST_IMPLEMENTATION "$1" -o \
+                "$work/$name-cpp"
             ;;
     esac
 }
@@ -384,11 +393,12 @@ example() { # example SOURCE
     result $status "$1 as C++, and run"
 }
 
-# The one in C++, as a compiler sees it that tests/examples.sh does not take.
+# The one in C++, as a compiler sees it that tests/docs/examples.sh does not take.
 build_cxx_example() {
     have clang++ || return
     # shellcheck disable=SC2086
-    later 25_mixed clang++ -std=c++17 $warn -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o "$work/25_mixed"
+    later 25_mixed clang++ -std=c++17 $warn -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o \
+        "$work/25_mixed"
 }
 
 cxx_example() {
@@ -426,7 +436,8 @@ cuda() {
     else
         : >"$work/log"
         { built nvcc-impl && built nvcc-user &&
-            run "$nvcc" "$work/nvcc-user.o" "$work/nvcc-impl.o" -o "$work/nvcc-user" && run "$work/nvcc-user"; } || status=$?
+            run "$nvcc" "$work/nvcc-user.o" "$work/nvcc-impl.o" -o "$work/nvcc-user" &&
+                run "$work/nvcc-user"; } || status=$?
         result $status "nvcc: implementation in a file of its own, and run"
     fi
 }
@@ -445,7 +456,8 @@ for_standards() { # for_standards FUNCTION
 
 for_arrangements() { # for_arrangements FUNCTION
     local cc std program ext text
-    while read -r cc std program ext text; do "$1" "$cc" "$std" "$program" "$ext" "$text"; done <<<"$arrangements"
+    while read -r cc std program ext text; do "$1" "$cc" "$std" "$program" "$ext" "$text"; done \
+        <<<"$arrangements"
 }
 
 cd "$root" || exit 1
@@ -453,7 +465,8 @@ for_standards build_standard
 for_arrangements build_arrangement
 build_cuda
 build_cxx_example
-for source in examples/0*[!i].c; do [ -e "$source" ] && build_example "$source"; done # not those for MPI and GPUs
+for source in examples/0*[!i].c; do [ -e "$source" ] &&
+    build_example "$source"; done # not those for MPI and GPUs
 wait
 
 for_standards standard

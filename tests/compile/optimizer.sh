@@ -28,7 +28,8 @@ if [ -e build/cuda/12.9/installed ]; then
 fi
 {
     echo '#define IDIST_IMPLEMENTATION'
-    case $headers in *idist_nccl.h*) echo '#include "idist_nccl.h"' ;; esac # where idist_train.h sees it
+    case $headers in *idist_nccl.h*) echo '#include "idist_nccl.h"' ;; esac \
+        # where idist_train.h sees it
     for header in $headers; do echo "#include \"$header\""; done
 } >"$WORK/all.c"
 cp "$WORK/all.c" "$WORK/all.cpp"

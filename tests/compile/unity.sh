@@ -32,7 +32,8 @@ for header in $headers; do
         echo '#include "words.h"'
         echo '#define IDIST_IMPLEMENTATION'
         echo "#include \"$header\""
-        for word in $words; do printf '#ifndef %s\n#error "%s is no macro any more"\n#endif\n' "$word" "$word"; done
+        for word in $words; do printf '#ifndef %s\n#error "%s is no macro any more"\n#endif\n' \
+            "$word" "$word"; done
     } >"$WORK/${header%.h}_amid.c"
     cp "$WORK/${header%.h}_amid.c" "$WORK/${header%.h}_amid.cpp"
 done
@@ -46,7 +47,8 @@ languages="gcc:gnu11:c clang++:c++17:cpp"
 for entry in $languages; do
     IFS=: read -r compiler std ext <<<"$entry"
     command -v "$compiler" >/dev/null || continue
-    for header in $headers; do compile "$compiler-$header" "$compiler" -std="$std" -w "$WORK/${header%.h}_amid.$ext"; done
+    for header in $headers; do compile "$compiler-$header" "$compiler" -std="$std" -w \
+        "$WORK/${header%.h}_amid.$ext"; done
 done
 
 # All together, in two orders, without and with the words: what is a macro afterwards?
@@ -74,7 +76,8 @@ for entry in $languages; do
         if command -v "$compiler" >/dev/null; then
             ok_later "$compiler-$header" "$compiler -std=$std: $header amid macros of short words"
         else
-            skip "$compiler -std=$std: $header amid macros of short words" "$compiler is not installed"
+            skip "$compiler -std=$std: $header amid macros of short words" \
+                "$compiler is not installed"
         fi
     done
 done
@@ -83,7 +86,8 @@ for compiler in g++ clang++; do
         skip "$compiler" "$compiler is not installed"
         continue
     }
-    ok_later "strict-$compiler" "$compiler -Wold-style-cast -Wzero-as-null-pointer-constant ...: no warning"
+    ok_later "strict-$compiler" \
+        "$compiler -Wold-style-cast -Wzero-as-null-pointer-constant ...: no warning"
     ok_later "reverse-$compiler" "$compiler: headers in the reverse order"
 done
 
@@ -97,7 +101,8 @@ for source in all.cpp reverse.cpp; do
         private='IDIST__'
         [ "${language%% *}" = c ] && private='(IDIST__|F_OFD_)'
         grep -E "define $private" "$WORK/macros" | grep -v 'define IDIST__ENTRY_' >"$WORK/left"
-        ok $(($(wc -l <"$WORK/left") != 0)) "$source as ${language%% *}: no private macro is left" || diag <"$WORK/left"
+        ok $(($(wc -l <"$WORK/left") != 0)) "$source as ${language%% *}: no private macro is left" \
+            || diag <"$WORK/left"
     done
 done
 

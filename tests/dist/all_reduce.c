@@ -4,18 +4,19 @@
 
 #include "grid.h"
 
-static void one(grid_case *c) {
+static void check_case(grid_case *c) {
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
-    gbuf send = gbuf_make(nbytes, c->misalign), recv = gbuf_make(nbytes, c->misalign);
-    gbuf *out = c->in_place ? &send : &recv;
-    red_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
+    guarded_buffer send = guarded_buffer_make(nbytes, c->misalign),
+                   recv = guarded_buffer_make(nbytes, c->misalign);
+    guarded_buffer *out = c->in_place ? &send : &recv;
+    reduced_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
     if (grid_done(c, idist_all_reduce(send.p, out->p, c->count, c->dtype, c->op, &c->opts))) {
-        grid_check_red(c, out->p, 0, c->n, 0, c->count);
+        grid_check_reduced(c, out->p, 0, c->n, 0, c->count);
         grid_check_guards(c, out, "receive");
-        if (!c->in_place) grid_check_send_red(c, &send, 0, c->count);
+        if (!c->in_place) grid_check_send_reduced(c, &send, 0, c->count);
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static void no_buffers(idist_group *world, int rank, int n, void *arg) {
@@ -66,7 +67,7 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
 static void fill_random(void *buf, idist_dtype dtype, size_t count, int rank) {
     unsigned char *p = (unsigned char *)buf;
     for (size_t i = 0; i < count; i++) {
-        double u = (double)(pat_bits(rank, i, 99) >> 11) / 9007199254740992.0; // [0, 1)
+        double u = (double)(pattern_bits(rank, i, 99) >> 11) / 9007199254740992.0; // [0, 1)
         store_double(p + i * idist_dtype_size(dtype), dtype, (u - 0.5) * 64.0);
     }
 }
@@ -79,7 +80,7 @@ static void check_close(const void *got, idist_dtype dtype, size_t count, int ra
         double want = 0, scale = 0;
         for (int k = 0; k < n; k++) {
             unsigned char cell[8];
-            double u = (double)(pat_bits(k, i, 99) >> 11) / 9007199254740992.0;
+            double u = (double)(pattern_bits(k, i, 99) >> 11) / 9007199254740992.0;
             store_double(cell, dtype, (u - 0.5) * 64.0);
             want += load_double(cell, dtype);
             scale += 32.0;
@@ -150,7 +151,7 @@ static void nan_wins(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     tap_deadline(60);
-    grid_run("all_reduce", one, GRID_REDUCES);
+    grid_run("all_reduce", check_case, GRID_REDUCES);
     ranks_case(3, NULL, no_buffers, NULL, "count 0 with NULL buffers");
     bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {

@@ -189,14 +189,14 @@ static void some_of_them(idist_group *world, int rank, int n, void *arg) {
         void *send = own_send ? idist_alloc(nbytes, &o) : malloc(nbytes);
         void *recv = own_recv ? idist_alloc(nbytes, &o) : malloc(nbytes);
         TAP_REQUIRE(send && recv);
-        red_fill(send, c.dtype, c.op, n, 0, c.count, rank, c.salt);
+        reduced_fill(send, c.dtype, c.op, n, 0, c.count, rank, c.salt);
         rank_ok(rank, idist_all_reduce(send, recv, c.count, c.dtype, c.op, &o));
-        grid_check_red(&c, recv, 0, n, 0, c.count);
+        grid_check_reduced(&c, recv, 0, n, 0, c.count);
         rank_ok(rank,
                 idist_reduce(send, recv, c.count, c.dtype, c.op, (int)(mask % (unsigned)n), &o));
-        if ((int)(mask % (unsigned)n) == rank) grid_check_red(&c, recv, 0, n, 0, c.count);
+        if ((int)(mask % (unsigned)n) == rank) grid_check_reduced(&c, recv, 0, n, 0, c.count);
         rank_ok(rank, idist_all_reduce(send, send, c.count, c.dtype, c.op, &o));
-        grid_check_red(&c, send, 0, n, 0, c.count);
+        grid_check_reduced(&c, send, 0, n, 0, c.count);
         if (own_send) idist_free(send);
         else free(send);
         if (own_recv) idist_free(recv);

@@ -9,18 +9,18 @@ static void broadcast_sizes(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int i = 0; i < 8; i++) {
         for (int root = 0; root<n; root += n> 4 ? 3 : 1) {
-            gbuf b = gbuf_make(sizes[i] + 5, (size_t)(i % 2));
+            guarded_buffer b = guarded_buffer_make(sizes[i] + 5, (size_t)(i % 2));
             size_t nbytes = rank == root ? sizes[i] : 12345;
-            if (rank == root) pat_fill(b.p, 0, sizes[i], 1, root, 3);
+            if (rank == root) pattern_fill(b.p, 0, sizes[i], 1, root, 3);
             rank_ok(rank, idist_broadcast_bytes(b.p, b.nbytes, &nbytes, root, &o));
             rank_check(nbytes == sizes[i], "rank %d root %d: got %zu bytes expected %zu", rank,
                        root, nbytes, sizes[i]);
-            rank_check(pat_find_wrong(b.p, 0, sizes[i], 1, root, 3) == sizes[i],
+            rank_check(pattern_find_wrong(b.p, 0, sizes[i], 1, root, 3) == sizes[i],
                        "rank %d root %d: wrong byte", rank, root);
             for (size_t j = 0; j < 5; j++)
                 rank_check(b.p[sizes[i] + j] == 0x5A, "rank %d: written past the message", rank);
-            rank_check(gbuf_guards_hold(&b), "rank %d: written past the buffer", rank);
-            gbuf_free(&b);
+            rank_check(guarded_buffer_guards_hold(&b), "rank %d: written past the buffer", rank);
+            guarded_buffer_free(&b);
         }
     }
 }
@@ -32,20 +32,20 @@ static void broadcast_no_room(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int i = 0; i < 3; i++) {
         bool small = rank % 2 == 1;
-        gbuf b = gbuf_make(small ? sizes[i] - 1 : sizes[i], 0);
+        guarded_buffer b = guarded_buffer_make(small ? sizes[i] - 1 : sizes[i], 0);
         size_t nbytes = rank == 0 ? sizes[i] : 0;
-        if (rank == 0) pat_fill(b.p, 0, sizes[i], 1, 0, 4);
+        if (rank == 0) pattern_fill(b.p, 0, sizes[i], 1, 0, 4);
         rank_is(rank, idist_broadcast_bytes(b.p, b.nbytes, &nbytes, 0, &o),
                 small ? IDIST_ERR_TRUNCATED : IDIST_OK);
         rank_check(nbytes == sizes[i], "rank %d: got %zu bytes expected %zu", rank, nbytes,
                    sizes[i]);
         if (small)
-            rank_check(gbuf_untouched(&b), "rank %d: a buffer that is too small stays untouched",
-                       rank);
+            rank_check(guarded_buffer_untouched(&b),
+                       "rank %d: a buffer that is too small stays untouched", rank);
         if (!small)
-            rank_check(pat_find_wrong(b.p, 0, sizes[i], 1, 0, 4) == sizes[i], "rank %d: wrong byte",
-                       rank);
-        gbuf_free(&b);
+            rank_check(pattern_find_wrong(b.p, 0, sizes[i], 1, 0, 4) == sizes[i],
+                       "rank %d: wrong byte", rank);
+        guarded_buffer_free(&b);
         int32_t x = 1, y = 0;
         rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
         rank_check(y == n, "rank %d: after it, got %d expected %d", rank, y, n);
@@ -63,8 +63,8 @@ static void gather_sizes(idist_group *world, int rank, int n, void *arg) {
     for (int round = 0; round < 7; round++) {
         size_t sizes[RANKS_MAX], total = 0, own = gather_size(rank, round), at = 0;
         for (int k = 0; k < n; k++) total += gather_size(k, round);
-        gbuf send = gbuf_make(own, 1), recv = gbuf_make(total, 0);
-        pat_fill(send.p, 0, own, 1, rank, (uint64_t)round);
+        guarded_buffer send = guarded_buffer_make(own, 1), recv = guarded_buffer_make(total, 0);
+        pattern_fill(send.p, 0, own, 1, rank, (uint64_t)round);
         memset(sizes, 0xFF, sizeof sizes);
         rank_ok(rank,
                 idist_all_gather_bytes(own ? send.p : NULL, own, recv.p, recv.nbytes, sizes, &o));
@@ -72,14 +72,14 @@ static void gather_sizes(idist_group *world, int rank, int n, void *arg) {
             size_t want = gather_size(k, round);
             rank_check(sizes[k] == want, "rank %d round %d: size of rank %d: got %zu expected %zu",
                        rank, round, k, sizes[k], want);
-            rank_check(pat_find_wrong(recv.p + at, 0, want, 1, k, (uint64_t)round) == want,
+            rank_check(pattern_find_wrong(recv.p + at, 0, want, 1, k, (uint64_t)round) == want,
                        "rank %d round %d: wrong byte from rank %d", rank, round, k);
             at += want;
         }
-        rank_check(gbuf_guards_hold(&recv) && gbuf_guards_hold(&send), "rank %d: written outside",
-                   rank);
-        gbuf_free(&send);
-        gbuf_free(&recv);
+        rank_check(guarded_buffer_guards_hold(&recv) && guarded_buffer_guards_hold(&send),
+                   "rank %d: written outside", rank);
+        guarded_buffer_free(&send);
+        guarded_buffer_free(&recv);
     }
 }
 
@@ -91,19 +91,19 @@ static void gather_no_room(idist_group *world, int rank, int n, void *arg) {
     for (int k = 0; k < n; k++) total += (size_t)k + 1;
     memset(text, 'a' + rank, sizeof text);
     bool small = rank == n - 1;
-    gbuf recv = gbuf_make(small ? total - 1 : total, 0);
+    guarded_buffer recv = guarded_buffer_make(small ? total - 1 : total, 0);
     rank_is(rank, idist_all_gather_bytes(text, (size_t)rank + 1, recv.p, recv.nbytes, sizes, &o),
             small ? IDIST_ERR_TRUNCATED : IDIST_OK);
     for (int k = 0; k < n; k++)
         rank_check(sizes[k] == (size_t)k + 1, "rank %d: size of rank %d: got %zu expected %d", rank,
                    k, sizes[k], k + 1);
     if (small)
-        rank_check(gbuf_untouched(&recv), "rank %d: a buffer that is too small stays untouched",
-                   rank);
+        rank_check(guarded_buffer_untouched(&recv),
+                   "rank %d: a buffer that is too small stays untouched", rank);
     if (!small)
         rank_check(recv.p[0] == 'a' && recv.p[total - 1] == 'a' + n - 1, "rank %d: wrong bytes",
                    rank);
-    gbuf_free(&recv);
+    guarded_buffer_free(&recv);
     rank_ok(rank, idist_barrier(&o));
 }
 

@@ -8,10 +8,11 @@
 static void all_pairs(idist_group *world, int rank, int n, void *arg) {
     size_t count = *(const size_t *)arg;
     idist_opts o = opts_of(world);
-    gbuf s = gbuf_make(count * (size_t)n * 4, 0), r = gbuf_make(count * (size_t)n * 4, 0);
+    guarded_buffer s = guarded_buffer_make(count * (size_t)n * 4, 0),
+                   r = guarded_buffer_make(count * (size_t)n * 4, 0);
     idist_recv_info info[RANKS_MAX];
     memset(info, 0xFF, sizeof info);
-    pat_fill(s.p, 0, count * (size_t)n, 4, rank, 1);
+    pattern_fill(s.p, 0, count * (size_t)n, 4, rank, 1);
     rank_ok(rank, idist_group_begin());
     for (int k = 0; k < n; k++)
         rank_ok(rank, idist_send(s.p + (size_t)k * count * 4, count, IDIST_I32, k, 3, &o));
@@ -23,11 +24,11 @@ static void all_pairs(idist_group *world, int rank, int n, void *arg) {
         rank_check(info[k].source == k && info[k].count == count,
                    "rank %d: info of %d: got %d, %zu", rank, k, info[k].source, info[k].count);
         size_t wrong =
-            pat_find_wrong(r.p + (size_t)k * count * 4, count * (size_t)rank, count, 4, k, 1);
+            pattern_find_wrong(r.p + (size_t)k * count * 4, count * (size_t)rank, count, 4, k, 1);
         rank_check(wrong == count, "rank %d: from rank %d: element %zu is wrong", rank, k, wrong);
     }
-    gbuf_free(&s);
-    gbuf_free(&r);
+    guarded_buffer_free(&s);
+    guarded_buffer_free(&r);
 }
 
 // Collectives and messages together, nested.

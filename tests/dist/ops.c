@@ -23,31 +23,32 @@ static void all_combinations(idist_group *world, int rank, int n, void *arg) {
             c.salt = (uint64_t)(d * 100 + op);
             c.where = "all_reduce";
             size_t nbytes = COUNT * idist_dtype_size(c.dtype);
-            gbuf s = gbuf_make(nbytes * (size_t)n, 0), r = gbuf_make(nbytes, 0);
-            red_fill(s.p, c.dtype, c.op, n, 0, COUNT * (size_t)n, rank, c.salt);
+            guarded_buffer s = guarded_buffer_make(nbytes * (size_t)n, 0),
+                           r = guarded_buffer_make(nbytes, 0);
+            reduced_fill(s.p, c.dtype, c.op, n, 0, COUNT * (size_t)n, rank, c.salt);
             if (!op_allowed(c.op, c.dtype)) {
                 rank_is(rank, idist_all_reduce(s.p, r.p, COUNT, c.dtype, c.op, &o), IDIST_ERR_ARG);
                 rank_is(rank, idist_reduce_scatter(s.p, r.p, COUNT, c.dtype, c.op, &o),
                         IDIST_ERR_ARG);
-                gbuf_free(&s);
-                gbuf_free(&r);
+                guarded_buffer_free(&s);
+                guarded_buffer_free(&r);
                 continue;
             }
             rank_ok(rank, idist_all_reduce(s.p, r.p, COUNT, c.dtype, c.op, &o));
-            grid_check_red(&c, r.p, 0, n, 0, COUNT);
+            grid_check_reduced(&c, r.p, 0, n, 0, COUNT);
             c.where = "reduce_scatter";
             rank_ok(rank, idist_reduce_scatter(s.p, r.p, COUNT, c.dtype, c.op, &o));
-            grid_check_red(&c, r.p, 0, n, COUNT * (size_t)rank, COUNT);
+            grid_check_reduced(&c, r.p, 0, n, COUNT * (size_t)rank, COUNT);
             c.where = "reduce";
             rank_ok(rank, idist_reduce(s.p, r.p, COUNT, c.dtype, c.op, n - 1, &o));
-            if (rank == n - 1) grid_check_red(&c, r.p, 0, n, 0, COUNT);
+            if (rank == n - 1) grid_check_reduced(&c, r.p, 0, n, 0, COUNT);
             c.where = "scan";
             if (c.op != IDIST_AVG) {
                 rank_ok(rank, idist_scan(s.p, r.p, COUNT, c.dtype, c.op, &o));
-                grid_check_red(&c, r.p, 0, rank + 1, 0, COUNT);
+                grid_check_reduced(&c, r.p, 0, rank + 1, 0, COUNT);
             }
-            gbuf_free(&s);
-            gbuf_free(&r);
+            guarded_buffer_free(&s);
+            guarded_buffer_free(&r);
         }
     }
 }
@@ -57,22 +58,23 @@ static void local_combinations(void) {
         for (int op = 0; op < IDIST_OP_COUNT; op++) {
             idist_dtype dtype = (idist_dtype)d;
             size_t nbytes = COUNT * idist_dtype_size(dtype);
-            gbuf in = gbuf_make(nbytes, 1), inout = gbuf_make(nbytes, 1);
-            red_fill(in.p, dtype, (idist_op)op, 2, 0, COUNT, 0, 3);
-            red_fill(inout.p, dtype, (idist_op)op, 2, 0, COUNT, 1, 3);
+            guarded_buffer in = guarded_buffer_make(nbytes, 1),
+                           inout = guarded_buffer_make(nbytes, 1);
+            reduced_fill(in.p, dtype, (idist_op)op, 2, 0, COUNT, 0, 3);
+            reduced_fill(inout.p, dtype, (idist_op)op, 2, 0, COUNT, 1, 3);
             idist_status status = idist_reduce_local(in.p, inout.p, COUNT, dtype, (idist_op)op);
             if (op == IDIST_AVG || !op_allowed((idist_op)op, dtype)) {
                 rank_check(status == IDIST_ERR_ARG, "%s %s: got %s", idist_dtype_name(dtype),
                            idist_op_name((idist_op)op), idist_status_name(status));
             } else {
-                size_t i = red_find_wrong(inout.p, dtype, (idist_op)op, 2, 0, 2, 0, COUNT, 3);
+                size_t i = reduced_find_wrong(inout.p, dtype, (idist_op)op, 2, 0, 2, 0, COUNT, 3);
                 rank_check(status == IDIST_OK && i == COUNT, "%s %s: element %zu",
                            idist_dtype_name(dtype), idist_op_name((idist_op)op), i);
             }
-            rank_check(gbuf_guards_hold(&in) && gbuf_guards_hold(&inout), "%s: written outside",
-                       idist_dtype_name(dtype));
-            gbuf_free(&in);
-            gbuf_free(&inout);
+            rank_check(guarded_buffer_guards_hold(&in) && guarded_buffer_guards_hold(&inout),
+                       "%s: written outside", idist_dtype_name(dtype));
+            guarded_buffer_free(&in);
+            guarded_buffer_free(&inout);
         }
     }
 }
@@ -114,7 +116,7 @@ static void affine(const void *in, void *inout, size_t count, idist_dtype dtype,
 }
 
 static uint32_t user_value(int rank, size_t i) {
-    return (uint32_t)pat_bits(rank, i, 17) % 0xFFFF0000u | 0x10001u;
+    return (uint32_t)pattern_bits(rank, i, 17) % 0xFFFF0000u | 0x10001u;
 }
 
 static uint32_t user_expected(int which, int lo, int hi, size_t i) {

@@ -12,24 +12,24 @@ static void ring_sendrecv(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 9; i++) {
         for (int d = i; d < IDIST_DTYPE_COUNT; d += i < 5 ? 1 : 5) {
             size_t esize = idist_dtype_size((idist_dtype)d), count = counts[i];
-            gbuf s = gbuf_make(count * esize, (size_t)(d % 2)),
-                 r = gbuf_make(count * esize, (size_t)(i % 2));
+            guarded_buffer s = guarded_buffer_make(count * esize, (size_t)(d % 2)),
+                           r = guarded_buffer_make(count * esize, (size_t)(i % 2));
             idist_recv_info info = {-5, -5, 99};
-            pat_fill(s.p, 0, count, esize, rank, (uint64_t)i);
+            pattern_fill(s.p, 0, count, esize, rank, (uint64_t)i);
             rank_ok(rank, idist_sendrecv(s.p, count, right, i, r.p, count, left, i, (idist_dtype)d,
                                          &info, &o));
             rank_check(info.source == left && info.tag == i && info.count == count,
                        "rank %d: info got %d,%d,%zu expected %d,%d,%zu", rank, info.source,
                        info.tag, info.count, left, i, count);
-            rank_check(pat_find_wrong(r.p, 0, count, esize, left, (uint64_t)i) == count,
+            rank_check(pattern_find_wrong(r.p, 0, count, esize, left, (uint64_t)i) == count,
                        "rank %d: %zu x %s: wrong data", rank, count,
                        idist_dtype_name((idist_dtype)d));
-            rank_check(pat_find_wrong(s.p, 0, count, esize, rank, (uint64_t)i) == count,
+            rank_check(pattern_find_wrong(s.p, 0, count, esize, rank, (uint64_t)i) == count,
                        "rank %d: send buffer changed", rank);
-            rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r),
+            rank_check(guarded_buffer_guards_hold(&s) && guarded_buffer_guards_hold(&r),
                        "rank %d: written outside of a buffer", rank);
-            gbuf_free(&s);
-            gbuf_free(&r);
+            guarded_buffer_free(&s);
+            guarded_buffer_free(&r);
         }
     }
 }
@@ -64,7 +64,7 @@ static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 50; i++) {
         size_t count = counts[i % 5];
         if (rank == 0) {
-            pat_fill(x, 0, count, 4, 0, (uint64_t)i);
+            pattern_fill(x, 0, count, 4, 0, (uint64_t)i);
             rank_ok(rank, idist_send(x, count, IDIST_I32, 1, 7, &o));
         } else if (rank == 1) {
             idist_recv_info info;
@@ -72,7 +72,7 @@ static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_recv(x, 200000, IDIST_I32, src, tag, &info, &o));
             rank_check(info.count == count && info.tag == 7 && info.source == 0,
                        "message %d: got %zu elements expected %zu", i, info.count, count);
-            rank_check(pat_find_wrong(x, 0, count, 4, 0, (uint64_t)i) == count,
+            rank_check(pattern_find_wrong(x, 0, count, 4, 0, (uint64_t)i) == count,
                        "message %d: wrong data", i);
         }
     }
@@ -133,25 +133,25 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     for (int i = 0; i < 3; i++) {
         size_t count = counts[i];
-        gbuf b = gbuf_make(count * 4, 0);
+        guarded_buffer b = guarded_buffer_make(count * 4, 0);
         if (rank == 0) {
-            pat_fill(b.p, 0, count, 4, 0, 8);
+            pattern_fill(b.p, 0, count, 4, 0, 8);
             rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &o));
         } else if (rank == 1) {
             idist_recv_info info = {-1, -1, 0};
             rank_is(rank, idist_recv(b.p, count - 1, IDIST_F32, 0, 5, NULL, &o),
                     IDIST_ERR_TRUNCATED);
             rank_check(idist_last_error()[0] != 0, "a failure has a text");
-            rank_check(gbuf_untouched(&b),
+            rank_check(guarded_buffer_untouched(&b),
                        "count %zu: nothing is written when the message is too long", count);
             rank_is(rank, idist_recv(b.p, count, IDIST_I32, 0, 5, NULL, &o), IDIST_ERR_MISMATCH);
-            rank_check(gbuf_untouched(&b),
+            rank_check(guarded_buffer_untouched(&b),
                        "count %zu: nothing is written when the dtype is another", count);
             rank_ok(rank, idist_recv(b.p, count, IDIST_F32, IDIST_ANY_SOURCE, 5, &info, &o));
-            rank_check(info.count == count && pat_find_wrong(b.p, 0, count, 4, 0, 8) == count,
+            rank_check(info.count == count && pattern_find_wrong(b.p, 0, count, 4, 0, 8) == count,
                        "count %zu: wrong data", count);
         }
-        gbuf_free(&b);
+        guarded_buffer_free(&b);
         rank_ok(rank, idist_barrier(&o)); // nothing is broken
     }
 }
@@ -183,26 +183,26 @@ static void to_self(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     for (int i = 0; i < 4; i++) {
         size_t nbytes = counts[i] * 8;
-        gbuf s = gbuf_make(nbytes, 0), r = gbuf_make(nbytes, 0);
+        guarded_buffer s = guarded_buffer_make(nbytes, 0), r = guarded_buffer_make(nbytes, 0);
         idist_request request[2] = {{NULL}, {NULL}};
         idist_opts a = opts_async(world, &request[0]), b = opts_async(world, &request[1]);
         idist_recv_info info = {-1, -1, 0};
-        pat_fill(s.p, 0, counts[i], 8, rank, 3);
+        pattern_fill(s.p, 0, counts[i], 8, rank, 3);
         rank_ok(rank, idist_send(s.p, counts[i], IDIST_F64, rank, 4, &a));
         rank_ok(rank, idist_recv(r.p, counts[i], IDIST_F64, i % 2 ? rank : IDIST_ANY_SOURCE, 4,
                                  &info, &b));
         rank_ok(rank, idist_wait_all(request, 2));
         rank_check(info.source == rank && info.count == counts[i], "rank %d: got %zu from %d", rank,
                    info.count, info.source);
-        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i],
+        rank_check(pattern_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i],
                    "rank %d: wrong data", rank);
         memset(r.p, 0, nbytes);
         rank_ok(rank, idist_sendrecv(s.p, counts[i], rank, 1, r.p, counts[i], rank, 1, IDIST_F64,
                                      NULL, &o));
-        rank_check(pat_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i],
+        rank_check(pattern_find_wrong(r.p, 0, counts[i], 8, rank, 3) == counts[i],
                    "rank %d: wrong data by sendrecv", rank);
-        gbuf_free(&s);
-        gbuf_free(&r);
+        guarded_buffer_free(&s);
+        guarded_buffer_free(&r);
     }
 }
 
@@ -228,8 +228,8 @@ static void large_blocking(idist_group *world, int rank, int n, void *arg) {
     if (rank >= n / 2 * 2) return;
     int peer = rank ^ 1;
     for (int i = 0; i < 3; i++) {
-        gbuf s = gbuf_make(counts[i], 1), r = gbuf_make(counts[i], 0);
-        pat_fill(s.p, 0, counts[i], 1, rank, 6);
+        guarded_buffer s = guarded_buffer_make(counts[i], 1), r = guarded_buffer_make(counts[i], 0);
+        pattern_fill(s.p, 0, counts[i], 1, rank, 6);
         if (rank % 2 == 0) {
             rank_ok(rank, idist_send(s.p, counts[i], IDIST_U8, peer, i, &o));
             rank_ok(rank, idist_recv(r.p, counts[i], IDIST_U8, peer, i, NULL, &o));
@@ -237,12 +237,12 @@ static void large_blocking(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_recv(r.p, counts[i], IDIST_U8, peer, i, NULL, &o));
             rank_ok(rank, idist_send(s.p, counts[i], IDIST_U8, peer, i, &o));
         }
-        rank_check(pat_find_wrong(r.p, 0, counts[i], 1, peer, 6) == counts[i],
+        rank_check(pattern_find_wrong(r.p, 0, counts[i], 1, peer, 6) == counts[i],
                    "rank %d: %zu bytes: wrong data", rank, counts[i]);
-        rank_check(gbuf_guards_hold(&s) && gbuf_guards_hold(&r),
+        rank_check(guarded_buffer_guards_hold(&s) && guarded_buffer_guards_hold(&r),
                    "rank %d: written outside of a buffer", rank);
-        gbuf_free(&s);
-        gbuf_free(&r);
+        guarded_buffer_free(&s);
+        guarded_buffer_free(&r);
     }
 }
 
@@ -255,12 +255,12 @@ static void large_reversed(idist_group *world, int rank, int n, void *arg) {
     int peer = rank ^ 1;
     idist_request request[2 * K];
     idist_recv_info info[K];
-    gbuf s[K], r[K];
+    guarded_buffer s[K], r[K];
     memset(request, 0, sizeof request);
     for (int i = 0; i < K; i++) {
-        s[i] = gbuf_make(count * 4, 0);
-        r[i] = gbuf_make(count * 4, 0);
-        pat_fill(s[i].p, 0, count, 4, rank, (uint64_t)i);
+        s[i] = guarded_buffer_make(count * 4, 0);
+        r[i] = guarded_buffer_make(count * 4, 0);
+        pattern_fill(s[i].p, 0, count, 4, rank, (uint64_t)i);
         idist_opts a = opts_async(world, &request[i]);
         rank_ok(rank, idist_send(s[i].p, count, IDIST_F32, peer, i, &a));
     }
@@ -272,10 +272,10 @@ static void large_reversed(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < K; i++) {
         rank_check(info[i].tag == i && info[i].count == count, "rank %d: tag %d: got tag %d", rank,
                    i, info[i].tag);
-        rank_check(pat_find_wrong(r[i].p, 0, count, 4, peer, (uint64_t)i) == count,
+        rank_check(pattern_find_wrong(r[i].p, 0, count, 4, peer, (uint64_t)i) == count,
                    "rank %d: tag %d: wrong data", rank, i);
-        gbuf_free(&s[i]);
-        gbuf_free(&r[i]);
+        guarded_buffer_free(&s[i]);
+        guarded_buffer_free(&r[i]);
     }
 }
 
@@ -340,7 +340,7 @@ static void request_times_out(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
     (void)n;
-    gbuf b = gbuf_make(400000, 0);
+    guarded_buffer b = guarded_buffer_make(400000, 0);
     if (rank == 1) {
         idist_request request = {NULL};
         idist_opts a = opts_async(world, &request);
@@ -350,18 +350,18 @@ static void request_times_out(idist_group *world, int rank, int n, void *arg) {
         rank_check(request.impl == NULL, "a failed request is empty, too");
     }
     rank_ok(rank, idist_barrier(&o));
-    gbuf s = gbuf_make(400000, 0);
-    pat_fill(s.p, 0, 400000, 1, 0, 1);
+    guarded_buffer s = guarded_buffer_make(400000, 0);
+    pattern_fill(s.p, 0, 400000, 1, 0, 1);
     if (rank == 0) rank_ok(rank, idist_send(s.p, 400000, IDIST_U8, 1, 9, &o));
     if (rank == 1) {
-        gbuf r = gbuf_make(400000, 0);
+        guarded_buffer r = guarded_buffer_make(400000, 0);
         rank_ok(rank, idist_recv(r.p, 400000, IDIST_U8, 0, 9, NULL, &o));
         rank_check(memcmp(r.p, s.p, 400000) == 0, "wrong data after a cancelled receive");
-        rank_check(gbuf_untouched(&b), "the cancelled buffer was written");
-        gbuf_free(&r);
+        rank_check(guarded_buffer_untouched(&b), "the cancelled buffer was written");
+        guarded_buffer_free(&r);
     }
-    gbuf_free(&b);
-    gbuf_free(&s);
+    guarded_buffer_free(&b);
+    guarded_buffer_free(&s);
     rank_ok(rank, idist_barrier(&o));
 }
 

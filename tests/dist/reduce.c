@@ -3,26 +3,27 @@
 
 #include "grid.h"
 
-static void one(grid_case *c) {
+static void check_case(grid_case *c) {
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
     bool is_root = c->rank == c->root;
     bool no_recv = !is_root && c->salt % 2 == 0; // NULL is allowed there
-    gbuf send = gbuf_make(nbytes, c->misalign), recv = gbuf_make(nbytes, c->misalign);
+    guarded_buffer send = guarded_buffer_make(nbytes, c->misalign),
+                   recv = guarded_buffer_make(nbytes, c->misalign);
     bool in_place = c->in_place && is_root;
-    gbuf *out = in_place ? &send : &recv;
-    red_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
+    guarded_buffer *out = in_place ? &send : &recv;
+    reduced_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
     void *dst = no_recv ? NULL : (void *)out->p;
     if (grid_done(c, idist_reduce(send.p, dst, c->count, c->dtype, c->op, c->root, &c->opts))) {
         if (is_root) {
-            grid_check_red(c, out->p, 0, c->n, 0, c->count);
+            grid_check_reduced(c, out->p, 0, c->n, 0, c->count);
             grid_check_guards(c, out, "receive");
         } else {
             grid_check_untouched(c, &recv, "receive");
         }
-        if (!in_place) grid_check_send_red(c, &send, 0, c->count);
+        if (!in_place) grid_check_send_reduced(c, &send, 0, c->count);
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
@@ -55,7 +56,7 @@ static void many_in_a_row(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     tap_deadline(60);
-    grid_run("reduce", one, GRID_REDUCES | GRID_ROOTED);
+    grid_run("reduce", check_case, GRID_REDUCES | GRID_ROOTED);
     bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);

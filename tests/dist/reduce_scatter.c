@@ -5,21 +5,22 @@
 
 // In place (recv == send + r*count) the other blocks of send may be used as scratch or not; nothing
 // is said about them, so only the result and the guards are checked.
-static void one(grid_case *c) {
+static void check_case(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype), block = c->count * esize,
            total = c->count * (size_t)c->n;
-    gbuf send = gbuf_make(total * esize, c->misalign), recv = gbuf_make(block, c->misalign);
+    guarded_buffer send = guarded_buffer_make(total * esize, c->misalign),
+                   recv = guarded_buffer_make(block, c->misalign);
     unsigned char *to = c->in_place ? send.p + block * (size_t)c->rank : recv.p;
-    red_fill(send.p, c->dtype, c->op, c->n, 0, total, c->rank, c->salt);
+    reduced_fill(send.p, c->dtype, c->op, c->n, 0, total, c->rank, c->salt);
     if (grid_done(c, idist_reduce_scatter(send.p, to, c->count, c->dtype, c->op, &c->opts))) {
-        grid_check_red(c, to, 0, c->n, c->count * (size_t)c->rank, c->count);
+        grid_check_reduced(c, to, 0, c->n, c->count * (size_t)c->rank, c->count);
         grid_check_guards(c, &recv, "receive");
         grid_check_guards(c, &send, "send");
-        if (!c->in_place) grid_check_send_red(c, &send, 0, total);
+        if (!c->in_place) grid_check_send_reduced(c, &send, 0, total);
         if (c->in_place) grid_check_untouched(c, &recv, "unused");
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
@@ -34,7 +35,7 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
 
 int main(void) {
     tap_deadline(60);
-    grid_run("reduce_scatter", one, GRID_REDUCES | GRID_WIDE);
+    grid_run("reduce_scatter", check_case, GRID_REDUCES | GRID_WIDE);
     bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);

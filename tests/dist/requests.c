@@ -190,12 +190,12 @@ static void p2p_without_calls(idist_group *world, int rank, int n, void *arg) {
         idist_opts o = opts_of(world);
         o.timeout_ms = 5000 * test_slow_factor();
         rank_ok(rank, idist_recv(x, count, IDIST_U8, 1, 0, NULL, &o));
-        rank_check(pat_find_wrong(x, 0, count, 1, 1, 0) == count, "wrong data");
+        rank_check(pattern_find_wrong(x, 0, count, 1, 1, 0) == count, "wrong data");
         __atomic_store_n(&shared->rank0_done, 1, __ATOMIC_RELEASE);
     } else if (rank == 1) {
         idist_request r = {NULL};
         idist_opts o = opts_async(world, &r);
-        pat_fill(x, 0, count, 1, 1, 0);
+        pattern_fill(x, 0, count, 1, 1, 0);
         rank_ok(rank, idist_send(x, count, IDIST_U8, 0, 0, &o));
         int64_t end_ms = tap_now_ms() + 6000 * test_slow_factor();
         while (!__atomic_load_n(&shared->rank0_done, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms) {}

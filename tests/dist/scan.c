@@ -5,31 +5,33 @@
 
 static void inclusive(grid_case *c) {
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
-    gbuf send = gbuf_make(nbytes, c->misalign), recv = gbuf_make(nbytes, c->misalign);
-    gbuf *out = c->in_place ? &send : &recv;
-    red_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
+    guarded_buffer send = guarded_buffer_make(nbytes, c->misalign),
+                   recv = guarded_buffer_make(nbytes, c->misalign);
+    guarded_buffer *out = c->in_place ? &send : &recv;
+    reduced_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
     if (grid_done(c, idist_scan(send.p, out->p, c->count, c->dtype, c->op, &c->opts))) {
-        grid_check_red(c, out->p, 0, c->rank + 1, 0, c->count);
+        grid_check_reduced(c, out->p, 0, c->rank + 1, 0, c->count);
         grid_check_guards(c, out, "receive");
-        if (!c->in_place) grid_check_send_red(c, &send, 0, c->count);
+        if (!c->in_place) grid_check_send_reduced(c, &send, 0, c->count);
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static void exclusive(grid_case *c) {
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
-    gbuf send = gbuf_make(nbytes, c->misalign), recv = gbuf_make(nbytes, c->misalign);
-    gbuf *out = c->in_place ? &send : &recv;
-    red_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
+    guarded_buffer send = guarded_buffer_make(nbytes, c->misalign),
+                   recv = guarded_buffer_make(nbytes, c->misalign);
+    guarded_buffer *out = c->in_place ? &send : &recv;
+    reduced_fill(send.p, c->dtype, c->op, c->n, 0, c->count, c->rank, c->salt);
     if (grid_done(c, idist_exscan(send.p, out->p, c->count, c->dtype, c->op, &c->opts))) {
-        if (c->rank > 0) grid_check_red(c, out->p, 0, c->rank, 0, c->count);
+        if (c->rank > 0) grid_check_reduced(c, out->p, 0, c->rank, 0, c->count);
         else grid_check_untouched(c, &recv, "receive");
         grid_check_guards(c, out, "receive");
-        if (!c->in_place || c->rank == 0) grid_check_send_red(c, &send, 0, c->count);
+        if (!c->in_place || c->rank == 0) grid_check_send_reduced(c, &send, 0, c->count);
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static void refuses_avg(idist_group *world, int rank, int n, void *arg) {

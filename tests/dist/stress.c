@@ -203,7 +203,7 @@ static void op_affine(const void *in, void *inout, size_t count, idist_dtype dty
 }
 
 static uint32_t user_value(int rank, size_t i, uint64_t salt) {
-    return (uint32_t)(pat_bits(rank, i, salt) >> 16);
+    return (uint32_t)(pattern_bits(rank, i, salt) >> 16);
 }
 
 static double premul_factor(int world_rank) { return world_rank % 2 ? 0.5 : 2.0; }
@@ -229,15 +229,15 @@ static void fill_block(const doing *d, unsigned char *p, int rank, int block, si
     size_t esize = idist_dtype_size(d->dtype), first = count < PERIOD ? count : PERIOD;
     uint64_t salt = block_salt(d, block);
     if (!reduces(d->what)) {
-        pat_fill(p, 0, first, esize, rank, salt);
+        pattern_fill(p, 0, first, esize, rank, salt);
     } else if (d->op == MIXED || d->op == AFFINE) {
         for (size_t i = 0; i < first; i++) {
             uint32_t v = user_value(rank, i, salt);
             memcpy(p + 4 * i, &v, 4);
         }
     } else {
-        red_fill(p, d->dtype, d->op == PREMUL ? IDIST_SUM : (idist_op)d->op, d->n, 0, first, rank,
-                 salt);
+        reduced_fill(p, d->dtype, d->op == PREMUL ? IDIST_SUM : (idist_op)d->op, d->n, 0, first,
+                     rank, salt);
     }
     repeat(p, count, esize);
 }
@@ -256,10 +256,10 @@ static void reduced(const doing *d, int lo, int hi, int block, size_t i, unsigne
         double sum = 0;
         for (int k = lo; k < hi; k++)
             sum += premul_factor(idist_group_translate(d->g, k, d->world)) *
-                   red_float(d->dtype, IDIST_SUM, d->n, k, i, salt);
+                   reduced_float(d->dtype, IDIST_SUM, d->n, k, i, salt);
         store_double(out, d->dtype, sum);
     } else {
-        red_expected(out, d->dtype, (idist_op)d->op, d->n, lo, hi, i, salt);
+        reduced_expected(out, d->dtype, (idist_op)d->op, d->n, lo, hi, i, salt);
     }
 }
 

@@ -34,7 +34,7 @@ static const size_t *displs_of(const grid_case *c, const layout *l) {
 }
 
 // Bytes of the large buffer that belong to no block must be as they were.
-static void check_gaps(const grid_case *c, const gbuf *b, const layout *l) {
+static void check_gaps(const grid_case *c, const guarded_buffer *b, const layout *l) {
     size_t esize = idist_dtype_size(c->dtype);
     for (size_t i = 0; i < l->extent; i++) {
         bool inside = false;
@@ -48,10 +48,10 @@ static void check_gaps(const grid_case *c, const gbuf *b, const layout *l) {
     }
 }
 
-static void check_blocks(const grid_case *c, const gbuf *b, const layout *l) {
+static void check_blocks(const grid_case *c, const guarded_buffer *b, const layout *l) {
     size_t esize = idist_dtype_size(c->dtype);
     for (int k = 0; k < c->n; k++)
-        grid_check_pat(c, b->p + l->displs[k] * esize, 0, l->counts[k], k);
+        grid_check_pattern(c, b->p + l->displs[k] * esize, 0, l->counts[k], k);
     check_gaps(c, b, l);
     grid_check_guards(c, b, "receive");
 }
@@ -60,17 +60,17 @@ static void all_gatherv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     layout l = make_layout(c->n, c->count, style_of(c), c->salt);
     size_t own = l.counts[c->rank];
-    gbuf send = gbuf_make(own * esize, c->misalign),
-         recv = gbuf_make(l.extent * esize, c->misalign);
+    guarded_buffer send = guarded_buffer_make(own * esize, c->misalign),
+                   recv = guarded_buffer_make(l.extent * esize, c->misalign);
     unsigned char *from = c->in_place ? recv.p + l.displs[c->rank] * esize : send.p;
-    pat_fill(from, 0, own, esize, c->rank, c->salt);
+    pattern_fill(from, 0, own, esize, c->rank, c->salt);
     if (grid_done(c, idist_all_gatherv(from, own, recv.p, l.counts, displs_of(c, &l), c->dtype,
                                        &c->opts))) {
         check_blocks(c, &recv, &l);
-        if (!c->in_place) grid_check_send_pat(c, &send, own);
+        if (!c->in_place) grid_check_send_pattern(c, &send, own);
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static void gatherv(grid_case *c) {
@@ -78,18 +78,18 @@ static void gatherv(grid_case *c) {
     bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
     layout l = make_layout(c->n, c->count, style_of(c), c->salt);
     size_t own = l.counts[c->rank];
-    gbuf send = gbuf_make(own * esize, c->misalign),
-         recv = gbuf_make(is_root ? l.extent * esize : 0, c->misalign);
+    guarded_buffer send = guarded_buffer_make(own * esize, c->misalign),
+                   recv = guarded_buffer_make(is_root ? l.extent * esize : 0, c->misalign);
     unsigned char *from = in_place ? recv.p + l.displs[c->rank] * esize : send.p;
     const size_t *counts = is_root ? l.counts : NULL, *displs = is_root ? displs_of(c, &l) : NULL;
-    pat_fill(from, 0, own, esize, c->rank, c->salt);
+    pattern_fill(from, 0, own, esize, c->rank, c->salt);
     if (grid_done(c, idist_gatherv(from, own, is_root ? recv.p : NULL, counts, displs, c->dtype,
                                    c->root, &c->opts))) {
         if (is_root) check_blocks(c, &recv, &l);
-        if (!in_place) grid_check_send_pat(c, &send, own);
+        if (!in_place) grid_check_send_pattern(c, &send, own);
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 // Block k of root holds elements 0 .. counts[k]-1 of the pattern of "rank k".
@@ -98,20 +98,20 @@ static void scatterv(grid_case *c) {
     bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
     layout l = make_layout(c->n, c->count, style_of(c), c->salt);
     size_t own = l.counts[c->rank];
-    gbuf send = gbuf_make(is_root ? l.extent * esize : 0, c->misalign),
-         recv = gbuf_make(own * esize, c->misalign);
+    guarded_buffer send = guarded_buffer_make(is_root ? l.extent * esize : 0, c->misalign),
+                   recv = guarded_buffer_make(own * esize, c->misalign);
     for (int k = 0; k < c->n && is_root; k++)
-        pat_fill(send.p + l.displs[k] * esize, 0, l.counts[k], esize, k, c->salt);
+        pattern_fill(send.p + l.displs[k] * esize, 0, l.counts[k], esize, k, c->salt);
     unsigned char *to = in_place ? send.p + l.displs[c->rank] * esize : recv.p;
     const size_t *counts = is_root ? l.counts : NULL, *displs = is_root ? displs_of(c, &l) : NULL;
     if (grid_done(c, idist_scatterv(is_root ? send.p : NULL, counts, displs, to, own, c->dtype,
                                     c->root, &c->opts))) {
-        grid_check_pat(c, to, 0, own, c->rank);
+        grid_check_pattern(c, to, 0, own, c->rank);
         grid_check_guards(c, &recv, "receive");
         if (is_root) check_blocks(c, &send, &l); // still as it was
     }
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 static size_t pair_count(const grid_case *c, int from, int to) {
@@ -139,26 +139,26 @@ static layout pair_layout(const grid_case *c, bool sending) {
 static void all_to_allv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     layout out = pair_layout(c, true), in = pair_layout(c, false);
-    gbuf send = gbuf_make(out.extent * esize, c->misalign),
-         recv = gbuf_make(in.extent * esize, c->misalign);
+    guarded_buffer send = guarded_buffer_make(out.extent * esize, c->misalign),
+                   recv = guarded_buffer_make(in.extent * esize, c->misalign);
     for (int k = 0; k < c->n; k++)
-        pat_fill(send.p + out.displs[k] * esize, (size_t)k * 100000, out.counts[k], esize, c->rank,
-                 c->salt);
-    gbuf copy = gbuf_make(send.nbytes, 0);
+        pattern_fill(send.p + out.displs[k] * esize, (size_t)k * 100000, out.counts[k], esize,
+                     c->rank, c->salt);
+    guarded_buffer copy = guarded_buffer_make(send.nbytes, 0);
     memcpy(copy.p, send.p, send.nbytes);
     if (grid_done(c, idist_all_to_allv(send.p, out.counts, displs_of(c, &out), recv.p, in.counts,
                                        displs_of(c, &in), c->dtype, &c->opts))) {
         for (int k = 0; k < c->n; k++)
-            grid_check_pat(c, recv.p + in.displs[k] * esize, (size_t)c->rank * 100000, in.counts[k],
-                           k);
+            grid_check_pattern(c, recv.p + in.displs[k] * esize, (size_t)c->rank * 100000,
+                               in.counts[k], k);
         check_gaps(c, &recv, &in);
         grid_check_guards(c, &recv, "receive");
         grid_check_guards(c, &send, "send");
         if (memcmp(copy.p, send.p, send.nbytes) != 0) grid_fail(c, "the send buffer was modified");
     }
-    gbuf_free(&copy);
-    gbuf_free(&send);
-    gbuf_free(&recv);
+    guarded_buffer_free(&copy);
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
 }
 
 // One rank has everything, the others nothing: an algorithm that divides by the average count shows
@@ -175,9 +175,9 @@ static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
         own = counts[rank];
         uint32_t *mine = (uint32_t *)malloc(50001 * sizeof *mine);
         TAP_REQUIRE(mine);
-        pat_fill(mine, 0, own, 4, rank, 5);
+        pattern_fill(mine, 0, own, 4, rank, 5);
         rank_ok(rank, idist_all_gatherv(own ? mine : NULL, own, x, counts, NULL, IDIST_U32, &o));
-        rank_check(pat_find_wrong(x, 0, 50001, 4, owner, 5) == 50001,
+        rank_check(pattern_find_wrong(x, 0, 50001, 4, owner, 5) == 50001,
                    "rank %d: wrong data from rank %d", rank, owner);
         free(x);
         free(mine);

@@ -208,7 +208,7 @@ static void left_because_of(const char *transport) {
 
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
-    int wanted = text ? atoi(text) : 0;
+    int wanted = text ? atoi(text) : 0, most = test_quick() ? 20 : 40;
     uint64_t random_state = tap_seed();
     tap_deadline(wanted > 100 ? wanted * 2 : 90);
     for (int t = 0; t < N_PLACEMENTS; t++) {
@@ -217,7 +217,7 @@ int main(void) {
         int trials = 0;
         ranks_reset();
         while (wanted > 0 ? trials < wanted
-                          : trials < 40 && (tap_now_ms() < end_ms || trials < 6)) {
+                          : trials < most && (tap_now_ms() < end_ms || trials < 6)) {
             int64_t ns = one_trial(name, trials++, false, &random_state);
             if (ns > worst_ns) worst_ns = ns;
         }

@@ -71,8 +71,8 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
     free(r);
 }
 
-static void run(int n, int operation, size_t count, unsigned late_mask, const char *algorithm,
-                const char *transport, bool async) {
+static void late_case(int n, int operation, size_t count, unsigned late_mask, const char *algorithm,
+                      const char *transport, bool async) {
     experiment e;
     idist_desc d = desc_with(transport, algorithm);
     memset(&e, 0, sizeof e);
@@ -242,17 +242,19 @@ static void come_what_may(const char *transport) {
 int main(void) {
     uint64_t random_state = tap_seed();
     tap_deadline(60);
-    run(2, ALL_REDUCE, 1, 1, "auto", "auto", false);
-    run(2, BARRIER, 0, 2, "auto", "tcp", false);
-    run(3, ALL_REDUCE, 1, 4, "latency", "auto", false);
-    run(5, ALL_REDUCE, 7, 1u << (tap_rand(&random_state) % 5), "latency", "auto", false);
-    run(5, ALL_REDUCE, 200000, 1u << (tap_rand(&random_state) % 5), "bandwidth", "auto", false);
-    run(5, BARRIER, 0, 1u << (tap_rand(&random_state) % 5), "auto", "auto", true);
-    run(4, ALL_GATHER, 1000, 1u << (tap_rand(&random_state) % 4), "auto", "tcp", false);
-    run(4, REDUCE_SCATTER, 1000, 1u << (tap_rand(&random_state) % 4), "bandwidth", "auto", true);
-    run(4, ALL_TO_ALL, 30000, 1u << (tap_rand(&random_state) % 4), "auto", "auto", false);
-    run(4, ALL_REDUCE, 100, 0x5, "auto", "auto", false); // two are late
-    run(5, BARRIER, 0, 0xE, "auto", "auto", false);      // three are
+    late_case(2, ALL_REDUCE, 1, 1, "auto", "auto", false);
+    late_case(2, BARRIER, 0, 2, "auto", "tcp", false);
+    late_case(3, ALL_REDUCE, 1, 4, "latency", "auto", false);
+    late_case(5, ALL_REDUCE, 7, 1u << (tap_rand(&random_state) % 5), "latency", "auto", false);
+    late_case(5, ALL_REDUCE, 200000, 1u << (tap_rand(&random_state) % 5), "bandwidth", "auto",
+              false);
+    late_case(5, BARRIER, 0, 1u << (tap_rand(&random_state) % 5), "auto", "auto", true);
+    late_case(4, ALL_GATHER, 1000, 1u << (tap_rand(&random_state) % 4), "auto", "tcp", false);
+    late_case(4, REDUCE_SCATTER, 1000, 1u << (tap_rand(&random_state) % 4), "bandwidth", "auto",
+              true);
+    late_case(4, ALL_TO_ALL, 30000, 1u << (tap_rand(&random_state) % 4), "auto", "auto", false);
+    late_case(4, ALL_REDUCE, 100, 0x5, "auto", "auto", false); // two are late
+    late_case(5, BARRIER, 0, 0xE, "auto", "auto", false);      // three are
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "latency");
         ranks_case_fault(4, &d, left_is_not_missing, shared_alloc(sizeof(int)),

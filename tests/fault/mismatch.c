@@ -105,7 +105,7 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
     const experiment *e = (const experiment *)arg;
     const one_call *c = rank == e->odd_rank ? &e->odd : &e->normal;
     size_t nbytes = c->count * idist_dtype_size(c->dtype) * (size_t)n;
-    gbuf s = gbuf_make(nbytes, 0), r = gbuf_make(nbytes, 0);
+    guarded_buffer s = guarded_buffer_make(nbytes, 0), r = guarded_buffer_make(nbytes, 0);
     idist_request request = {NULL};
     idist_opts plain = opts_of(world), async = opts_async(world, &request);
     char what[300];
@@ -123,14 +123,14 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
     else check_text(e, rank, n);
     if (took > 2000 * test_slow_factor())
         rank_fail("rank %d: took %lld ms (%s)", rank, (long long)took, what);
-    rank_check(gbuf_guards_hold(&r) && gbuf_guards_hold(&s),
+    rank_check(guarded_buffer_guards_hold(&r) && guarded_buffer_guards_hold(&s),
                "rank %d: written outside of a buffer (%s)", rank, what);
     idist_status later = idist_barrier(&plain);
     if (got == IDIST_ERR_MISMATCH)
         rank_check(later == IDIST_ERR_MISMATCH, "rank %d: a later call gives the same: got %s (%s)",
                    rank, idist_status_name(later), what);
-    gbuf_free(&s);
-    gbuf_free(&r);
+    guarded_buffer_free(&s);
+    guarded_buffer_free(&r);
 }
 
 typedef struct setting {

@@ -24,7 +24,7 @@ typedef struct ranks_of {
     idist_status status;
 } ranks_of;
 
-static bool go(place where) {
+static bool enter_place(place where) {
     if (where == ANOTHER_NETWORK) return syscall(SYS_unshare, CLONE_NEWNET) == 0;
     return where != ANOTHER_USER || setuid(65534) == 0;
 }
@@ -33,7 +33,7 @@ static int joins(int number, void *arg) {
     const ranks_of *r = (const ranks_of *)arg;
     idist_desc d;
     memset(&d, 0, sizeof d);
-    if (!go(r->where[number])) rank_fail("rank %d cannot go there", number);
+    if (!enter_place(r->where[number])) rank_fail("rank %d cannot go there", number);
     d.rank = number;
     d.world_size = 2;
     d.init_method = r->init_method;

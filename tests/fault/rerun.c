@@ -137,7 +137,8 @@ static int run_odd(const char *how) {
 
 // One call of idist_spawn with "exec". The parent judges; a worker ends in it, or goes on to a
 // later one.
-static void run(int n, int way, int rank, int exit_code, int signal_number, const char *name) {
+static void rerun_case(int n, int way, int rank, int exit_code, int signal_number,
+                       const char *name) {
     idist_report report;
     idist_desc d = exec_desc(&report);
     told t = {40 + way, way};
@@ -197,12 +198,12 @@ int main(int argc, char **argv) {
            "a call before: forked");
     TAP_REQUIRE(beside || pthread_create(&thread, NULL, busy, NULL) == 0);
     TAP_REQUIRE(pthread_create(&blocked, NULL, reader, NULL) == 0);
-    run(3, SUMS, -1, 0, 0, "three workers run the program anew");
-    run(1, SUMS, -1, 0, 0, "one worker");
-    run(3, RETURNS_5, 1, 5, 0, "rank 1 returns 5");
-    run(3, IS_KILLED, 1, -1, SIGKILL, "rank 1 is killed");
-    run(2, NESTS, -1, 0, 0, "a worker that would run it anew once more is told no");
-    run(2, STARTS_MORE, -1, 0, 0, "workers start programs that spawn");
+    rerun_case(3, SUMS, -1, 0, 0, "three workers run the program anew");
+    rerun_case(1, SUMS, -1, 0, 0, "one worker");
+    rerun_case(3, RETURNS_5, 1, 5, 0, "rank 1 returns 5");
+    rerun_case(3, IS_KILLED, 1, -1, SIGKILL, "rank 1 is killed");
+    rerun_case(2, NESTS, -1, 0, 0, "a worker that would run it anew once more is told no");
+    rerun_case(2, STARTS_MORE, -1, 0, 0, "workers start programs that spawn");
 
     // Run anew, the program asks for another number of workers.
     d = exec_desc(&report);

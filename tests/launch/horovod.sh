@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# horovod.sh - the real horovodrun of PyPI's horovod, built without frameworks: its controllers gloo and mpi
+# horovod.sh - the real horovodrun of PyPI's horovod, built without frameworks: its controllers gloo
+# and mpi
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/mpi.sh
@@ -69,10 +70,12 @@ nodes=("${horovodrun[@]}" --gloo -np 3 -H "localhost:2,127.0.0.1:1" "$WHO")
 ok_run 1 "gloo: two nodes" 30 "${nodes[@]}"
 grep -q "MASTER_ADDR is not set" "$WORK/log"
 ok $? "gloo: two nodes need MASTER_ADDR" || tail -n 15 "$WORK/log" | diag
-ok_run 0 "gloo: two nodes with MASTER_ADDR" 30 env MASTER_ADDR=127.0.0.1 MASTER_PORT="$(free_port)" "${nodes[@]}"
+ok_run 0 "gloo: two nodes with MASTER_ADDR" 30 env MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT="$(free_port)" "${nodes[@]}"
 says "gloo: two nodes with MASTER_ADDR" "launcher horovodrun, size 3, nodes 1" "${three[@]}"
 
-# horovodrun takes the first mpirun in PATH. That of Debian's MPICH it refuses: "Unknown MPI implementation".
+# horovodrun takes the first mpirun in PATH. That of Debian's MPICH it refuses: "Unknown MPI
+# implementation".
 reason=$(mpi_missing openmpi4)
 if [ -n "$reason" ]; then
     skip "openmpi4" "$reason"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# idistrun.sh - our own launcher: where the ranks are, whole lines, the first failure, signals, nothing left, restarts
+# idistrun.sh - our own launcher: where the ranks are, whole lines, the first failure, signals,
+# nothing left, restarts
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -7,11 +8,13 @@
 launch_build
 RUN=$WORK/idistrun
 ok_run 0 "idistrun builds with its one line" 60 cc -O2 examples/idistrun.c -o "$RUN" || done_testing
-two=("launcher idist, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0")
+two=("launcher idist, size 2, nodes 1" "rank 0: local 0 of 2, node 0"
+    "rank 1: local 1 of 2, node 0")
 
 ok_run 0 "two ranks" 30 "$RUN" -n 2 "$WHO"
 says "two ranks" "${two[@]}"
-ok_run 0 "two ranks, tagged and bound" 30 "$RUN" --nproc-per-node=2 --standalone --tag --bind -v "$WHO"
+ok_run 0 "two ranks, tagged and bound" 30 "$RUN" --nproc-per-node=2 --standalone --tag --bind -v \
+    "$WHO"
 says "two ranks, tagged and bound" "${two[@]}"
 [ "$(grep -c '^\[0\] ' "$WORK/log")" = 3 ]
 ok $? "--tag: the lines say whose they are" || diag <"$WORK/log"
@@ -61,7 +64,8 @@ kill -TERM $pid
 wait $pid
 [ $? = 5 ]
 ok $? "SIGTERM reaches the ranks, which decide" || diag <"$WORK/log"
-env --default-signal=INT "$RUN" -n 2 sleep $NAP >"$WORK/log" 2>&1 & # a shell has its background ignore it
+env --default-signal=INT "$RUN" -n 2 sleep $NAP >"$WORK/log" 2>&1 & \
+    # a shell has its background ignore it
 pid=$!
 sleep 0.5
 kill -INT $pid
@@ -85,7 +89,8 @@ ok_run 9 "no more restarts than allowed" 30 "$RUN" -n 2 --max-restarts 2 sh -c '
 [ "$(grep -c "starting again" "$WORK/log")" = 2 ]
 ok $? "two restarts" || diag <"$WORK/log"
 
-# A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one rank that nobody killed.
+# A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one
+# rank that nobody killed.
 "$TRAIN" --epochs 5 --ranks 1 --seed 7 >"$WORK/alone5" 2>&1
 train=("$TRAIN" --epochs 5 --seed 7 --checkpoint "$WORK/saved")
 timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "${train[@]}" >"$WORK/log" 2>&1 </dev/null &
@@ -98,9 +103,11 @@ sleep 0.1
 kill -KILL "$(sed -n 's/.*rank 1 is process \([0-9]*\).*/\1/p' "$WORK/log")"
 wait $pid
 ok $? "a rank is killed in epoch 3: the job ends well" || tail -n 15 "$WORK/log" | diag
-grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log" && grep -q "resumed   after epoch [234]" "$WORK/log" &&
+grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log" &&
+    grep -q "resumed   after epoch [234]" "$WORK/log" &&
     [ "$(grep -o 'accuracy.*' "$WORK/log")" = "$(grep -o 'accuracy.*' "$WORK/alone5")" ]
-ok $? "a rank is killed in epoch 3: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone5" | diag
+ok $? "a rank is killed in epoch 3: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone5" |
+    diag
 
 # A rank is killed, and another one ends because of that, before idistrun has looked.
 # shellcheck disable=SC2016
@@ -123,10 +130,12 @@ other=$!
 IDIST_HOSTID=a ok_run 0 "two nodes" 30 "${node[@]}" --node-rank 0 "$WHO"
 wait $other
 ok $? "two nodes: the other one" || diag <"$WORK/other"
-says "two nodes" "launcher idist, size 4, nodes 2" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0" \
+says "two nodes" "launcher idist, size 4, nodes 2" "rank 0: local 0 of 2, node 0" \
+    "rank 1: local 1 of 2, node 0" \
     "rank 2: local 0 of 2, node 1" "rank 3: local 1 of 2, node 1"
 
-for wrong in "" "-n 0 true" "-n 2x true" "--nnodes 2 true" "--nnodes 2 --node-rank 2 true" "--frobnicate true"; do
+for wrong in "" "-n 0 true" "-n 2x true" "--nnodes 2 true" "--nnodes 2 --node-rank 2 true" \
+    "--frobnicate true"; do
     # shellcheck disable=SC2086 # a list
     ok_run 2 "refused: $wrong" 10 "$RUN" $wrong
 done
@@ -151,13 +160,15 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 END
 if command -v python3 >/dev/null; then
     start=$(date +%s%N)
-    ok_run 130 "Ctrl-C" 30 python3 "$WORK/typed.py" 1 "$RUN" -n 2 sh -c "echo ready; exec sleep $NAP"
+    ok_run 130 "Ctrl-C" 30 python3 "$WORK/typed.py" 1 "$RUN" -n 2 sh -c \
+        "echo ready; exec sleep $NAP"
     # shellcheck disable=SC2016
     ok_run 130 "Ctrl-C twice" 30 python3 "$WORK/typed.py" 2 "$RUN" -n 2 \
         sh -c 'trap "echo ready" INT; echo ready; sleep $0; sleep $0; sleep $0' $NAP
     ms=$((($(date +%s%N) - start) / 1000000))
     [ $ms -lt 4000 ] && gone "sleep $NAP" 0
-    ok $? "both at once, and nothing is left" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
+    ok $? "both at once, and nothing is left" || echo "after $ms ms, $(left "sleep $NAP") left" |
+        diag
 else
     skip "Ctrl-C" "no python3: Debian package python3"
 fi
@@ -167,14 +178,17 @@ error=$WORK/error.json
 failure='rank 1 on host \S*: killed by signal 9 (Killed)'
 # shellcheck disable=SC2016
 TORCHELASTIC_ERROR_FILE=$error TMPDIR=$WORK ok_run 137 "an error file" 30 "$RUN" -n 2 \
-    sh -c '[ $TORCHELASTIC_ERROR_FILE != "$0" ] && [ $RANK = 0 ] || kill -KILL $$; sleep $1' "$error" $NAP
+    sh -c '[ $TORCHELASTIC_ERROR_FILE != "$0" ] && [ $RANK = 0 ] || kill -KILL $$; sleep $1' \
+    "$error" $NAP
 extra="{\"py_callstack\": \"$failure\", \"timestamp\": \"[0-9]*\"}"
 grep -q "^{\"message\": {\"message\": \"$failure\", \"extraInfo\": $extra}}$" "$error"
 ok $? "it names the failure as torchrun would read it" || cat "$error" "$WORK/log" | diag
 ok_run 0 "no failure" 30 "$RUN" -n 1 --error-file "$error" true
 [ ! -e "$error" ] && [ -z "$(find "$WORK" -name 'idistrun-*')" ]
-ok $? "an old file is gone, and the ranks' own" || find "$WORK" -name "*err*" -o -name "idistrun-*" | diag
-# A rank's own message, in any characters; a restart does not take that of the first try for its own; half a file is none.
+ok $? "an old file is gone, and the ranks' own" ||
+    find "$WORK" -name "*err*" -o -name "idistrun-*" | diag
+# A rank's own message, in any characters; a restart does not take that of the first try for its
+# own; half a file is none.
 cat >"$WORK/message" <<'END'
 #!/usr/bin/env perl
 exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 1;
@@ -185,13 +199,16 @@ print F q({"message": {"extraInfo": {"py_callstack": "at \"message\": x", "times
 exit 4;
 END
 chmod +x "$WORK/message"
-ok_run 4 "a rank's own message" 30 "$RUN" -n 1 --error-file "$error" --log-dir "$WORK/logs" "$WORK/message"
+ok_run 4 "a rank's own message" 30 "$RUN" -n 1 --error-file "$error" --log-dir "$WORK/logs" \
+    "$WORK/message"
 printf 'idistrun: rank 0 on host %s: exited with status 4: ' "$(hostname)" >"$WORK/lines"
 printf 'a "quoted\\" \xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\ttab\n' >>"$WORK/lines"
 cmp "$WORK/lines" "$WORK/log" && [ "$(tr '\n' ' ' <"$WORK/logs/0.error.json")" = "$(cat "$error")" ]
 ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$error" | diag
-ok_run 4 "messages and restarts" 30 "$RUN" -n 1 --max-restarts 2 --error-file "$error" "$WORK/message"
-[ "$(grep -c quoted "$WORK/log")" = 1 ] && grep -q '{"message": "rank 0 on host .*: exited with status 4",' "$error"
+ok_run 4 "messages and restarts" 30 "$RUN" -n 1 --max-restarts 2 --error-file "$error" \
+    "$WORK/message"
+[ "$(grep -c quoted "$WORK/log")" = 1 ] &&
+    grep -q '{"message": "rank 0 on host .*: exited with status 4",' "$error"
 ok $? "each try has its own" || cat "$WORK/log" "$error" | diag
 
 # Programs of PyTorch's: by the variables of torchrun, and with its way to say what failed
@@ -214,7 +231,8 @@ END
     grep -q "torch 0 3.0" "$WORK/log" && grep -q "torch 1 3.0" "$WORK/log"
     ok $? "a PyTorch program finds its world" || diag <"$WORK/log"
     # Rank 0 may fail as well, of the loss of the other, but later.
-    ok_run 1 "a PyTorch program that fails" 90 "$RUN" -n 2 --error-file "$error" "$PYTHON" "$WORK/world.py" fail
+    ok_run 1 "a PyTorch program that fails" 90 "$RUN" -n 2 --error-file "$error" "$PYTHON" \
+        "$WORK/world.py" fail
     grep -q 'idistrun: rank 1 on host .*: exited with status 1: ValueError: the "b'$'\xc3\xa4''d" one' "$WORK/log"
     ok $? "its exception is shown" || diag <"$WORK/log"
     "$PYTHON" - "$error" >"$WORK/log" 2>&1 <<'END'

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# mpi.sh - programs without MPI, started by the mpirun and mpiexec of five MPIs: they find rank, size and each other
+# mpi.sh - programs without MPI, started by the mpirun and mpiexec of five MPIs: they find rank,
+# size and each other
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/mpi.sh
@@ -17,10 +18,12 @@ for library in $MPI_LIBRARIES; do
     case $library in openmpi*) name=openmpi ;; *) name=hydra ;; esac
     mpi_run_command "$library" 3
     ok_run 0 "$library: three ranks" 30 "${MPI_RUN[@]}" "$WHO"
-    says "$library" "launcher $name, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+    says "$library" "launcher $name, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+        "rank 1: local 1 of 3, node 0" \
         "rank 2: local 2 of 3, node 0"
     ok_run 0 "$library: behind a shell" 30 "${MPI_RUN[@]}" sh -c "'$WHO'; exit \$?"
-    says "$library, behind a shell" "launcher $name, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+    says "$library, behind a shell" "launcher $name, size 3, nodes 1" \
+        "rank 0: local 0 of 3, node 0" \
         "rank 1: local 1 of 3, node 0" "rank 2: local 2 of 3, node 0"
     # Two jobs at a time meet at two places.
     mpi_run_command "$library" 2
@@ -32,19 +35,23 @@ for library in $MPI_LIBRARIES; do
     trains "$library" 60 "${MPI_RUN[@]}"
 done
 
-# A rank that never comes: the other one says so at its time-out, which its blocking connection to the launcher knows not of.
+# A rank that never comes: the other one says so at its time-out, which its blocking connection to
+# the launcher knows not of.
 if [ -z "$(mpi_missing mpich4)" ]; then
     # shellcheck disable=SC2016 # for the shell of the rank
     IDIST_INIT_TIMEOUT_MS=1000 timeout -k 5 20 mpiexec.mpich -n 2 sh -c \
-        '[ $PMI_RANK = 1 ] && sleep 4 && exit 0; "$1"; echo "status $?"; sleep 2' sh "$WHO" >"$WORK/log" 2>&1 </dev/null
-    grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" && grep -q "status 1" "$WORK/log"
+        '[ $PMI_RANK = 1 ] && sleep 4 && exit 0; "$1"; echo "status $?"; sleep 2' sh "$WHO" \
+        >"$WORK/log" 2>&1 </dev/null
+    grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" &&
+        grep -q "status 1" "$WORK/log"
     ok $? "mpich4: a rank that never comes is noticed at the time-out" || diag <"$WORK/log"
 fi
 
 # Hydra without an inherited connection
 if [ -z "$(mpi_missing mpich4)" ]; then
     ok_run 0 "mpich4 -pmi-port" 30 mpiexec.mpich -pmi-port -n 2 "$WHO"
-    says "mpich4 -pmi-port" "launcher hydra, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+    says "mpich4 -pmi-port" "launcher hydra, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
+        "rank 1: local 1 of 2, node 0"
 else
     skip "mpich4 -pmi-port" "$(mpi_missing mpich4)"
 fi

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# slurm.sh - a real Slurm of three nodes on this machine: srun with uneven placement, sbatch, salloc, pmi2, pmix
+# slurm.sh - a real Slurm of three nodes on this machine: srun with uneven placement, sbatch,
+# salloc, pmi2, pmix
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -17,24 +18,30 @@ launch_build
 trap 'slurm_stop; rm -rf "$WORK"' EXIT
 slurm_start "$WORK/slurm"
 ok $? "Slurm is there" || { tail -n 5 "$WORK"/slurm/*.log | diag && done_testing; }
-uneven=("launcher slurm, size 5, nodes 1" "rank 0: local 0 of 5, node 0" "rank 1: local 1 of 5, node 0"
+uneven=("launcher slurm, size 5, nodes 1" "rank 0: local 0 of 5, node 0"
+    "rank 1: local 1 of 5, node 0"
     "rank 2: local 2 of 5, node 0" "rank 3: local 3 of 5, node 0" "rank 4: local 4 of 5, node 0")
 
 ok_run 0 "srun -N1 -n2" 60 srun -N1 -n2 "$WHO"
-says "srun -N1 -n2" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+says "srun -N1 -n2" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
+    "rank 1: local 1 of 2, node 0"
 # The nodes are one host, which the table of hosts finds out.
 ok_run 0 "srun -N3 -n5" 60 srun -N3 -n5 "$WHO"
 says "srun -N3 -n5" "${uneven[@]}"
 # Told apart by IDIST_HOSTID they are three, unevenly filled.
 ok_run 0 "three hosts" 60 srun -N3 -n5 sh -c "IDIST_HOSTID=\$SLURMD_NODENAME exec '$WHO'"
-says "three hosts" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+says "three hosts" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" \
+    "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0" "rank 3: local 0 of 1, node 1" "rank 4: local 0 of 1, node 2"
-ok_run 0 "three hosts, cyclic" 60 srun -N3 -n5 -m cyclic sh -c "IDIST_HOSTID=\$SLURMD_NODENAME exec '$WHO'"
-says "three hosts, cyclic" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" "rank 1: local 0 of 1, node 1" \
+ok_run 0 "three hosts, cyclic" 60 srun -N3 -n5 -m cyclic sh -c \
+    "IDIST_HOSTID=\$SLURMD_NODENAME exec '$WHO'"
+says "three hosts, cyclic" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" \
+    "rank 1: local 0 of 1, node 1" \
     "rank 2: local 0 of 1, node 2" "rank 3: local 1 of 3, node 0" "rank 4: local 2 of 3, node 0"
 for mpi in pmi2 pmix; do
     ok_run 0 "srun --mpi=$mpi" 60 srun --mpi=$mpi -N1 -n2 "$WHO"
-    says "srun --mpi=$mpi" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+    says "srun --mpi=$mpi" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
+        "rank 1: local 1 of 2, node 0"
 done
 trains "srun" 90 srun -N3 -n3
 # 20_cifar10 learns under srun what it learns with two ranks of its own.
@@ -50,13 +57,16 @@ ok $? "20_cifar10 under srun: the same weights" || tail -n 3 "$WORK/log" | diag
 for with in mpich4:pmi2 openmpi4:pmix; do
     reason=$(mpi_missing ${with%:*})
     [ -z "$reason" ] || { skip "srun --mpi=${with#*:} over MPI" "$reason" && continue; }
-    mpi_cc ${with%:*} -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c -o "$WORK/train_mpi"
-    TRAIN=$WORK/train_mpi trains "srun --mpi=${with#*:}, ${with%:*}" 60 srun --mpi=${with#*:} -N1 -n2
+    mpi_cc ${with%:*} -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c \
+        -o "$WORK/train_mpi"
+    TRAIN=$WORK/train_mpi trains "srun --mpi=${with#*:}, ${with%:*}" 60 srun --mpi=${with#*:} -N1 \
+        -n2
     grep -q "backend mpi, launcher slurm" "$WORK/log"
     ok $? "srun --mpi=${with#*:}, ${with%:*}: over MPI" || tail -n 5 "$WORK/log" | diag
 done
 
-# The body of a batch script is one process, whatever its variables say; its steps are worlds, also two at a time.
+# The body of a batch script is one process, whatever its variables say; its steps are worlds, also
+# two at a time.
 cat >"$WORK/batch" <<END
 #!/bin/sh
 "$WHO"
@@ -67,9 +77,11 @@ echo over
 END
 ok_run 0 "sbatch" 60 sbatch -W -N1 -n4 -o "$WORK/batch.log" "$WORK/batch"
 cp "$WORK/batch.log" "$WORK/log"
-two=("launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0")
+two=("launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0"
+    "rank 1: local 1 of 2, node 0")
 sort "$WORK/log" >"$WORK/sorted"
-for line in "launcher none, size 1, nodes 1" "rank 0: local 0 of 1, node 0" "${two[@]}" "${two[@]}" over; do
+for line in "launcher none, size 1, nodes 1" "rank 0: local 0 of 1, node 0" "${two[@]}" \
+    "${two[@]}" over; do
     echo "$line"
 done | sort | cmp -s - "$WORK/sorted"
 ok $? "sbatch: its body is alone, its steps are worlds" || diag <"$WORK/log"

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# ssh.sh - idistrun --hosts over a real sshd: one machine under two names, uneven; failures, signals, lost connections
+# ssh.sh - idistrun --hosts over a real sshd: one machine under two names, uneven; failures,
+# signals, lost connections
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
 . tests/lib/launch.sh
 SSHD=$(PATH=$PATH:/usr/sbin command -v sshd)
 for missing in "${SSHD:-openssh-server}" "$(command -v ssh || echo openssh-client)"; do
-    case $missing in openssh-*) echo "1..0 # skipped: no ssh: Debian package $missing" && exit 0 ;; esac
+    case $missing in openssh-*) echo "1..0 # skipped: no ssh: Debian package $missing" &&
+        exit 0 ;; esac
 done
 
 # An sshd for this user and this test, on 127.0.0.1 only: 127.0.0.2 is a host that refuses.
@@ -39,13 +41,15 @@ NAP=1$$ # seconds: a command line that no other test has
 two=("$RUN" --hosts "localhost:2,127.0.0.1")
 
 ok_run 0 "two hosts" 30 "${two[@]}" "$WHO" || tail -n 5 "$WORK/sshd.log" | diag
-says "two hosts" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+says "two hosts" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+    "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
 # Told apart by IDIST_HOSTID they are two, and talk through TCP.
 # shellcheck disable=SC2016 # for the shell of the rank
 IDIST_TRANSPORT=tcp ok_run 0 "told apart" 30 "${two[@]}" \
     sh -c 'IDIST_ADDR=127.0.0.1 IDIST_HOSTID=$GROUP_RANK exec "$0"' "$WHO"
-says "told apart" "launcher idist, size 3, nodes 2" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0" \
+says "told apart" "launcher idist, size 3, nodes 2" "rank 0: local 0 of 2, node 0" \
+    "rank 1: local 1 of 2, node 0" \
     "rank 2: local 0 of 1, node 1"
 trains "ssh" 60 "${two[@]}"
 
@@ -63,10 +67,13 @@ END
 chmod +x "$WORK/told"
 # shellcheck disable=SC1003,SC2016 # as they are
 awkward=(--tag "" "two words" "it's" '"$HOME"; *' $'a\nb' '\' -v)
-IDIST_LOG=error IDIST_HOSTID=here ok_run 0 "what ranks are told" 30 "$RUN" --hosts "$(id -un)@localhost,127.0.0.1:2" --tag \
+IDIST_LOG=error IDIST_HOSTID=here ok_run 0 "what ranks are told" 30 "$RUN" --hosts \
+    "$(id -un)@localhost,127.0.0.1:2" --tag \
     "$WORK/told" "${awkward[@]}"
-for line in '0] place 0 0 1 0 2 3 localhost' '1] place 1 0 2 1 2 3 localhost' '2] place 2 1 2 1 2 3 localhost' \
-    "2] folder $PWD" "2] set error own" "1] arg <--tag> <> <two words> <it's> <\"\$HOME\"; *> <aNb> <\\> <-v>"; do
+for line in '0] place 0 0 1 0 2 3 localhost' '1] place 1 0 2 1 2 3 localhost' \
+    '2] place 2 1 2 1 2 3 localhost' \
+    "2] folder $PWD" "2] set error own" \
+    "1] arg <--tag> <> <two words> <it's> <\"\$HOME\"; *> <aNb> <\\> <-v>"; do
     grep -qxF "[$line" "$WORK/log"
     ok $? "told: ${line%% *} ${line#* }" || diag <"$WORK/log"
 done
@@ -79,16 +86,19 @@ print "end of $ENV{RANK}";
 END
 chmod +x "$WORK/pieces"
 ok_run 0 "lines in pieces" 30 "${two[@]}" --tag "$WORK/pieces"
-[ "$(grep -Evc '^\[([0-3])\] (\1{1000}|end of \1)$' "$WORK/log")" = 0 ] && [ "$(wc -l <"$WORK/log")" = 63 ]
+[ "$(grep -Evc '^\[([0-3])\] (\1{1000}|end of \1)$' "$WORK/log")" = 0 ] &&
+    [ "$(wc -l <"$WORK/log")" = 63 ]
 ok $? "no line is torn" || { cut -c1-60 "$WORK/log" | head | diag; }
 
 # The first failure decides and is named, once; the others are gone after the grace period.
 start=$(date +%s%N)
 # shellcheck disable=SC2016
-ok_run 139 "a rank crashes beside stubborn ones" 30 "${two[@]}" --grace 1 --error-file "$WORK/error" \
+ok_run 139 "a rank crashes beside stubborn ones" 30 "${two[@]}" --grace 1 --error-file \
+    "$WORK/error" \
     sh -c 'trap "" TERM; [ $RANK = 2 ] && sleep 1 && kill -SEGV $$; sleep $0; sleep $0' $NAP
 ms=$((($(date +%s%N) - start) / 1000000))
-[ "$(cat "$WORK/log")" = "idistrun: rank 2 on host 127.0.0.1: killed by signal 11 (Segmentation fault)" ]
+[ "$(cat "$WORK/log")" = \
+    "idistrun: rank 2 on host 127.0.0.1: killed by signal 11 (Segmentation fault)" ]
 ok $? "its rank, host and signal are named" || diag <"$WORK/log"
 [ $ms -lt 4000 ] && gone "sleep $NAP" 0
 ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
@@ -113,7 +123,8 @@ ok_run 4 "a rank's own message" 30 "${two[@]}" --error-file "$WORK/error" "$WORK
     printf 'a byte \036 of its own\nwords without an end'
     printf 'idistrun: rank 2 on host 127.0.0.1: exited with status 4: two\nlines\n'
 } | cmp - "$WORK/log" &&
-    [ "$(cat "$WORK/error")" = '{"message":  {"message": "two\nlines", "extraInfo": {"timestamp": "1"}}}' ]
+    [ "$(cat "$WORK/error")" = \
+        '{"message":  {"message": "two\nlines", "extraInfo": {"timestamp": "1"}}}' ]
 ok $? "it is shown, and its file passed on" || cat "$WORK/log" "$WORK/error" | diag
 ok_run 127 "a program that is not there" 30 "${two[@]}" "$WORK/nothing"
 
@@ -123,7 +134,8 @@ grep -q "idistrun: host 127.0.0.2: no connection" "$WORK/log" && gone "sleep $NA
 ok $? "it is named, and nothing is left" || diag <"$WORK/log"
 IDIST_RSH=$WORK/nothing ok_run 125 "no ssh" 30 "${two[@]}" true
 job() { # COMMAND...: in the background, once two ranks sleep
-    env --default-signal=INT "${two[@]}" "$@" >"$WORK/log" 2>&1 </dev/null & # a shell has its background ignore it
+    env --default-signal=INT "${two[@]}" "$@" >"$WORK/log" 2>&1 </dev/null & \
+        # a shell has its background ignore it
     pid=$!
     for ((i = 0; i < 200; i++)); do [ "$(pgrep -xfc "sleep $NAP")" = 3 ] && return; sleep 0.05; done
 }
@@ -152,7 +164,8 @@ ok $? "SIGKILL of the head leaves nothing"
 ok_run 0 "a restart" 30 "${two[@]}" --max-restarts 1 --error-file "$WORK/error" sh -c \
     '[ $RANK = 2 ] && mkdir "$0" 2>/dev/null && exit 9; echo count $TORCHELASTIC_RESTART_COUNT; exec "$1"' \
     "$WORK/once" "$WHO"
-says "a restart" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+says "a restart" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+    "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
 [ "$(grep -c 'count 1' "$WORK/log")" = 3 ] && ! [ -e "$WORK/error" ]
 ok $? "all started again, and there is no failure" || diag <"$WORK/log"
@@ -163,10 +176,12 @@ cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' >"$WORK/lines"
 kill -TERM $pid
 wait $pid
 secret=$(sort -u <"$WORK/log")
-[[ $secret =~ ^[0-9a-f]{64}$ ]] && ! grep -qF "$secret" "$WORK/lines" && grep -q "idistrun' --node" "$WORK/lines"
+[[ $secret =~ ^[0-9a-f]{64}$ ]] && ! grep -qF "$secret" "$WORK/lines" &&
+    grep -q "idistrun' --node" "$WORK/lines"
 ok $? "the ranks have one secret, and nobody else" || diag <"$WORK/log"
 
-for wrong in "--hosts , true" "--hosts a:0 true" "--hosts a,:2 true" "--hosts -oProxyCommand=x true" \
+for wrong in "--hosts , true" "--hosts a:0 true" "--hosts a,:2 true" \
+    "--hosts -oProxyCommand=x true" \
     "--hosts a --nnodes 2 true"; do
     # shellcheck disable=SC2086 # a list
     ok_run 2 "refused: $wrong" 10 "$RUN" $wrong

@@ -1,4 +1,4 @@
-// timeline.c - what tests/trace.sh looks at: steps of a training, in which gradients are averaged
+// timeline.c - what trace.sh looks at: steps of a training, in which gradients are averaged
 // while the backward pass goes on
 //
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/launch/timeline.c -o timeline

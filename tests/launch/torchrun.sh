@@ -14,19 +14,23 @@ torchrun_with=(torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch")
 export OMP_NUM_THREADS=1
 
 ok_run 0 "static" 60 "${torchrun_with[@]}" --nproc_per_node 3 --master_port "$(free_port)" "$WHO"
-says "static" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+says "static" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+    "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
 trains "standalone" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2
 
-# Two agents on one machine, with 2 and 1 workers: they meet in the agent's store. Which agent is the first one is open.
-nodes=("${torchrun_with[@]}" --nnodes 2 --rdzv_backend c10d --rdzv_endpoint "127.0.0.1:$(free_port)" --rdzv_id job)
+# Two agents on one machine, with 2 and 1 workers: they meet in the agent's store. Which agent is
+# the first one is open.
+nodes=("${torchrun_with[@]}" --nnodes 2 --rdzv_backend c10d --rdzv_endpoint
+    "127.0.0.1:$(free_port)" --rdzv_id job)
 timeout -k 5 60 "${nodes[@]}" --nproc_per_node 1 "$WHO" >"$WORK/other" 2>&1 </dev/null &
 other=$!
 ok_run 0 "two nodes by c10d" 60 "${nodes[@]}" --nproc_per_node 2 "$WHO"
 wait $other
 ok $? "two nodes by c10d: the other one" || tail -n 10 "$WORK/other" | diag
 cat "$WORK/other" >>"$WORK/log"
-says "two nodes by c10d" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0" "rank 1: local 1 of 3, node 0" \
+says "two nodes by c10d" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
+    "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
 
 # A worker fails once: the agent starts all of them again, with another count of restarts.
@@ -36,8 +40,10 @@ cat >"$WORK/once" <<END
 exec "$WHO"
 END
 chmod +x "$WORK/once"
-ok_run 0 "a restart" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2 --max_restarts 1 "$WORK/once"
-says "a restart" "launcher torchrun, size 2, nodes 1" "rank 0: local 0 of 2, node 0" "rank 1: local 1 of 2, node 0"
+ok_run 0 "a restart" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2 \
+    --max_restarts 1 "$WORK/once"
+says "a restart" "launcher torchrun, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
+    "rank 1: local 1 of 2, node 0"
 
 # idistrun as the one worker tells torchrun which of its ranks failed.
 cat >"$WORK/crash" <<'END'
@@ -47,7 +53,8 @@ exec sleep 30
 END
 chmod +x "$WORK/crash"
 cp build/idistrun "$WORK"
-ok_run 1 "idistrun under torchrun" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 1 \
+ok_run 1 "idistrun under torchrun" 60 "${torchrun_with[@]}" --standalone --nnodes 1 \
+    --nproc_per_node 1 \
     "$WORK/idistrun" -n 2 "$WORK/crash"
 grep -q 'exitcode *: 139' "$WORK/log" &&
     grep -q 'traceback *: rank 1 on host .*: killed by signal 11 (Segmentation fault)' "$WORK/log"

@@ -16,7 +16,8 @@ expected_output() {
          inside { print substr($0, 7) }' "$1"
 }
 
-# Builds it in $WORK, which has the headers and examples/, by exactly that line; or takes what make built by the same one.
+# Builds it in $WORK, which has the headers and examples/, by exactly that line; or takes what make
+# built by the same one.
 build_example() { # SOURCE NAME
     local line
     line=$(build_line "$1")
@@ -24,12 +25,14 @@ build_example() { # SOURCE NAME
     "cc -O2 -DIDIST_IMPLEMENTATION $1 -o $2" | "c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $1 -o $2")
         make -s -C "$ROOT" --no-print-directory -n -B "build/$2" | grep -qF "${line% *} build/$2"
         ok $? "$2: make has the line in its head"
-        ok_run 0 "$2: builds by the line in its head" 120 make -s -C "$ROOT" --no-print-directory "build/$2" || return
+        ok_run 0 "$2: builds by the line in its head" 120 make -s -C "$ROOT" --no-print-directory \
+            "build/$2" || return
         cp "$ROOT/build/$2" "$WORK/$2" && cp "$ROOT/build/$2.log" "$WORK/log"
         ok "$(wc -l <"$WORK/log")" "$2: without a warning" || head -n 15 "$WORK/log" | diag
         return 0
         ;;
     esac
-    ok_run 0 "$2: builds by the line in its head" 120 sh -c "cd '$WORK' && $(build_line "$1")" || return
+    ok_run 0 "$2: builds by the line in its head" 120 sh -c "cd '$WORK' && $(build_line "$1")" ||
+        return
     ok "$(wc -l <"$WORK/log")" "$2: without a warning" || head -n 15 "$WORK/log" | diag
 }

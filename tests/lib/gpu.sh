@@ -1,5 +1,6 @@
-# gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of tests/fake. Source it after
-# tap.sh. Needs cc, the CUDA runtime, and nccl.h for the stand-ins; libnccl.so.2 is loaded when there is one.
+# gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of
+# tests/fake. Source it after tap.sh. Needs cc, the CUDA runtime, and nccl.h for the stand-ins;
+# libnccl.so.2 is loaded when there is one.
 # shellcheck shell=bash
 
 gpu_skip() {
@@ -7,7 +8,8 @@ gpu_skip() {
     exit 0
 }
 
-# Folders that may have a CUDA toolkit or NCCL, those named first, that of a Python package (nvidia-nccl-cu13) last.
+# Folders that may have a CUDA toolkit or NCCL, those named first, that of a Python package
+# (nvidia-nccl-cu13) last.
 gpu_places() {
     local nvcc
     printf '%s\n' "${CUDA_HOME:-}" "${NCCL_HOME:-}"
@@ -30,7 +32,8 @@ gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
     local at
     while read -r at; do
         [ -n "$at" ] || continue
-        for at in "$at"/lib64/lib"$1".so* "$at"/lib/lib"$1".so* "$at"/targets/"$(uname -m)"-linux/lib/lib"$1".so*; do
+        for at in "$at"/lib64/lib"$1".so* "$at"/lib/lib"$1".so* \
+            "$at"/targets/"$(uname -m)"-linux/lib/lib"$1".so*; do
             [ -e "$at" ] && echo "$at" && return
         done
     done < <(gpu_places)
@@ -47,7 +50,8 @@ gpu_file() { # NAME EXTENSION
 gpu_seconds_max() { # SECONDS: of all of it; a part has ten minutes, with what it takes to compile
     if [ -n "${PART:-}" ]; then echo 510; else echo "$1"; fi
 }
-# BASE.md: the tables of all N parts that are there, one after the other, and what needs two of them.
+# BASE.md: the tables of all N parts that are there, one after the other, and what needs two of
+# them.
 gpu_join() { # N BASE
     local k files=() missing=""
     for ((k = 1; k <= $1; k++)); do
@@ -74,13 +78,16 @@ gpu_cc() {
     diag <"$WORK/log" # warnings
 }
 
-# PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a libnccl.so.2 that is loaded
-# as the real one is. Sets GPU_ENV, which the program needs around it. Does not return when it cannot be.
+# PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a
+# libnccl.so.2 that is loaded as the real one is. Sets GPU_ENV, which the program needs around it.
+# Does not return when it cannot be.
 gpu_build() {
     local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags
     cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
-    [ "$fake" = no ] || nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
-    flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib -Itests/gpu -isystem "$cuda")
+    [ "$fake" = no ] || nccl=$(gpu_header nccl.h) ||
+        gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
+    flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib
+        -Itests/gpu -isystem "$cuda")
     [ -z "$nccl" ] || [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
     flags+=(-pthread)
     if [ "$fake" = yes ]; then flags+=(-O1 -DIDIST_NCCL_CONNECT_BYTES=262144)
@@ -94,7 +101,8 @@ gpu_build() {
         return
     fi
     runtime=$(gpu_library cudart) || gpu_skip "no libcudart.so (CUDA_HOME says where)"
-    gpu_cc "${flags[@]}" "$source" "$runtime" -Wl,-rpath,"$(dirname "$runtime")" -o "$program" -ldl -lm
+    gpu_cc "${flags[@]}" "$source" "$runtime" -Wl,-rpath,"$(dirname "$runtime")" -o "$program" \
+        -ldl -lm
     library=$(gpu_library nccl) || return 0 # the program says what it is without
     [ -n "${IDIST_NCCL_LIB:-}" ] || GPU_ENV+=(IDIST_NCCL_LIB="$library")
 }

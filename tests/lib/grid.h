@@ -9,8 +9,8 @@
 // a buffer comes from idist_alloc is, in some cases, each rank's own affair.
 //
 // Two families of values, both computed from (rank, index), so that every element can be checked:
-//     pat_*   random bits, for operations that only move data
-//     red_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole
+//     pattern_*   random bits, for operations that only move data
+//     reduced_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole
 //     floats; in floats of 8 bits
 //             it is rounded once), for the others
 #ifndef GRID_H
@@ -24,29 +24,29 @@
 
 #define GUARD_NBYTES 64
 
-typedef struct gbuf {
+typedef struct guarded_buffer {
     unsigned char *base; // GUARD_NBYTES, then nbytes, then GUARD_NBYTES
     unsigned char *p;
     size_t nbytes;
     bool shared; // from idist_alloc
-} gbuf;
+} guarded_buffer;
 
 // Where this thread's next buffers come from: the lowest bit of `which` says whether the next one
 // is from idist_alloc.
-typedef struct gbuf_source {
+typedef struct guarded_source {
     idist_group *world;
     uint64_t which;
-} gbuf_source;
+} guarded_source;
 
-static inline gbuf_source *gbuf__source(void) {
-    static __thread gbuf_source source;
+static inline guarded_source *guarded__source(void) {
+    static __thread guarded_source source;
     return &source;
 }
 
-static inline gbuf gbuf_make(size_t nbytes, size_t misalign) {
-    gbuf_source *source = gbuf__source();
+static inline guarded_buffer guarded_buffer_make(size_t nbytes, size_t misalign) {
+    guarded_source *source = guarded__source();
     idist_opts o = {source->world, NULL, NULL, 0};
-    gbuf b;
+    guarded_buffer b;
     b.shared = source->which & 1;
     source->which >>= 1;
     if (b.shared) b.base = (unsigned char *)idist_alloc(nbytes + 2 * GUARD_NBYTES + 16, &o);
@@ -60,13 +60,13 @@ static inline gbuf gbuf_make(size_t nbytes, size_t misalign) {
     return b;
 }
 
-static inline void gbuf_free(gbuf *b) {
+static inline void guarded_buffer_free(guarded_buffer *b) {
     if (b->shared) idist_free(b->base);
     else free(b->base);
     b->base = NULL;
 }
 
-static inline bool gbuf_guards_hold(const gbuf *b) {
+static inline bool guarded_buffer_guards_hold(const guarded_buffer *b) {
     for (const unsigned char *c = b->base; c < b->p; c++)
         if (*c != 0xA5) return false;
     for (size_t i = 0; i < GUARD_NBYTES; i++)
@@ -75,10 +75,10 @@ static inline bool gbuf_guards_hold(const gbuf *b) {
 }
 
 // Nothing was ever written into it.
-static inline bool gbuf_untouched(const gbuf *b) {
+static inline bool guarded_buffer_untouched(const guarded_buffer *b) {
     for (size_t i = 0; i < b->nbytes; i++)
         if (b->p[i] != 0x5A) return false;
-    return gbuf_guards_hold(b);
+    return guarded_buffer_guards_hold(b);
 }
 
 //------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ static inline bool gbuf_untouched(const gbuf *b) {
 // large buffer is filled and compared as a whole.
 #define PAT_PERIOD ((size_t)16381)
 
-static inline uint64_t pat_bits(int rank, size_t index, uint64_t salt) {
+static inline uint64_t pattern_bits(int rank, size_t index, uint64_t salt) {
     index %= PAT_PERIOD;
     uint64_t x = ((uint64_t)index + 1) * 0x9E3779B97F4A7C15u +
                  (uint64_t)(rank + 1) * 0xC2B2AE3D27D4EB4Fu + salt;
@@ -97,41 +97,43 @@ static inline uint64_t pat_bits(int rank, size_t index, uint64_t salt) {
     return x ^ (x >> 32);
 }
 
-static inline size_t pat__least(size_t count) { return count < PAT_PERIOD ? count : PAT_PERIOD; }
+static inline size_t pattern__least(size_t count) {
+    return count < PAT_PERIOD ? count : PAT_PERIOD;
+}
 
-static inline void pat__repeat(unsigned char *p, size_t count, size_t esize) {
+static inline void pattern__repeat(unsigned char *p, size_t count, size_t esize) {
     for (size_t have = PAT_PERIOD; have < count; have *= 2)
         memcpy(p + have * esize, p, (count - have < have ? count - have : have) * esize);
 }
 
 // Index of the first element that differs from the one a period before; count when none does.
-static inline size_t pat__find_break(const unsigned char *p, size_t count, size_t esize) {
-    size_t i = pat__least(count), lag = PAT_PERIOD * esize;
+static inline size_t pattern__find_break(const unsigned char *p, size_t count, size_t esize) {
+    size_t i = pattern__least(count), lag = PAT_PERIOD * esize;
     if (i == count || memcmp(p + lag, p, (count - i) * esize) == 0) return count;
     while (i < count && memcmp(p + i * esize, p + i * esize - lag, esize) == 0) i++;
     return i;
 }
 
-static inline void pat_fill(void *buf, size_t first, size_t count, size_t esize, int rank,
-                            uint64_t salt) {
+static inline void pattern_fill(void *buf, size_t first, size_t count, size_t esize, int rank,
+                                uint64_t salt) {
     unsigned char *p = (unsigned char *)buf;
-    for (size_t i = 0; i < pat__least(count); i++) {
-        uint64_t bits = pat_bits(rank, first + i, salt);
+    for (size_t i = 0; i < pattern__least(count); i++) {
+        uint64_t bits = pattern_bits(rank, first + i, salt);
         memcpy(p + i * esize, &bits, esize);
     }
-    pat__repeat(p, count, esize);
+    pattern__repeat(p, count, esize);
 }
 
 // Index of the first element of buf that is not element first + i of `rank`; count when all are
 // right.
-static inline size_t pat_find_wrong(const void *buf, size_t first, size_t count, size_t esize,
-                                    int rank, uint64_t salt) {
+static inline size_t pattern_find_wrong(const void *buf, size_t first, size_t count, size_t esize,
+                                        int rank, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
-    for (size_t i = 0; i < pat__least(count); i++) {
-        uint64_t bits = pat_bits(rank, first + i, salt);
+    for (size_t i = 0; i < pattern__least(count); i++) {
+        uint64_t bits = pattern_bits(rank, first + i, salt);
         if (memcmp(p + i * esize, &bits, esize) != 0) return i;
     }
-    return pat__find_break(p, count, esize);
+    return pattern__find_break(p, count, esize);
 }
 
 //------------------------------------------------------------------------------
@@ -260,11 +262,11 @@ static inline double load_double(const void *at, idist_dtype dtype) {
 
 // What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole.
 // NCCL rounds at every step: there no step may need it.
-static inline double red_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index,
-                               uint64_t salt) {
+static inline double reduced_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index,
+                                   uint64_t salt) {
     static const double powers[4] = {1.0, -1.0, 2.0, 0.5};
     static int on_nccl = -1; // the same for all threads
-    uint64_t h = pat_bits(rank, index, salt) >> 8;
+    uint64_t h = pattern_bits(rank, index, salt) >> 8;
     if (__atomic_load_n(&on_nccl, __ATOMIC_RELAXED) < 0)
         __atomic_store_n(&on_nccl, getenv("IDIST_TEST_NCCL") != NULL, __ATOMIC_RELAXED);
     if (dtype_is_f8(dtype) && __atomic_load_n(&on_nccl, __ATOMIC_RELAXED) &&
@@ -276,23 +278,23 @@ static inline double red_float(idist_dtype dtype, idist_op op, int n, int rank, 
     return (double)((int)(h % 17) - 8);
 }
 
-static inline uint64_t red_integer(idist_dtype dtype, idist_op op, int rank, size_t index,
-                                   uint64_t salt) {
-    uint64_t h = pat_bits(rank, index, salt);
+static inline uint64_t reduced_integer(idist_dtype dtype, idist_op op, int rank, size_t index,
+                                       uint64_t salt) {
+    uint64_t h = pattern_bits(rank, index, salt);
     if (op == IDIST_AVG)
         return dtype_is_signed(dtype) ? (uint64_t)((int64_t)(h % 21) - 10) : h % 21;
     if ((op == IDIST_LAND || op == IDIST_LOR) && (h >> 60) < 8) return 0;
     return h;
 }
 
-static inline uint64_t red_widen(idist_dtype dtype, uint64_t bits) {
+static inline uint64_t reduced_widen(idist_dtype dtype, uint64_t bits) {
     unsigned unused = 64 - 8 * (unsigned)idist_dtype_size(dtype);
     if (unused == 0) return bits;
     if (dtype_is_signed(dtype)) return (uint64_t)((int64_t)(bits << unused) >> unused);
     return (bits << unused) >> unused;
 }
 
-static inline uint64_t red_combine(idist_dtype dtype, idist_op op, uint64_t a, uint64_t b) {
+static inline uint64_t reduced_combine(idist_dtype dtype, idist_op op, uint64_t a, uint64_t b) {
     bool less = dtype_is_signed(dtype) ? (int64_t)a < (int64_t)b : a < b;
     switch (op) {
     case IDIST_PROD: return a * b;
@@ -307,59 +309,60 @@ static inline uint64_t red_combine(idist_dtype dtype, idist_op op, uint64_t a, u
     }
 }
 
-static inline double red_combine_float(idist_op op, double a, double b) {
+static inline double reduced_combine_float(idist_op op, double a, double b) {
     if (op == IDIST_PROD) return a * b;
     if (op == IDIST_MIN) return a < b ? a : b;
     if (op == IDIST_MAX) return a > b ? a : b;
     return a + b;
 }
 
-static inline void red_fill(void *buf, idist_dtype dtype, idist_op op, int n, size_t first,
-                            size_t count, int rank, uint64_t salt) {
+static inline void reduced_fill(void *buf, idist_dtype dtype, idist_op op, int n, size_t first,
+                                size_t count, int rank, uint64_t salt) {
     unsigned char *p = (unsigned char *)buf;
     size_t esize = idist_dtype_size(dtype);
-    for (size_t i = 0; i < pat__least(count); i++) {
+    for (size_t i = 0; i < pattern__least(count); i++) {
         if (dtype_is_float(dtype)) {
-            store_double(p + i * esize, dtype, red_float(dtype, op, n, rank, first + i, salt));
+            store_double(p + i * esize, dtype, reduced_float(dtype, op, n, rank, first + i, salt));
         } else {
-            uint64_t v = red_integer(dtype, op, rank, first + i, salt);
+            uint64_t v = reduced_integer(dtype, op, rank, first + i, salt);
             tap_store_bits(p + i * esize, v, esize);
         }
     }
-    pat__repeat(p, count, esize);
+    pattern__repeat(p, count, esize);
 }
 
 // One element of the reduction over ranks lo .. hi-1, written to out.
-static inline void red_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo, int hi,
-                                size_t index, uint64_t salt) {
+static inline void reduced_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo,
+                                    int hi, size_t index, uint64_t salt) {
     if (dtype_is_float(dtype)) {
-        double acc = red_float(dtype, op, n, lo, index, salt);
+        double acc = reduced_float(dtype, op, n, lo, index, salt);
         for (int k = lo + 1; k < hi; k++)
-            acc = red_combine_float(op, acc, red_float(dtype, op, n, k, index, salt));
+            acc = reduced_combine_float(op, acc, reduced_float(dtype, op, n, k, index, salt));
         store_double(out, dtype, op == IDIST_AVG ? acc / n : acc);
         return;
     }
-    uint64_t acc = red_widen(dtype, red_integer(dtype, op, lo, index, salt));
+    uint64_t acc = reduced_widen(dtype, reduced_integer(dtype, op, lo, index, salt));
     if (hi - lo == 1 && (op == IDIST_LAND || op == IDIST_LOR)) acc = acc != 0;
     for (int k = lo + 1; k < hi; k++)
-        acc =
-            red_widen(dtype, red_combine(dtype, op, acc,
-                                         red_widen(dtype, red_integer(dtype, op, k, index, salt))));
+        acc = reduced_widen(dtype,
+                            reduced_combine(dtype, op, acc,
+                                            reduced_widen(dtype, reduced_integer(dtype, op, k,
+                                                                                 index, salt))));
     if (op == IDIST_AVG)
         acc = dtype_is_signed(dtype) ? (uint64_t)((int64_t)acc / n) : acc / (uint64_t)n;
     tap_store_bits(out, acc, idist_dtype_size(dtype));
 }
 
-static inline size_t red_find_wrong(const void *buf, idist_dtype dtype, idist_op op, int n, int lo,
-                                    int hi, size_t first, size_t count, uint64_t salt) {
+static inline size_t reduced_find_wrong(const void *buf, idist_dtype dtype, idist_op op, int n,
+                                        int lo, int hi, size_t first, size_t count, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
     size_t esize = idist_dtype_size(dtype);
     unsigned char want[8] = {0};
-    for (size_t i = 0; i < pat__least(count); i++) {
-        red_expected(want, dtype, op, n, lo, hi, first + i, salt);
+    for (size_t i = 0; i < pattern__least(count); i++) {
+        reduced_expected(want, dtype, op, n, lo, hi, first + i, salt);
         if (memcmp(p + i * esize, want, esize) != 0) return i;
     }
-    return pat__find_break(p, count, esize);
+    return pattern__find_break(p, count, esize);
 }
 
 static inline bool op_allowed(idist_op op, idist_dtype dtype) {
@@ -446,13 +449,13 @@ static inline void grid_hex(const void *at, size_t nbytes, char *text) {
 }
 
 // buf[0 .. count) must be elements first .. of the pattern of `rank`.
-static inline void grid_check_pat(const grid_case *c, const void *buf, size_t first, size_t count,
-                                  int rank) {
+static inline void grid_check_pattern(const grid_case *c, const void *buf, size_t first,
+                                      size_t count, int rank) {
     size_t esize = idist_dtype_size(c->dtype);
-    size_t i = pat_find_wrong(buf, first, count, esize, rank, c->salt);
+    size_t i = pattern_find_wrong(buf, first, count, esize, rank, c->salt);
     if (i == count) return;
     char got[40] = "", want[40] = "";
-    uint64_t bits = pat_bits(rank, first + i, c->salt);
+    uint64_t bits = pattern_bits(rank, first + i, c->salt);
     grid_hex((const unsigned char *)buf + i * esize, esize, got);
     grid_hex(&bits, esize, want);
     grid_fail(c, "element %zu of %zu from rank %d: got 0x%s expected 0x%s", i, count, rank, got,
@@ -460,47 +463,52 @@ static inline void grid_check_pat(const grid_case *c, const void *buf, size_t fi
 }
 
 // buf[0 .. count) must be the reduction of elements first .. over ranks lo .. hi-1.
-static inline void grid_check_red(const grid_case *c, const void *buf, int lo, int hi, size_t first,
-                                  size_t count) {
+static inline void grid_check_reduced(const grid_case *c, const void *buf, int lo, int hi,
+                                      size_t first, size_t count) {
     size_t esize = idist_dtype_size(c->dtype);
-    size_t i = red_find_wrong(buf, c->dtype, c->op, c->n, lo, hi, first, count, c->salt);
+    size_t i = reduced_find_wrong(buf, c->dtype, c->op, c->n, lo, hi, first, count, c->salt);
     if (i == count) return;
     char got[40] = "", text[40] = "";
     unsigned char want[8] = {0};
-    red_expected(want, c->dtype, c->op, c->n, lo, hi, first + i, c->salt);
+    reduced_expected(want, c->dtype, c->op, c->n, lo, hi, first + i, c->salt);
     grid_hex((const unsigned char *)buf + i * esize, esize, got);
     grid_hex(want, esize, text);
     grid_fail(c, "element %zu of %zu over ranks %d..%d: got 0x%s expected 0x%s", i, count, lo,
               hi - 1, got, text);
 }
 
-static inline void grid_check_guards(const grid_case *c, const gbuf *b, const char *which) {
-    if (!gbuf_guards_hold(b)) grid_fail(c, "written outside of the %s buffer", which);
+static inline void grid_check_guards(const grid_case *c, const guarded_buffer *b,
+                                     const char *which) {
+    if (!guarded_buffer_guards_hold(b)) grid_fail(c, "written outside of the %s buffer", which);
 }
 
-static inline void grid_check_untouched(const grid_case *c, const gbuf *b, const char *which) {
-    if (!gbuf_untouched(b)) grid_fail(c, "the %s buffer of this rank must stay untouched", which);
+static inline void grid_check_untouched(const grid_case *c, const guarded_buffer *b,
+                                        const char *which) {
+    if (!guarded_buffer_untouched(b))
+        grid_fail(c, "the %s buffer of this rank must stay untouched", which);
 }
 
-// The send buffer, filled by pat_fill or red_fill with elements first .. , must still hold them.
-static inline void grid_check_send_red(const grid_case *c, const gbuf *b, size_t first,
-                                       size_t count) {
-    gbuf again = gbuf_make(b->nbytes, 0);
-    red_fill(again.p, c->dtype, c->op, c->n, first, count, c->rank, c->salt);
+// The send buffer, filled by pattern_fill or reduced_fill with elements first .. , must still hold
+// them.
+static inline void grid_check_send_reduced(const grid_case *c, const guarded_buffer *b,
+                                           size_t first, size_t count) {
+    guarded_buffer again = guarded_buffer_make(b->nbytes, 0);
+    reduced_fill(again.p, c->dtype, c->op, c->n, first, count, c->rank, c->salt);
     if (b->nbytes && memcmp(again.p, b->p, b->nbytes) != 0)
         grid_fail(c, "the send buffer was modified");
     grid_check_guards(c, b, "send");
-    gbuf_free(&again);
+    guarded_buffer_free(&again);
 }
 
-static inline void grid_check_send_pat(const grid_case *c, const gbuf *b, size_t count) {
-    if (pat_find_wrong(b->p, 0, count, idist_dtype_size(c->dtype), c->rank, c->salt) != count)
+static inline void grid_check_send_pattern(const grid_case *c, const guarded_buffer *b,
+                                           size_t count) {
+    if (pattern_find_wrong(b->p, 0, count, idist_dtype_size(c->dtype), c->rank, c->salt) != count)
         grid_fail(c, "the send buffer was modified");
     grid_check_guards(c, b, "send");
 }
 
-static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *number, size_t count,
-                             int dtype, bool in_place) {
+static inline void grid__run_case(grid_case *c, const grid_plan *plan, unsigned *number,
+                                  size_t count, int dtype, bool in_place) {
     uint64_t h = tap_mix(0x5EED + *number);
     (*number)++;
     if (plan->thin > 1 && tap_mix(h) % plan->thin) return;
@@ -521,12 +529,12 @@ static inline void grid__one(grid_case *c, const grid_plan *plan, unsigned *numb
     c->salt = h & 0xFFFFFFFF;
     c->request.impl = NULL;
     c->opts = c->async ? opts_async(c->world, &c->request) : opts_of(c->world);
-    gbuf__source()->world = c->world;
+    guarded__source()->world = c->world;
     if (c->memory)
-        gbuf__source()->which =
+        guarded__source()->which =
             c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // send, receive
     plan->fn(c);
-    gbuf__source()->which = 0;
+    guarded__source()->which = 0;
 }
 
 // Counts around a number of bytes where the library changes its way, each in another dtype; one of
@@ -537,8 +545,8 @@ static inline void grid__border(grid_case *c, const grid_plan *plan, unsigned *n
     for (int k = 0; k < 3; k++) {
         if (only >= 0 && k != only) continue;
         size_t count = nbytes / idist_dtype_size((idist_dtype)dtypes[k]);
-        grid__one(c, plan, number, count + (size_t)k - (count ? 1 : 0), dtypes[k],
-                  (*number + (unsigned)k) % 2 == 0);
+        grid__run_case(c, plan, number, count + (size_t)k - (count ? 1 : 0), dtypes[k],
+                       (*number + (unsigned)k) % 2 == 0);
     }
 }
 
@@ -577,16 +585,16 @@ static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
         bool again = false;
         for (int j = 0; j < k; j++) again = again || small[j] == small[k];
         for (int d = 0; d < IDIST_DTYPE_COUNT && !again; d++) {
-            grid__one(&c, plan, &number, small[k], d, false);
-            grid__one(&c, plan, &number, small[k], d, true);
+            grid__run_case(&c, plan, &number, small[k], d, false);
+            grid__run_case(&c, plan, &number, small[k], d, true);
         }
     }
-    grid__one(&c, plan, &number, 65537 / div, IDIST_F32, false);
-    grid__one(&c, plan, &number, 65537 / div, IDIST_I8 + n % 8, true);
-    grid__one(&c, plan, &number, 65537, n % 2 ? IDIST_BF16 : IDIST_F16, false);
+    grid__run_case(&c, plan, &number, 65537 / div, IDIST_F32, false);
+    grid__run_case(&c, plan, &number, 65537 / div, IDIST_I8 + n % 8, true);
+    grid__run_case(&c, plan, &number, 65537, n % 2 ? IDIST_BF16 : IDIST_F16, false);
     if (plan->large) {
-        grid__one(&c, plan, &number, ((size_t)1 << 20) / div, IDIST_F32, true);
-        grid__one(&c, plan, &number, ((size_t)1 << 20) / div + 3, IDIST_U8, false);
+        grid__run_case(&c, plan, &number, ((size_t)1 << 20) / div, IDIST_F32, true);
+        grid__run_case(&c, plan, &number, ((size_t)1 << 20) / div + 3, IDIST_U8, false);
     }
     grid__borders(&c, plan, &number);
 }

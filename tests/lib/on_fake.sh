@@ -1,8 +1,9 @@
-# on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source it after tap.sh, with
-# the toolkit's folder in $cuda.
+# on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source
+# it after tap.sh, with the toolkit's folder in $cuda.
 # shellcheck shell=bash
 
-# Everything runs in processes and threads of this machine, and takes the time that operations are given.
+# Everything runs in processes and threads of this machine, and takes the time that operations are
+# given.
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda/include" -I. -Itests/lib -Itests/fake)
 flags+=(-DIDIST_NCCL_CONNECT_BYTES=262144) # the stand-in knows no algorithm for larger calls
 build_ahead() { # FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to $WORK/parts/FOLDER
@@ -10,7 +11,8 @@ build_ahead() { # FOLDER FLAGS...: starts to compile idist with its shims, and t
     shift
     mkdir -p "$WORK/parts/$folder"
     for part in on_device cuda nccl; do
-        later "$folder-$part" 150 cc "${flags[@]}" "$@" -c tests/fake/$part.c -o "$WORK/parts/$folder/$part.o"
+        later "$folder-$part" 150 cc "${flags[@]}" "$@" -c tests/fake/$part.c -o \
+            "$WORK/parts/$folder/$part.o"
     done
 }
 parts() { # FOLDER NAME: these are there, for the programs that follow
@@ -22,14 +24,16 @@ program() { # SOURCE FLAGS...
     local source=$1
     shift
     cc "${flags[@]}" "$@" -c "$source" -o "$WORK/test.o" 2>"$WORK/log" &&
-        cc "${flags[@]}" "$@" -rdynamic "$WORK/test.o" "$PARTS"/{on_device,cuda,nccl}.o -o "$WORK/test" -lpthread -ldl -lm \
+        cc "${flags[@]}" "$@" -rdynamic "$WORK/test.o" "$PARTS"/{on_device,cuda,nccl}.o -o \
+            "$WORK/test" -lpthread -ldl -lm \
             2>>"$WORK/log"
     ok $? "$source builds" || diag <"$WORK/log"
 }
 program_with_idist() { # SOURCE FLAGS...: a test that has the implementation in it
     local source=$1
     shift
-    cc "${flags[@]}" "$@" -rdynamic "$source" "$PARTS"/{cuda,nccl}.o -o "$WORK/test" -lpthread -ldl -lm >"$WORK/log" 2>&1
+    cc "${flags[@]}" "$@" -rdynamic "$source" "$PARTS"/{cuda,nccl}.o -o "$WORK/test" -lpthread \
+        -ldl -lm >"$WORK/log" 2>&1
     ok $? "$source builds" || diag <"$WORK/log"
 }
 on_fake() { # NAME ENVIRONMENT...

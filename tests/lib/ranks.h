@@ -463,8 +463,8 @@ static inline int procs_wait(procs *p, int timeout_ms) {
     return 0;
 }
 #else
-static inline void proc__child(procs *p, int rank, int port, const idist_desc *base, proc_fn fn,
-                               void *arg) {
+static inline void procs__child_main(procs *p, int rank, int port, const idist_desc *base,
+                                     proc_fn fn, void *arg) {
     char url[64];
     idist_desc desc;
     idist_group *world = NULL;
@@ -499,7 +499,7 @@ static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn 
     for (int k = 0; k < n; k++) {
         pid_t pid = fork();
         TAP_REQUIRE(pid >= 0);
-        if (pid == 0) proc__child(p, k, port, base, fn, arg);
+        if (pid == 0) procs__child_main(p, k, port, base, fn, arg);
         p->pid[k] = pid;
         tap_register_child(pid);
     }

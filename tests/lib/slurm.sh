@@ -12,7 +12,8 @@ slurm_missing() {
     fi
 }
 
-# Everything lies in the folder, and SLURM_CONF points there. The nodes are called n1 to n3; $PORT, $PORT+1 ... are theirs.
+# Everything lies in the folder, and SLURM_CONF points there. The nodes are called n1 to n3; $PORT,
+# $PORT+1 ... are theirs.
 slurm_start() { # FOLDER
     local dir=$1 i host
     host=$(hostname -s)
@@ -60,7 +61,9 @@ CONF
     # What the nodes run knows their names; nobody else on this machine does.
     { cat /etc/hosts && echo "127.0.0.1 n1 n2 n3"; } >"$dir/hosts"
     for i in 1 2 3; do
-        unshare -m sh -c "mount --bind '$dir/hosts' /etc/hosts && exec slurmd -N n$i -f '$SLURM_CONF'" || return 1
+        unshare -m sh -c \
+            "mount --bind '$dir/hosts' /etc/hosts && exec slurmd -N n$i -f '$SLURM_CONF'" ||
+            return 1
     done
     for i in $(seq 100); do
         [ "$(sinfo -h -o %D -t idle 2>/dev/null)" = 3 ] && return 0
@@ -71,7 +74,8 @@ CONF
 
 slurm_stop() {
     local file
-    for file in "$SLURM_DIR"/d-*.pid "$SLURM_DIR/ctld.pid" ${SLURM_OWN_MUNGE:+/run/munge/munged.pid}; do
+    for file in "$SLURM_DIR"/d-*.pid "$SLURM_DIR/ctld.pid" \
+        ${SLURM_OWN_MUNGE:+/run/munge/munged.pid}; do
         [ -s "$file" ] && kill "$(cat "$file")" 2>/dev/null
     done
 }

@@ -1,5 +1,5 @@
-# tap.sh - what the shell tests share: TAP lines, a folder that goes away, ranks started by hand. Source it from a script
-# in tests/; it changes to the root of the project.
+# tap.sh - what the shell tests share: TAP lines, a folder that goes away, ranks started by hand.
+# Source it from a script in tests/; it changes to the root of the project.
 # shellcheck shell=bash
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
@@ -12,7 +12,8 @@ TAP_RUN=0
 TAP_FAILED=0
 
 # No variable of a launcher that happens to run these tests, and no wait that outlives the test.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK IDIST_WORLD_SIZE IDIST_BACKEND
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK \
+    IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_ALGO IDIST_TRANSPORT IDIST_LOG
 export IDIST_TIMEOUT_MS=30000 IDIST_INIT_TIMEOUT_MS=30000
 
@@ -32,7 +33,8 @@ skip() { # NAME REASON
     TAP_RUN=$((TAP_RUN + 1))
     echo "ok $TAP_RUN - $1 # SKIP $2"
 }
-# Runs a command with its output in $WORK/log; passes when it ends with STATUS. The output is shown when it does not.
+# Runs a command with its output in $WORK/log; passes when it ends with STATUS. The output is shown
+# when it does not.
 ok_run() { # STATUS NAME SECONDS COMMAND...
     local want=$1 name=$2 seconds=$3 rc=0
     shift 3
@@ -44,8 +46,8 @@ ok_run() { # STATUS NAME SECONDS COMMAND...
     tail -n 15 "$WORK/log" | diag
     return 1
 }
-# later ID SECONDS COMMAND...: runs it beside others, as many at a time as there are cores. ok_later ID NAME waits for it and
-# is what ok_run 0 would be.
+# later ID SECONDS COMMAND...: runs it beside others, as many at a time as there are cores. ok_later
+# ID NAME waits for it and is what ok_run 0 would be.
 CORES=$(nproc 2>/dev/null || echo 2)
 later() {
     local id=$1 seconds=$2 pid n=$CORES
@@ -73,15 +75,20 @@ done_testing() {
     exit
 }
 
-free_port() { perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'; }
+free_port() {
+    perl -MIO::Socket::INET -e \
+        'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'
+}
 
-# Starts COMMAND as N ranks, the way a launcher does. Rank r writes to $WORK/rank.r. Fails when one of them does.
+# Starts COMMAND as N ranks, the way a launcher does. Rank r writes to $WORK/rank.r. Fails when one
+# of them does.
 run_ranks() { # N SECONDS COMMAND...
     local n=$1 seconds=$2 port r pids=() failed=0
     shift 2
     port=$(free_port)
     for ((r = 0; r < n; r++)); do
-        RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=$port \
             timeout -k 5 "$seconds" "$@" >"$WORK/rank.$r" 2>&1 </dev/null &
         pids+=($!)
     done

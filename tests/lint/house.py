@@ -44,8 +44,9 @@ import sys
 
 # Files from the lowest floor to the highest. A section uses sections above it in its own file, and
 # files that stand before its own in this list. Sections of the public API are open to everybody.
-FLOORS = ['idist_begin.h', 'idist_end.h', 'idist_os.h', 'idist_base.h', 'idist_net.h', 'idist_store.h',
-          'idist_launch.h', 'idist_core.h', 'idist_calls.h', 'idist.h', 'idist_spawn.h',
+FLOORS = ['idist_begin.h', 'idist_end.h', 'idist_os.h', 'idist_base.h', 'idist_net.h',
+          'idist_store.h', 'idist_launch.h', 'idist_core.h', 'idist_calls.h', 'idist.h',
+          'idist_spawn.h',
           'idist_shm.h', 'idist_msg.h', 'idist_share.h', 'idist_algo.h', 'idist_engine.h',
           'idist_join.h', 'idist_ring.h',
           'idist_mpi.h', 'idist_gpu.h', 'idist_ipc.h', 'idist_nccl.h', 'idist_trace.h', 'idist_train.h']

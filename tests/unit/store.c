@@ -19,12 +19,12 @@
 typedef enum store_kind { MEM, TCP, STORE_FILE, N_KINDS } store_kind;
 static const char *const kind_names[N_KINDS] = {"mem", "tcp", "file"};
 
-typedef struct kit {
+typedef struct fixture {
     store_kind kind;
     char url[200]; // of the clients
     char folder[64];
     idist_store *handles[N_HANDLES];
-} kit;
+} fixture;
 
 static idist_store_desc store_desc(bool server) {
     idist_store_desc desc;
@@ -48,7 +48,7 @@ static void make_folder(char folder[64]) {
     TAP_REQUIRE(mkdtemp(folder) != NULL);
 }
 
-static bool kit_open(kit *k, store_kind kind) {
+static bool fixture_open(fixture *k, store_kind kind) {
     idist_store_desc server = store_desc(true), client = store_desc(false);
     memset(k, 0, sizeof *k);
     k->kind = kind;
@@ -75,7 +75,7 @@ static bool kit_open(kit *k, store_kind kind) {
     return true;
 }
 
-static void kit_close(kit *k) {
+static void fixture_close(fixture *k) {
     for (int i = N_HANDLES - 1; i >= 0; i--) {
         if (k->kind == MEM && i > 0) continue;
         tap_is(idist_store_close(&k->handles[i]), IDIST_OK, "%s: close handle %d",
@@ -100,7 +100,7 @@ static bool holds(idist_store *store, const char *key, const void *value, size_t
     return status == IDIST_OK && got_nbytes == nbytes && memcmp(got, value, nbytes) == 0;
 }
 
-static void check_set_get(const kit *k, const char *name) {
+static void check_set_get(const fixture *k, const char *name) {
     char value[16];
     size_t nbytes = 99;
     tap_is(idist_store_set(k->handles[0], "set/a", "one\0two", 7), IDIST_OK, "%s: set", name);
@@ -128,7 +128,7 @@ static void check_set_get(const kit *k, const char *name) {
     tap_is(nbytes, 0, "%s: its size is 0", name);
 }
 
-static void check_large(const kit *k, const char *name) {
+static void check_large(const fixture *k, const char *name) {
     const size_t limit = (size_t)8 << 20;
     size_t nbytes = 0;
     char *value = (char *)calloc(1, limit + 1), *got = (char *)calloc(1, limit);
@@ -145,7 +145,7 @@ static void check_large(const kit *k, const char *name) {
     free(got);
 }
 
-static void check_add(const kit *k, const char *name) {
+static void check_add(const fixture *k, const char *name) {
     int64_t result = 0;
     tap_is(idist_store_add(k->handles[1], "add/n", 5, &result), IDIST_OK, "%s: add to nothing",
            name);
@@ -169,7 +169,7 @@ static void check_add(const kit *k, const char *name) {
            name);
 }
 
-static void check_compare_set(const kit *k, const char *name) {
+static void check_compare_set(const fixture *k, const char *name) {
     char value[16];
     size_t nbytes = 99;
     bool ready = true;
@@ -194,7 +194,7 @@ static void check_compare_set(const kit *k, const char *name) {
     tap_ok(!ready, "%s: it made no key", name);
 }
 
-static void check_keys(const kit *k, const char *name) {
+static void check_keys(const fixture *k, const char *name) {
     const char *both[2] = {"keys/a", "keys/b"};
     size_t before = 0, after = 0;
     bool ready = true, deleted = false;
@@ -219,7 +219,7 @@ static void check_keys(const kit *k, const char *name) {
     tap_ok(!ready, "%s: it is gone", name);
 }
 
-static void check_timeouts(const kit *k, const char *name) {
+static void check_timeouts(const fixture *k, const char *name) {
     const char *missing[2] = {"keys/b", "never"};
     char value[4];
     size_t nbytes;
@@ -239,7 +239,7 @@ static void check_timeouts(const kit *k, const char *name) {
     tap_ok(holds(k->handles[1], "after", "1", 1), "%s: a time-out breaks nothing: get", name);
 }
 
-static void check_bad_arguments(const kit *k, const char *name) {
+static void check_bad_arguments(const fixture *k, const char *name) {
     char key[1200], value[4];
     size_t nbytes;
     idist_store *s = k->handles[1];
@@ -267,7 +267,7 @@ static void check_bad_arguments(const kit *k, const char *name) {
     tap_ok(holds(s, "after", "1", 1), "%s: none of them broke anything", name);
 }
 
-static void check_many_keys(const kit *k, const char *name) {
+static void check_many_keys(const fixture *k, const char *name) {
     enum { N = 9000 };
     static char key[1000];
     static const char *keys[N];
@@ -281,7 +281,7 @@ static void check_many_keys(const kit *k, const char *name) {
     tap_ok(!ready, "%s: and are not there", name);
 }
 
-static void check_prefix(const kit *k, const char *name) {
+static void check_prefix(const fixture *k, const char *name) {
     idist_store *view = NULL, *inner = NULL;
     const char *key = "key";
     bool ready = false, deleted = false;
@@ -325,13 +325,13 @@ static void check_prefix(const kit *k, const char *name) {
 
 typedef struct worker {
     pthread_t thread;
-    const kit *kit;
+    const fixture *fixture;
     int index;
     int n_failed;
 } worker;
 
 // One handle per thread where handles are cheap to make, one for all in mem://.
-static idist_store *worker_open(const kit *k) {
+static idist_store *worker_open(const fixture *k) {
     idist_store_desc desc = store_desc(false);
     idist_store *store = NULL;
     if (k->kind == MEM) return k->handles[0];
@@ -340,21 +340,21 @@ static idist_store *worker_open(const kit *k) {
 
 static void *adder(void *arg) {
     worker *w = (worker *)arg;
-    idist_store *store = worker_open(w->kit);
+    idist_store *store = worker_open(w->fixture);
     int64_t last = 0, now = 0;
     for (int i = 0; i < N_ADDS; i++) {
         if (!store || idist_store_add(store, "sum", 1, &now) != IDIST_OK || now <= last)
             w->n_failed++;
         last = now;
     }
-    if (store && w->kit->kind != MEM) idist_store_close(&store);
+    if (store && w->fixture->kind != MEM) idist_store_close(&store);
     return NULL;
 }
 
 // Passes a token around: each thread blocks in get for its own key, then sets the key of the next.
 static void *runner(void *arg) {
     worker *w = (worker *)arg;
-    idist_store *store = worker_open(w->kit);
+    idist_store *store = worker_open(w->fixture);
     char mine[32], next[32], token[4];
     size_t nbytes = 0;
     snprintf(mine, sizeof mine, "token/%d", w->index);
@@ -363,13 +363,13 @@ static void *runner(void *arg) {
         idist_store_get(store, mine, token, sizeof token, &nbytes, PATIENT_MS) != IDIST_OK)
         w->n_failed++;
     if (!store || idist_store_set(store, next, token, nbytes) != IDIST_OK) w->n_failed++;
-    if (store && w->kit->kind != MEM) idist_store_close(&store);
+    if (store && w->fixture->kind != MEM) idist_store_close(&store);
     return NULL;
 }
 
-static void start_workers(worker *workers, const kit *k, void *(*fn)(void *)) {
+static void start_workers(worker *workers, const fixture *k, void *(*fn)(void *)) {
     for (int i = 0; i < N_ADDERS; i++) {
-        workers[i].kit = k;
+        workers[i].fixture = k;
         workers[i].index = i;
         workers[i].n_failed = 0;
         TAP_REQUIRE(pthread_create(&workers[i].thread, NULL, fn, &workers[i]) == 0);
@@ -385,7 +385,7 @@ static int join_workers(worker *workers) {
     return n_failed;
 }
 
-static void check_threads(const kit *k, const char *name) {
+static void check_threads(const fixture *k, const char *name) {
     worker workers[N_ADDERS];
     int64_t sum = 0;
     tap_running("%s: threads that add", name);
@@ -403,19 +403,19 @@ static void check_threads(const kit *k, const char *name) {
 }
 
 static void test_kind(store_kind kind) {
-    static void (*const checks[])(const kit *, const char *) = {
+    static void (*const checks[])(const fixture *, const char *) = {
         check_set_get,       check_add,    check_compare_set, check_keys,    check_timeouts,
         check_bad_arguments, check_prefix, check_large,       check_threads, check_many_keys};
     const char *name = kind_names[kind];
-    kit k;
+    fixture k;
     tap_running("%s: open", name);
-    if (!kit_open(&k, kind)) return;
+    if (!fixture_open(&k, kind)) return;
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         tap_running("%s: check %zu", name, i);
         checks[i](&k, name);
     }
     tap_running("%s: close", name);
-    kit_close(&k);
+    fixture_close(&k);
 }
 
 //------------------------------------------------------------------------------
@@ -476,11 +476,11 @@ static void test_open(void) {
 }
 
 static void test_port_taken(void) {
-    kit k;
-    if (!kit_open(&k, TCP)) return;
+    fixture k;
+    if (!fixture_open(&k, TCP)) return;
     tap_is(open_status(k.url, true, SHORT_MS, NULL), IDIST_ERR_ADDR_IN_USE,
            "tcp: a second server on the port");
-    kit_close(&k);
+    fixture_close(&k);
 }
 
 static void test_secret(void) {
@@ -605,9 +605,9 @@ static void test_garbage(void) {
     idist_store *late = NULL;
     int open_fds[N_OPEN];
     int64_t start_ms;
-    kit k;
+    fixture k;
     tap_running("garbage on the port");
-    if (!kit_open(&k, TCP)) return;
+    if (!fixture_open(&k, TCP)) return;
     tap_is(idist_store_set(k.handles[1], "before", "1", 1), IDIST_OK, "garbage: set before it");
     throw_garbage(idist_store_port(k.handles[0]), open_fds, N_OPEN);
     start_ms = tap_now_ms();
@@ -620,7 +620,7 @@ static void test_garbage(void) {
     tap_ok(is_prompt(start_ms), "garbage: without delay (%lld ms)",
            (long long)(tap_now_ms() - start_ms));
     for (int i = 0; i < N_OPEN; i++) close(open_fds[i]);
-    kit_close(&k);
+    fixture_close(&k);
 }
 
 // Silent strangers, more than there are places on the porch. What unit/auth.c checks with times of
@@ -629,14 +629,14 @@ static void test_full_porch(void) {
     enum { N_OPEN = 80 };
     int open_fds[N_OPEN + 1];
     char byte;
-    kit k;
+    fixture k;
     if (!test_long()) {
         tap_skip("porch: more silent strangers than places",
                  "takes seven seconds; IDIST_TEST_LONG=1 runs it");
         return;
     }
     tap_running("a full porch");
-    if (!kit_open(&k, TCP)) return;
+    if (!fixture_open(&k, TCP)) return;
     int port = idist_store_port(k.handles[0]);
     struct pollfd first = {connect_raw(port), POLLIN, 0};
     tap_ok(poll(&first, 1, 8000 * test_slow_factor()) == 1 &&
@@ -650,7 +650,7 @@ static void test_full_porch(void) {
     tap_ok(tap_now_ms() - start_ms < 3500 * test_slow_factor(), "porch: after %d ms",
            (int)(tap_now_ms() - start_ms));
     for (int i = 0; i <= N_OPEN; i++) close(open_fds[i]);
-    kit_close(&k);
+    fixture_close(&k);
 }
 
 static void *set_soon(void *arg) {
@@ -663,9 +663,9 @@ static void *set_soon(void *arg) {
 static void test_waiters_are_woken(void) {
     enum { N = 12 };
     int n_woken = 0;
-    kit k;
+    fixture k;
     tap_running("waiters are woken");
-    if (!kit_open(&k, TCP)) return;
+    if (!fixture_open(&k, TCP)) return;
     for (int i = 0; i < N; i++) {
         pthread_t thread;
         int64_t start_ms = tap_now_ms();
@@ -676,7 +676,7 @@ static void test_waiters_are_woken(void) {
         idist_store_delete(k.handles[0], "wake", NULL);
     }
     tap_ok(n_woken > N / 2, "tcp: set wakes who waits: %d of %d gets returned at once", n_woken, N);
-    kit_close(&k);
+    fixture_close(&k);
 }
 
 // The bytes of a get, without the wait that precedes it.
@@ -698,10 +698,10 @@ static void test_odd_clients(void) {
     const size_t limit = (size_t)8 << 20;
     char *value = (char *)calloc(1, limit);
     uint64_t answer = 0;
-    kit k;
+    fixture k;
     tap_running("odd clients");
     TAP_REQUIRE(value);
-    if (!kit_open(&k, TCP)) return;
+    if (!fixture_open(&k, TCP)) return;
     int fds[3] = {-1, ((idist__tcp_store *)k.handles[1]->impl)->fd,
                   ((idist__tcp_store *)k.handles[2]->impl)->fd};
     tap_ok(raw_get(k.handles[1], "gone", 1) &&
@@ -714,7 +714,7 @@ static void test_odd_clients(void) {
                errno != ETIMEDOUT,
            "tcp: who asks for 72 MiB before reading any is dropped");
     tap_is(idist_store_delete(k.handles[1], "large", NULL), IDIST_OK, "tcp: the others are served");
-    kit_close(&k);
+    fixture_close(&k);
     free(value);
 }
 
@@ -751,9 +751,9 @@ static void test_server_gone(store_kind kind) {
     const char *name = kind_names[kind];
     char value[4];
     size_t nbytes;
-    kit k;
+    fixture k;
     tap_running("%s: the server goes away", name);
-    if (!kit_open(&k, kind)) return;
+    if (!fixture_open(&k, kind)) return;
     tap_is(idist_store_set(k.handles[1], "a", "1", 1), IDIST_OK,
            "%s: set while the server is there", name);
     tap_is(idist_store_close(&k.handles[0]), IDIST_OK, "%s: the server closes", name);

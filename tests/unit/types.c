@@ -166,10 +166,13 @@ static bool same_value(int op, int dtype, const void *got, const void *expected)
 // clang-format off
 static const double interesting_floats[N_VALUES] = {
     0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, 65504.0, 65520.0, -7.0, 1e-7, 6e-8, 464.0, -1e-3,
-    1e30, 3.4e38, -3.4e38, 1e-40, 1.0009765625, 2049, 0.1, -0.333333, 257.0, 1e-20, (double)INFINITY, (double)NAN};
+    1e30, 3.4e38, -3.4e38, 1e-40, 1.0009765625, 2049, 0.1, -0.333333, 257.0, 1e-20,
+    (double)INFINITY, (double)NAN};
 static const uint64_t interesting_words[N_VALUES] = {
-    0, 1, 2, 3, 7, 10, 15, 16, 100, 127, 128, 200, 255, 0x7fff, 0x8000, 0x8001, 0x7fffffff, 0x80000000, 0x8000000000000000,
-    0x7fffffffffffffff, 0xffffffffffffffff, 0xfffffffffffffffe, 0x5555555555555555, 0x0123456789abcdef, 0xaa, 0x40};
+    0, 1, 2, 3, 7, 10, 15, 16, 100, 127, 128, 200, 255, 0x7fff, 0x8000, 0x8001, 0x7fffffff,
+    0x80000000, 0x8000000000000000,
+    0x7fffffffffffffff, 0xffffffffffffffff, 0xfffffffffffffffe, 0x5555555555555555,
+    0x0123456789abcdef, 0xaa, 0x40};
 // clang-format on
 
 static void fill_interesting(int dtype, unsigned char *values) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu_ipc.sh - idist_ipc.h without a GPU: ranks that read each other's device memory, on the stand-ins for CUDA and NCCL
-# (tests/fake), plain and under the sanitizers.
+# ipc.sh - idist_ipc.h without a GPU: ranks that read each other's device memory, on the stand-ins
+# for CUDA and NCCL (tests/fake), plain and under the sanitizers.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -19,7 +19,8 @@ build_ahead sanitizer-address -fsanitize=address,undefined -O0
 build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
 build_ahead plain
 
-export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99 \
+    TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
 for sanitizer in address,undefined thread; do
     parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
     program_with_idist tests/fake/test_ipc.c "-fsanitize=$sanitizer" -Wno-tsan -O0

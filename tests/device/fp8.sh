@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# fp8.sh - F8E4M3 and F8E5M2 are CUDA's types of 8 bits, bit for bit: its own conversions, compiled for the host, of all
-# codes and of each 61st float. STEP=1 takes all floats, in two minutes.
+# fp8.sh - F8E4M3 and F8E5M2 are CUDA's types of 8 bits, bit for bit: its own conversions, compiled
+# for the host, of all codes and of each 61st float. STEP=1 takes all floats, in two minutes.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -17,7 +17,8 @@ command -v c++ >/dev/null || {
     echo "1..0 # SKIP no c++"
     exit 0
 }
-ok_run 0 "a program with cuda_fp8.h and idist.h builds" 100 c++ -std=c++17 -O2 -Wall -Wextra -isystem "$cuda/include" -I. \
+ok_run 0 "a program with cuda_fp8.h and idist.h builds" 100 c++ -std=c++17 -O2 -Wall -Wextra \
+    -isystem "$cuda/include" -I. \
     tests/gpu/fp8.cc -o "$WORK/fp8" -pthread -ldl
 ok_run 0 "idist's conversions are CUDA's" 600 "$WORK/fp8" "${STEP:-61}"
 diag <"$WORK/log"

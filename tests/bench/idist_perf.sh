@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses what it does not know. Figures
-# are not looked at: this is no benchmark.
+# idist_perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses
+# what it does not know. Figures are not looked at: this is no benchmark.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 PERF=$WORK/idist_perf
 mkdir -p "$WORK/tests/bench"
 ln -s "$ROOT"/idist*.h "$WORK"/
 cp tests/bench/idist_perf.c tests/bench/rule.h "$WORK/tests/bench/"
-ok_run 0 "builds where it lies" 120 cc -fsyntax-only "$WORK/tests/bench/idist_perf.c" || done_testing
+ok_run 0 "builds where it lies" 120 cc -fsyntax-only "$WORK/tests/bench/idist_perf.c" ||
+    done_testing
 ok_run 0 "builds" 120 make -s build/idist_perf || done_testing
 cp build/idist_perf "$PERF"
 
-for op in all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier sendrecv scan; do
+for op in all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier \
+    sendrecv scan; do
     ok_run 0 "$op" 60 "$PERF" -op $op -n 3 -b 4 -e 256K -f 16 -i 3 -w 1 -r 2
     ok $(($(grep -cE ' 0$' "$WORK/log") < 1)) "$op: there is a row without wrong results"
 done
@@ -23,13 +25,15 @@ for type in I8 U8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64 F8E4M3 F8E5M2; do
     ok_run 0 "all_reduce AVG $type" 60 "$PERF" -n 3 -d $type -o AVG -b 10K -e 10K -i 2 -w 0
 done
 for reduction in SUM PROD MIN MAX BAND BOR BXOR LAND LOR; do
-    ok_run 0 "reduce_scatter $reduction" 60 "$PERF" -op reduce_scatter -n 3 -d I32 -o $reduction -b 10K -e 10K -i 2 -w 0
+    ok_run 0 "reduce_scatter $reduction" 60 "$PERF" -op reduce_scatter -n 3 -d I32 -o $reduction \
+        -b 10K -e 10K -i 2 -w 0
 done
 ok_run 0 "buffers from idist_alloc" 60 "$PERF" -n 2 -e 1K -m idist -i 2
 ok_run 0 "-a, the same" 60 "$PERF" -n 2 -e 1K -a -i 2
 for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv; do
     ok_run 0 "by the rule of the peers: $op" 60 "$PERF" -op $op -n 3 -s 4,16,64K -l 50
-    ok $(($(grep -cE "^$op,(barrier|b2b),3,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log") < 2)) "by their rule: $op has lines"
+    ok $(($(grep -cE "^$op,(barrier|b2b),3,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log") < 2)) \
+        "by their rule: $op has lines"
 done
 ok_run 0 "by the rule of the peers: buffers from idist_alloc" 60 "$PERF" -n 2 -s 64K -x b2b -a -l 50
 ok_run 0 "by the rule of the peers: start" 60 "$PERF" -n 4 -x start -l 50
@@ -44,8 +48,10 @@ perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
     <"$WORK/log"
 ok $? "--json: can be read, and has three rows" || diag <"$WORK/log"
 ok_run 0 "--help" 10 "$PERF" --help
-for bad in "-x 1" "-n 0" "-n" "-b 0" "-b 4X" "-b 8 -e 4" "-f 1" "-d F31" "-o NOT" "-op not" "-c 2" "-i 0" "-r 2 -n 2" \
-    "-o BAND" "-op scan -o AVG" "-op sendrecv -p in" "-op broadcast -p out" "words" "-s 4,,8" "-s 4X" \
+for bad in "-x 1" "-n 0" "-n" "-b 0" "-b 4X" "-b 8 -e 4" "-f 1" "-d F31" "-o NOT" "-op not" "-c 2" \
+    "-i 0" "-r 2 -n 2" \
+    "-o BAND" "-op scan -o AVG" "-op sendrecv -p in" "-op broadcast -p out" "words" "-s 4,,8" \
+    "-s 4X" \
     "-x never" "-l 0" "-s 4 -op scan" "-s 4 -d F64"; do
     # shellcheck disable=SC2086 # words are meant to split
     ok_run 2 "refused: $bad" 10 "$PERF" $bad

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# train.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however started, trains the same
-# network: equal weights on all ranks, the same loss curve up to rounding.
+# digits.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however
+# started, trains the same network: equal weights on all ranks, the same loss curve up to rounding.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 EPOCHS=3
 PROGRAM=$WORK/05_train_digits
@@ -12,7 +12,8 @@ cp build/05_train_digits "$PROGRAM"
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 accuracy() { sed -n 's/.*accuracy[^0-9]*\([0-9.]*\) *%.*/\1/p' "$1" | tail -n 1; }
 
-# Is the curve that of one rank? Relative difference at most 1e-4, or 2e-6 where the six printed digits round.
+# Is the curve that of one rank? Relative difference at most 1e-4, or 2e-6 where the six printed
+# digits round.
 same_curve() { # FILE
     losses "$1" >"$WORK/curve"
     paste "$WORK/reference" "$WORK/curve" | awk -v n="$EPOCHS" '
@@ -33,19 +34,22 @@ ok $(($(wc -l <"$WORK/reference") != EPOCHS)) "1 rank: a loss per epoch" || diag
 awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(last < first / 2) }' "$WORK/reference"
 ok $? "1 rank: the loss falls" || diag <"$WORK/reference"
 for n in 2 3 4; do
-    ok_run 0 "$n ranks" 100 "$PROGRAM" --epochs $EPOCHS --ranks $n --seed 7 && check_run "$n ranks" "$WORK/log" $n
+    ok_run 0 "$n ranks" 100 "$PROGRAM" --epochs $EPOCHS --ranks $n --seed 7 &&
+        check_run "$n ranks" "$WORK/log" $n
 done
 
 run_ranks 2 100 "$PROGRAM" --epochs $EPOCHS --seed 7
 ok $? "2 ranks started by hand" || tail -n 5 "$WORK"/rank.? | diag
 check_run "2 ranks started by hand" "$WORK/rank.0" 2
 ok "$(wc -l <"$WORK/rank.1")" "2 ranks started by hand: rank 1 is silent" || diag <"$WORK/rank.1"
-IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS --ranks 3 --seed 7 &&
+IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS --ranks 3 --seed 7 \
+    &&
     check_run "3 ranks over TCP" "$WORK/log" 3
 
 # From another folder, with the defaults: what make run shows.
 started=$SECONDS
-ok_run 0 "defaults, from another folder" 110 sh -c "cd / && '$PROGRAM' --data '$ROOT/examples/data/digits.csv'"
+ok_run 0 "defaults, from another folder" 110 sh -c \
+    "cd / && '$PROGRAM' --data '$ROOT/examples/data/digits.csv'"
 ok $((SECONDS - started >= 60)) "defaults: in less than a minute ($((SECONDS - started)) s)"
 grep -Eq 'checksum 0x[0-9a-f]+ on all [0-9]+ rank' "$WORK/log"
 ok $? "defaults: equal checksums" || tail -n 5 "$WORK/log" | diag
@@ -54,9 +58,11 @@ awk -v p="${percent:-0}" 'BEGIN { exit !(p >= 97) }'
 ok $? "defaults: accuracy is 97 % or more (${percent:-none})"
 grep -Eq '[0-9] % of it communicating|communicat' "$WORK/log"
 ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WORK/log" | diag
-ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) "defaults: plain lines where stdout is no terminal"
+ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) \
+    "defaults: plain lines where stdout is no terminal"
 
-# Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training that was not disturbed.
+# Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training
+# that was not disturbed.
 checked=("$PROGRAM" --epochs "$EPOCHS" --seed 7 --ranks 2 --checkpoint "$WORK/saved")
 ok_run 0 "with a checkpoint" 100 "${checked[@]}"
 grep -o 'checksum 0x[0-9a-f]*' "$WORK/log" >"$WORK/sum"
@@ -73,7 +79,8 @@ ok_run 0 "killed, and again" 100 "${checked[@]}"
 grep -q "resumed   after epoch 2" "$WORK/log" && grep -qf "$WORK/sum" "$WORK/log"
 ok $? "killed, and again: the same weights" || diag <"$WORK/log"
 ok_run 2 "the checkpoint of another training" 30 "${checked[@]}" --seed 8
-head -c 50000 "$WORK/saved" >"$WORK/torn" && printf x | dd of="$WORK/saved" bs=1 seek=900 conv=notrunc status=none
+head -c 50000 "$WORK/saved" >"$WORK/torn" && printf x |
+    dd of="$WORK/saved" bs=1 seek=900 conv=notrunc status=none
 ok_run 2 "a damaged checkpoint" 30 "${checked[@]}"
 ok_run 2 "a torn checkpoint" 30 "${checked[@]}" --checkpoint "$WORK/torn"
 

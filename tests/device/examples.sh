@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# gpu_examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the GPU or without one;
-# and with each device backend on the stand-ins for CUDA and NCCL (tests/fake), where a missing wait shows as a wrong result.
+# examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the
+# GPU or without one; and with each device backend on the stand-ins for CUDA and NCCL (tests/fake),
+# where a missing wait shows as a wrong result.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
@@ -20,7 +21,8 @@ unset IDIST_DEVICE IDIST_DEVICE_BACKEND
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
 cd "$WORK" || exit 1 # 11_gpu_train reads examples/data
 
-# promised NAME SED...: each line that the head promises, changed by these, is in the log; dots stand for anything.
+# promised NAME SED...: each line that the head promises, changed by these, is in the log; dots
+# stand for anything.
 promised() {
     local name=$1 source line pattern rc=0
     shift
@@ -51,14 +53,15 @@ without_device() {
     done
 }
 
-# Everything is compiled first: the examples, and the same for the stand-ins, which have device memory that the host cannot
-# touch, and operations that are late.
+# Everything is compiled first: the examples, and the same for the stand-ins, which have device
+# memory that the host cannot touch, and operations that are late.
 fake=(-O1 -isystem "$cuda/include" -I"$ROOT/tests/fake")
 later cuda 60 cc -std=gnu11 "${fake[@]}" -c "$ROOT/tests/fake/cuda.c" -o cuda.o
 later nccl 60 cc -std=gnu11 "${fake[@]}" -shared -fPIC "$ROOT/tests/fake/nccl.c" -o libnccl.so
 later head_10 120 sh -c "$(build_line examples/10_gpu_all_reduce.c)"
 if command -v nvcc >/dev/null; then
-    for name in 11_gpu_train 12_zero; do later head_${name%%_*} 120 sh -c "$(build_line examples/$name.cu)"; done
+    for name in 11_gpu_train 12_zero; do later head_${name%%_*} 120 sh -c \
+        "$(build_line examples/$name.cu)"; done
 fi
 ok_later cuda "the stand-in for CUDA: builds"
 ok_later nccl "the stand-in for NCCL: builds"
@@ -70,7 +73,8 @@ for name in 11_gpu_train 12_zero; do
          s/(int)(blockIdx.x \* blockDim.x + threadIdx.x)/0/' examples/$name.cu >fake_sources/$name.cc
     grep -q '<<<\|blockIdx' fake_sources/$name.cc
     ok $((!$?)) "$name: its launches were found"
-    later fake_${name%%_*} 120 g++ -std=c++11 "${fake[@]}" -DIDIST_IMPLEMENTATION -include launch.h \
+    later fake_${name%%_*} 120 g++ -std=c++11 "${fake[@]}" -DIDIST_IMPLEMENTATION -include \
+        launch.h \
         fake_sources/$name.cc cuda.o -rdynamic -lpthread -ldl -o "fake_${name%%_*}"
 done
 for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do
@@ -103,7 +107,8 @@ done
 # On the stand-ins
 unset CUDA_VISIBLE_DEVICES
 export FAKE_CUDA_DELAY_US=100 IDIST_NCCL_LIB=$WORK/libnccl.so
-for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do ok_later fake_${name%%_*} "$name: builds for the stand-in"; done
+for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do ok_later fake_${name%%_*} \
+    "$name: builds for the stand-in"; done
 for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do
     [ -x fake_${name%%_*} ] || continue
     args=()
@@ -111,7 +116,8 @@ for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do
     for backend in staged ipc nccl; do
         for n in 1 2; do # NCCL wants a device for each rank; the others can share one
             [ $backend = nccl ] && export FAKE_CUDA_DEVICES=$n
-            IDIST_DEVICE_BACKEND=$backend ok_run 0 "$name: on the stand-in, $backend, ranks: $n" 60 ./fake_${name%%_*} $n \
+            IDIST_DEVICE_BACKEND=$backend ok_run 0 "$name: on the stand-in, $backend, ranks: $n" \
+                60 ./fake_${name%%_*} $n \
                 "${args[@]}"
             unset FAKE_CUDA_DEVICES
         done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# train_cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was stopped goes on bit for
-# bit; CIFAR-10's files are read, and what is no such file is refused
+# cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was
+# stopped goes on bit for bit; CIFAR-10's files are read, and what is no such file is refused
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 # shellcheck source=tests/lib/mpi.sh
@@ -16,7 +16,8 @@ DIGITS=$ROOT/examples/data/digits.csv
 export OMP_NUM_THREADS=1
 
 # A network small enough that the ranks of this test are done in a second: 22 iterations per epoch.
-SMALL=(--data "$DIGITS" --output_path "$OUT" --side 16 --width 4 --num_epochs 3 --num_warmup_epochs 1 --validate_every 1)
+SMALL=(--data "$DIGITS" --output_path "$OUT" --side 16 --width 4 --num_epochs 3
+    --num_warmup_epochs 1 --validate_every 1)
 
 checksum() { sed -n 's/.*checksum of the weights \([0-9a-f]*\) on all .*/\1/p' "$@"; }
 losses() { sed -n 's/.*Epoch \[\([0-9]*\)\/[0-9]*\]: loss \([0-9.]*\),.*/\1 \2/p' "$@"; }
@@ -39,7 +40,8 @@ refused() { # NAME PATTERN ARGS...
 
 # ---- one rank, two ranks ----
 ok_run 0 "1 rank" 60 "$PROGRAM" "${SMALL[@]}"
-losses "$WORK/log" | awk 'NR == 1 { first = $2 } { last = $2 } END { exit !(NR == 3 && last < 0.8 * first) }'
+losses "$WORK/log" | awk \
+    'NR == 1 { first = $2 } { last = $2 } END { exit !(NR == 3 && last < 0.8 * first) }'
 ok $? "1 rank: the loss falls" || diag <"$WORK/log"
 says "1 rank: says so" 'CIFAR10-Training INFO: Best accuracy .* on all 1 ranks'
 says "1 rank: metrics" 'Epoch 3 - Evaluation time \(seconds\): [0-9.]+ - Test metrics:'
@@ -51,11 +53,15 @@ says "2 ranks: equal weights" 'on all 2 ranks'
 two=$(checksum "$WORK/log")
 cp "$WORK/log" "$WORK/two"
 # Batch norms see half a batch each, so the curve is another one, but not by much.
-echo "$alone $(losses "$WORK/log" | head -n 1)" | awk '{ d = $2 - $4; exit !(NF == 4 && d < 0.1 && d > -0.1) }'
+echo "$alone $(losses "$WORK/log" | head -n 1)" |
+    awk '{ d = $2 - $4; exit !(NF == 4 && d < 0.1 && d > -0.1) }'
 ok $? "2 ranks: the first epoch is that of 1 rank, almost" || losses "$WORK/log" | diag
-ok $(($(find "$OUT" -name 'best_*' | wc -l) != 2)) "the two best networks are kept" || find "$OUT" | diag
-ok $(($(find "$OUT" -name 'training_*' | wc -l) != 1)) "and the last of the training" || find "$OUT" | diag
-refused "2 ranks: another start into that folder" "$OUT has .*training_.*--resume_from latest.*another --output_path" \
+ok $(($(find "$OUT" -name 'best_*' | wc -l) != 2)) "the two best networks are kept" ||
+    find "$OUT" | diag
+ok $(($(find "$OUT" -name 'training_*' | wc -l) != 1)) "and the last of the training" ||
+    find "$OUT" | diag
+refused "2 ranks: another start into that folder" \
+    "$OUT has .*training_.*--resume_from latest.*another --output_path" \
     "${SMALL[@]}" --nproc_per_node 2
 ok $(($(grep -c resume_from "$WORK/log") != 1)) "2 ranks: once" || diag <"$WORK/log"
 rm -rf "$OUT"
@@ -79,23 +85,28 @@ rm -rf "$OUT"
 for stops in 30 22 "7 50"; do
     from=()
     for stop in $stops; do
-        ok_run 0 "stopped after $stop iterations" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 --stop_iteration "$stop" \
+        ok_run 0 "stopped after $stop iterations" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 \
+            --stop_iteration "$stop" \
             "${from[@]}"
         if [ "$stop" = 7 ]; then
-            says "stopped after $stop iterations: no accuracy" 'Not validated yet; checksum of the weights [0-9a-f]{16} '
-            ok "$(grep -c 'Best accuracy' "$WORK/log")" "stopped after $stop iterations: none at all" || diag <"$WORK/log"
+            says "stopped after $stop iterations: no accuracy" \
+                'Not validated yet; checksum of the weights [0-9a-f]{16} '
+            ok "$(grep -c 'Best accuracy' "$WORK/log")" \
+                "stopped after $stop iterations: none at all" || diag <"$WORK/log"
         elif [ "$stop" != 22 ]; then
             says "stopped after $stop iterations: the best so far" 'Best accuracy 0\.[0-9]*[1-9]'
         fi
         from=(--resume_from latest)
     done
     ok_run 0 "resumed" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 "${from[@]}" --num-workers 0
-    same_weights "resumed after $stops: the weights of a training that was not stopped" "$WORK/log" "$two"
+    same_weights "resumed after $stops: the weights of a training that was not stopped" \
+        "$WORK/log" "$two"
     [ "$stops" = 30 ] || rm -rf "$OUT"
     [ "$stops" = 30 ] && mv "$OUT" "$WORK/kept"
 done
 file=$(find "$WORK/kept" -name 'training_*')
-ok_run 0 "by its name, when all is done" 30 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 --resume-from "$file"
+ok_run 0 "by its name, when all is done" 30 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 \
+    --resume-from "$file"
 same_weights "by its name: the same weights" "$WORK/log" "$two"
 head -c 30000 "$file" >"$WORK/torn"
 refused "resumed with another seed" 'other data, seed' "${SMALL[@]}" --resume-from "$file" --seed 7
@@ -116,15 +127,19 @@ says "CIFAR-10: equal weights" 'on all 2 ranks'
 truncate -s -1 "$WORK/cifar/data_batch_3.bin"
 refused "a torn file" 'data_batch_3.bin: image 8: the last record is torn' "${CIFAR[@]}"
 printf '\012' | dd of="$WORK/cifar/data_batch_2.bin" bs=1 seek=3073 conv=notrunc status=none
-refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR[@]}" --nproc_per_node=2
+refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR[@]}" \
+    --nproc_per_node=2
 : >"$WORK/cifar/data_batch_1.bin"
 refused "an empty file" 'data_batch_1.bin: .*no image' "${CIFAR[@]}"
 rm "$WORK/cifar/data_batch_1.bin"
 refused "a missing file" 'data_batch_1.bin: No such file' "${CIFAR[@]}"
-ok "$(grep -c Python "$WORK/log")" "a missing file: nothing about other versions" || diag <"$WORK/log"
+ok "$(grep -c Python "$WORK/log")" "a missing file: nothing about other versions" ||
+    diag <"$WORK/log"
 mkdir "$WORK/cifar-10-batches-py"
-for name in data_batch_{1..5} test_batch batches.meta; do printf '\200\002}q\001' >"$WORK/cifar-10-batches-py/$name"; done
-refused "the Python version" 'data_batch_1 is of .*Python version.* cifar-10-binary.tar.gz from https://.*kriz/cifar.html' \
+for name in data_batch_{1..5} test_batch batches.meta; do printf '\200\002}q\001' \
+    >"$WORK/cifar-10-batches-py/$name"; done
+refused "the Python version" \
+    'data_batch_1 is of .*Python version.* cifar-10-binary.tar.gz from https://.*kriz/cifar.html' \
     --data "$WORK/cifar-10-batches-py"
 rm -rf "$OUT"
 refused "no such data" 'nothing: No such file' --data "$WORK/nothing"
@@ -140,13 +155,15 @@ refused "half an epoch" '--num_epochs 0.5: expected a whole number' --num-epochs
 refused "a number out of bounds" '--momentum 2: expected a number from 0 to 1' --momentum 2
 refused "no such model" '--model resnet9: expected resnet8' --model resnet9
 refused "no such side" '--side 20: expected 16 or 32' --side 20
-refused "a batch of more than there is" '--batch_size 2000 is more than' "${SMALL[@]}" --batch-size 2000
+refused "a batch of more than there is" '--batch_size 2000 is more than' "${SMALL[@]}" \
+    --batch-size 2000
 ok_run 0 "--help" 30 "$PROGRAM" --help
 says "--help: all options" '--num_warmup_epochs .* \[4\]'
 
 # ---- launchers, each of which has to give the weights of two ranks ----
 if command -v torchrun >/dev/null; then
-    ok_run 0 "torchrun" 60 torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch" --standalone --nnodes 1 \
+    ok_run 0 "torchrun" 60 torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch" --standalone \
+        --nnodes 1 \
         --nproc_per_node 2 "$PROGRAM" "${SMALL[@]}"
     same_weights "torchrun: the same weights" "$WORK/log" "$two"
 else
@@ -161,7 +178,8 @@ for library in openmpi4 mpich4; do
 done
 
 # ---- what the head says, in a third of the epochs ----
-ok_run 0 "8 epochs" 120 sh -c "cd '$WORK' && ./20_cifar10 --side 16 --nproc-per-node 2 --num_epochs 8"
+ok_run 0 "8 epochs" 120 sh -c \
+    "cd '$WORK' && ./20_cifar10 --side 16 --nproc-per-node 2 --num_epochs 8"
 percent=$(accuracy "$WORK/log")
 at_least "$percent" 0.95
 ok $? "8 epochs: an accuracy of 0.95 or more (${percent:-none})" || tail -n 5 "$WORK/log" | diag

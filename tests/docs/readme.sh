@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # readme.sh - the programs and commands of README.md do what it says.
 #
-# Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc -DIDIST_IMPLEMENTATION does it (the
-# option is left out when the block defines the macro itself), and must give no warning. A comment directly before a block
-# says more:
+# Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc
+# -DIDIST_IMPLEMENTATION does it (the option is left out when the block defines the macro itself),
+# and must give no warning. A comment directly before a block says more:
 #
 #     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the text
 #     <!-- test: file hello.c -->                   keep the block under this name, for a sh block that compiles it
 #     <!-- test: skip "needs two hosts" -->         do not touch it, and count a skip
 #     <!-- test: sh, expect "hello from rank 0" --> before a ```sh or ```console block: run its lines in one shell
 #
-# Words are separated by commas; expect and run may be there several times. In console blocks only lines with "$ " are
-# commands. sh blocks without such a comment are not run. Programs and commands run in a folder that holds the headers and
-# examples/, each with a time limit of a minute.
+# Words are separated by commas; expect and run may be there several times. In console blocks only
+# lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
+# run in a folder that holds the headers and examples/, each with a time limit of a minute.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 README=${1:-README.md}
 [ -f "$README" ] || {
@@ -42,7 +42,8 @@ awk -v folder="$WORK/blocks" '
 ok $? "every block of $README is closed"
 
 # word KEY WORDS: the quoted or bare text after KEY, one line for each time it is there.
-word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" | sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
+word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" |
+    sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
 has() { printf '%s\n' "$2" | sed 's/"[^"]*"//g' | grep -qE "(^|[ ,])$1([ ,]|\$)"; }
 
 # Every expected text is in $WORK/log.
@@ -50,7 +51,8 @@ check_expected() { # NAME WORDS
     word expect "$2" | while IFS= read -r text; do
         grep -qF -- "$text" "$WORK/log" || echo "\"$text\" is not in the output"
     done >"$WORK/missing"
-    ok "$(wc -l <"$WORK/missing")" "$1: prints what is expected" || cat "$WORK/missing" "$WORK/log" | diag
+    ok "$(wc -l <"$WORK/missing")" "$1: prints what is expected" ||
+        cat "$WORK/missing" "$WORK/log" | diag
 }
 
 test_program() { # BLOCK NAME WORDS
@@ -64,7 +66,8 @@ test_program() { # BLOCK NAME WORDS
         skip "$name: compiles" "no $compiler here (apt-get install g++)"
         return
     }
-    ok_run 0 "$name: compiles" 120 sh -c "cd '$WORK' && $compiler -Wall -Wextra $flags '$file' -o '${file%.*}.out'" || return
+    ok_run 0 "$name: compiles" 120 sh -c \
+        "cd '$WORK' && $compiler -Wall -Wextra $flags '$file' -o '${file%.*}.out'" || return
     ok "$(wc -l <"$WORK/log")" "$name: without a warning" || head -n 15 "$WORK/log" | diag
     has run "$words" || return
     ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && './${file%.*}.out'" || return

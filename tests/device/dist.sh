@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# gpu_dist.sh - the distributed tests with all their blocking calls on device memory, over each device backend, on the
-# stand-ins for CUDA and NCCL (tests/fake). One case in three of the grid, all with IDIST_TEST_FULL=1.
+# dist.sh - the distributed tests with all their blocking calls on device memory, over each device
+# backend, on the stand-ins for CUDA and NCCL (tests/fake). One case in three of the grid, all with
+# IDIST_TEST_FULL=1.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh
 . tests/lib/gpu.sh
 

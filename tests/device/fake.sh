@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# fake.sh - the stand-ins for libcudart and libnccl, which the GPU tests are linked with where no GPU is, compile against
-# the real headers with both compilers, and pass their own tests, also under the sanitizers.
+# fake.sh - the stand-ins for libcudart and libnccl, which the GPU tests are linked with where no
+# GPU is, compile against the real headers with both compilers, and pass their own tests, also under
+# the sanitizers.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -14,10 +15,12 @@ for header in cuda_runtime_api.h nccl.h; do
     fi
 done
 
-flags=(-std=gnu11 -O1 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -isystem "$cuda/include" -Itests/lib)
+flags=(-std=gnu11 -O1 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -isystem
+    "$cuda/include" -Itests/lib)
 sources=(tests/fake/test_fake.c tests/fake/cuda.c tests/fake/nccl.c)
 unset CUDA_VISIBLE_DEVICES
-export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:halt_on_error=1:exitcode=99:atexit_sleep_ms=0
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99 \
+    TSAN_OPTIONS=die_after_fork=0:halt_on_error=1:exitcode=99:atexit_sleep_ms=0
 
 build() { # ID COMPILER FLAGS...: starts it
     local id=$1 cc=$2
@@ -28,15 +31,18 @@ passes() { # ID NAME
     ok_later "$1" "$2: compiles" && ok_run 0 "$2: passes" 200 "$WORK/test_$1"
 }
 sanitizes() { # SANITIZERS: can cc?
-    echo 'int main(void) { return 0; }' | cc -fsanitize="$1" -x c - -o "$WORK/try" 2>/dev/null && "$WORK/try"
+    echo 'int main(void) { return 0; }' | cc -fsanitize="$1" -x c - -o "$WORK/try" 2>/dev/null &&
+        "$WORK/try"
 }
 
 for sanitizer in address,undefined thread; do
-    sanitizes $sanitizer && build ${sanitizer%%,*} cc -fsanitize=$sanitizer -fno-sanitize-recover=all
+    sanitizes $sanitizer && build ${sanitizer%%,*} cc -fsanitize=$sanitizer \
+        -fno-sanitize-recover=all
 done
 for compiler in gcc clang; do command -v $compiler >/dev/null && build $compiler $compiler; done
 for compiler in gcc clang; do
-    if command -v $compiler >/dev/null; then passes $compiler $compiler; else skip "$compiler" "no $compiler"; fi
+    if command -v $compiler >/dev/null; then passes $compiler $compiler; else skip "$compiler" \
+        "no $compiler"; fi
 done
 for sanitizer in address,undefined thread; do
     if sanitizes $sanitizer; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its own tests on the
-# stand-ins for CUDA and NCCL (tests/fake).
+# nccl.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its
+# own tests on the stand-ins for CUDA and NCCL (tests/fake).
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -12,24 +12,30 @@ cuda=${CUDA_HOME:-}
     exit 0
 }
 export IDIST_LOG=error IDIST_TEST_QUICK=1
-strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -DIDIST_IMPLEMENTATION -isystem "$cuda/include" -I.)
+strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -DIDIST_IMPLEMENTATION -isystem
+    "$cuda/include" -I.)
 
-# Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc needs half the time for it.
+# Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc
+# needs half the time for it.
 # shellcheck source=tests/lib/on_fake.sh
 . tests/lib/on_fake.sh
 build_ahead sanitizer-address -fsanitize=address,undefined -O0
 build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
 build_ahead plain
-compilers=("gcc -std=c99 -x c" "clang -std=c99 -x c" "g++ -std=c++11 -x c++" "clang++ -std=c++17 -x c++")
+compilers=("gcc -std=c99 -x c" "clang -std=c99 -x c" "g++ -std=c++11 -x c++"
+    "clang++ -std=c++17 -x c++")
 for with in "${compilers[@]}"; do
     # shellcheck disable=SC2086 # a list
     command -v "${with%% *}" >/dev/null &&
-        later "${with%% *}" 100 $with "${strict[@]}" -include idist_nccl.h -c idist.h -o "$WORK/${with%% *}.o"
+        later "${with%% *}" 100 $with "${strict[@]}" -include idist_nccl.h -c idist.h -o \
+            "$WORK/${with%% *}.o"
 done
 echo '#include "idist_nccl.h"' >"$WORK/all.cu"
-command -v nvcc >/dev/null && later nvcc 150 nvcc -DIDIST_IMPLEMENTATION -I. -c "$WORK/all.cu" -o "$WORK/nvcc.o"
+command -v nvcc >/dev/null && later nvcc 150 nvcc -DIDIST_IMPLEMENTATION -I. -c "$WORK/all.cu" -o \
+    "$WORK/nvcc.o"
 for with in "${compilers[@]}"; do
-    if command -v "${with%% *}" >/dev/null; then ok_later "${with%% *}" "$with"; else skip "$with" "no ${with%% *}"; fi
+    if command -v "${with%% *}" >/dev/null; then ok_later "${with%% *}" "$with"; else skip "$with" \
+        "no ${with%% *}"; fi
 done
 if command -v nvcc >/dev/null; then
     ok_later nvcc "nvcc"
@@ -65,7 +71,8 @@ END
 if [ -e /dev/nvidia0 ]; then
     skip "without a driver" "there is a GPU here"
 else
-    ok_run 0 "links with the real runtime" 60 cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem "$cuda/include" -I. \
+    ok_run 0 "links with the real runtime" 60 cc -DIDIST_IMPLEMENTATION -include idist_nccl.h \
+        -isystem "$cuda/include" -I. \
         "$WORK/plain.c" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcudart -o "$WORK/plain"
     ok_run 0 "without a driver the CPU path works" 10 "$WORK/plain"
     grep -q "^cpu: all_reduce: .*rank 0 has none: cudaGetDeviceCount: .*driver" "$WORK/log"
@@ -75,26 +82,32 @@ else
     ok $? "is an error that says why" || diag <"$WORK/log"
 fi
 
-export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99 \
+    TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
 for sanitizer in address,undefined thread; do
     with=("-fsanitize=$sanitizer" -Wno-tsan -O0)
     parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
     program tests/fake/test_nccl.c "${with[@]}"
     on_fake "NCCL, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=100
     program tests/fake/test_device.c "${with[@]}"
-    [ $sanitizer = thread ] || on_fake "device memory, ipc, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 "${ipc[@]}"
-    on_fake "device memory, staged, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 "${staged[@]}"
+    [ $sanitizer = thread ] || on_fake "device memory, ipc, $sanitizer" IDIST_TEST_SLOW=4 \
+        FAKE_CUDA_DELAY_US=300 "${ipc[@]}"
+    on_fake "device memory, staged, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=300 \
+        "${staged[@]}"
 done
 parts plain "plain"
-awk '/^        \/\/ app.c/ { inside = 1 } inside; inside && /^        }$/ { exit }' idist_nccl.h >"$WORK/doc.c"
-cc "${flags[@]}" -include idist_nccl.h "$WORK/doc.c" "$PARTS"/{on_device,cuda,nccl}.o -rdynamic -o "$WORK/doc" -lpthread \
+awk '/^        \/\/ app.c/ { inside = 1 } inside; inside && /^        }$/ { exit }' idist_nccl.h \
+    >"$WORK/doc.c"
+cc "${flags[@]}" -include idist_nccl.h "$WORK/doc.c" "$PARTS"/{on_device,cuda,nccl}.o -rdynamic -o \
+    "$WORK/doc" -lpthread \
     -ldl -lm >"$WORK/log" 2>&1
 ok $? "the program in the header builds" || diag <"$WORK/log"
 ok_run 0 "it runs" 20 "$WORK/doc"
 grep -q '^rank 0 on cuda:0: 1$' "$WORK/log"
 ok $? "and prints what it should" || diag <"$WORK/log"
 
-# NCCL as a package of Python has it. Under another name, as the loader may know one of this machine.
+# NCCL as a package of Python has it. Under another name, as the loader may know one of this
+# machine.
 cat >"$WORK/where.c" <<'END'
 #include "idist.h"
 #include <stdio.h>
@@ -106,8 +119,10 @@ int main(void) {
 END
 python=$WORK/venv/lib/python3.12/site-packages/nvidia/nccl/lib
 mkdir -p "$python"
-cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$python/libidist_fake.so.2" >"$WORK/log" 2>&1 &&
-    cc "${flags[@]}" -DIDIST_IMPLEMENTATION -DIDIST__NCCL_FILE='"libidist_fake.so.2"' -include idist_nccl.h "$WORK/where.c" \
+cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$python/libidist_fake.so.2" >"$WORK/log" 2>&1 \
+    &&
+    cc "${flags[@]}" -DIDIST_IMPLEMENTATION -DIDIST__NCCL_FILE='"libidist_fake.so.2"' -include \
+        idist_nccl.h "$WORK/where.c" \
         "$PARTS/cuda.o" -rdynamic -o "$WORK/where" -lpthread -ldl -lm >>"$WORK/log" 2>&1
 ok $? "a program that looks for NCCL builds" || diag <"$WORK/log"
 without=(-u VIRTUAL_ENV -u CONDA_PREFIX -u IDIST_NCCL_LIB)

@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
-# ptx.sh - the GPU kernels of idist_ipc.h, without a GPU: the text is what tests/gpu/pack.cu gives; ptxas takes it for
-# every GPU since 2018; and the same source, compiled for the host, has the bits of the host's own loops.
+# ptx.sh - the GPU kernels of idist_ipc.h, without a GPU: the text is what tests/gpu/pack.cu gives;
+# ptxas takes it for every GPU since 2018; and the same source, compiled for the host, has the bits
+# of the host's own loops.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 [ -n "$cuda" ] || cuda=/usr/local/cuda
-strict=(-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I. -Itests/lib)
+strict=(-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
+    -I. -Itests/lib)
 
 compilers=(gcc clang "gcc -fsanitize=address,undefined -fno-sanitize-recover=all")
 for i in "${!compilers[@]}"; do
     with="${compilers[i]} ${strict[*]}"
     command -v "${with%% *}" >/dev/null &&
-        later "host$i" 160 bash -c "$with tests/gpu/test_reduce.c -o $WORK/host$i -lpthread && $WORK/host$i"
+        later "host$i" 160 bash -c \
+            "$with tests/gpu/test_reduce.c -o $WORK/host$i -lpthread && $WORK/host$i"
 done
 for i in "${!compilers[@]}"; do
     name="the kernels on the host have its bits, ${compilers[i]}"
-    if [ -n "${LATER[host$i]:-}" ]; then ok_later "host$i" "$name"; else skip "$name" "no ${compilers[i]%% *}"; fi
+    if [ -n "${LATER[host$i]:-}" ]; then ok_later "host$i" "$name"; else skip "$name" \
+        "no ${compilers[i]%% *}"; fi
 done
 
 name="idist_ipc.h has what pack.cu gives"
@@ -39,7 +43,8 @@ if [ ! -e "$cuda/include/cuda_runtime_api.h" ]; then
     skip "ptxas" "no cuda_runtime_api.h in $cuda/include (CUDA_HOME says where)"
     done_testing
 fi
-ok_run 0 "a program that prints the text" 60 cc -std=gnu11 -isystem "$cuda/include" -I. -Itests/fake "$WORK/print.c" \
+ok_run 0 "a program that prints the text" 60 cc -std=gnu11 -isystem "$cuda/include" -I. \
+    -Itests/fake "$WORK/print.c" \
     tests/fake/cuda.c -o "$WORK/print" -lpthread
 ok_run 0 "prints it" 10 "$WORK/print"
 cp "$WORK/log" "$WORK/kernels.ptx"
@@ -49,7 +54,8 @@ if [ ! -x "$cuda/bin/ptxas" ]; then
 fi
 known() { "$cuda/bin/ptxas" --help | grep -qw "$1"; }
 for arch in sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120; do
-    known $arch && later $arch 60 "$cuda/bin/ptxas" -v -arch=$arch "$WORK/kernels.ptx" -o "$WORK/$arch.cubin"
+    known $arch && later $arch 60 "$cuda/bin/ptxas" -v -arch=$arch "$WORK/kernels.ptx" -o \
+        "$WORK/$arch.cubin"
 done
 for arch in sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120; do
     if ! known $arch; then
@@ -57,7 +63,8 @@ for arch in sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120; do
         continue
     fi
     ok_later $arch "$arch: ptxas takes it" || continue
-    [ "$(grep -c ' 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' "$WORK/log")" -eq 7 ]
+    [ "$(grep -c ' 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' "$WORK/log")" \
+        -eq 7 ]
     ok $? "$arch: seven kernels, none spills" || diag <"$WORK/log"
     # A block of as many threads as the kernels allow fits in twice.
     [ "$(sed -n 's/.*Used \([0-9]*\) registers.*/\1/p' "$WORK/log" | sort -n | tail -n 1)" -le 64 ]

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# nccl_versions.sh - idist_nccl.h against the oldest NCCL it can use and the newest (make deps-nccl): their headers say what
-# it takes them to say, and with their libraries at hand the CPU path works where no driver is.
+# nccl_versions.sh - idist_nccl.h against the oldest NCCL it can use and the newest (make
+# deps-nccl): their headers say what it takes them to say, and with their libraries at hand the CPU
+# path works where no driver is.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -18,7 +19,8 @@ compgen -G 'build/nccl/*/installed' >/dev/null || {
 unset IDIST_NCCL_LIB IDIST_DEVICE IDIST_DEVICE_BACKEND LD_LIBRARY_PATH
 export IDIST_LOG=error
 
-# Two ranks on the host's memory, and the library itself: the version of its header, and no communicator without a driver.
+# Two ranks on the host's memory, and the library itself: the version of its header, and no
+# communicator without a driver.
 cat >"$WORK/cpu.c" <<'END'
 #include "idist.h"
 #include <dlfcn.h>
@@ -51,11 +53,13 @@ for stamp in build/nccl/*/installed; do
     include=(-isystem "$nccl/include" -isystem "$cuda/include")
     # shellcheck disable=SC2054 # the comma is the linker's
     cuda_lib=(-L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcudart)
-    ok_run 0 "NCCL $version: its numbers, sizes and functions" 60 cc -std=gnu11 -Wall -Wextra -Werror "${include[@]}" -I. \
+    ok_run 0 "NCCL $version: its numbers, sizes and functions" 60 cc -std=gnu11 -Wall -Wextra \
+        -Werror "${include[@]}" -I. \
         tests/gpu/nccl_abi.c "$nccl/lib/libnccl.so.2" "${cuda_lib[@]}" -ldl -o "$WORK/abi"
     ok_run 0 "NCCL $version: and its dtypes" 10 env LD_LIBRARY_PATH="$nccl/lib" "$WORK/abi"
     build=(cc -DIDIST_IMPLEMENTATION -include idist_nccl.h "${include[@]}" -I. "$WORK/cpu.c")
-    ok_run 0 "NCCL $version: a program that loads it builds" 60 "${build[@]}" "${cuda_lib[@]}" -ldl -o "$WORK/loads"
+    ok_run 0 "NCCL $version: a program that loads it builds" 60 "${build[@]}" "${cuda_lib[@]}" \
+        -ldl -o "$WORK/loads"
     ok_run 0 "NCCL $version: a program linked with it builds" 60 "${build[@]}" "${cuda_lib[@]}" \
         -Wl,--no-as-needed "$nccl/lib/libnccl.so.2" -ldl -o "$WORK/linked"
     if [ -e /dev/nvidia0 ]; then
@@ -64,7 +68,9 @@ for stamp in build/nccl/*/installed; do
     fi
     ok_run 0 "NCCL $version: named by IDIST_NCCL_LIB, the CPU path works" 20 \
         env IDIST_NCCL_LIB="$nccl/lib/libnccl.so.2" "$WORK/loads" "$nccl/lib/libnccl.so.2"
-    ok_run 0 "NCCL $version: found in LD_LIBRARY_PATH, the CPU path works" 20 env LD_LIBRARY_PATH="$nccl/lib" "$WORK/loads"
-    ok_run 0 "NCCL $version: linked, the CPU path works" 20 env LD_LIBRARY_PATH="$nccl/lib" "$WORK/linked"
+    ok_run 0 "NCCL $version: found in LD_LIBRARY_PATH, the CPU path works" 20 env \
+        LD_LIBRARY_PATH="$nccl/lib" "$WORK/loads"
+    ok_run 0 "NCCL $version: linked, the CPU path works" 20 env LD_LIBRARY_PATH="$nccl/lib" \
+        "$WORK/linked"
 done
 done_testing

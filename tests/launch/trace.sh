@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# trace.sh - timelines of whole runs: of 1, 2 and 4 ranks, by hand, by idistrun --trace and by idist_spawn; of ranks that are
-# killed, started again or on other hosts; and what draws them, in a browser: the page in examples/, and Perfetto
+# trace.sh - timelines of whole runs: of 1, 2 and 4 ranks, by hand, by idistrun --trace and by
+# idist_spawn; of ranks that are killed, started again or on other hosts; and what draws them, in a
+# browser: the page in examples/, and Perfetto
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 unset IDIST_TRACE
 export TMPDIR=$WORK/tmp
 mkdir "$TMPDIR" "$WORK/empty"
@@ -10,11 +11,13 @@ TIMELINE=$WORK/timeline
 RUN=$WORK/idistrun
 ok_run 0 "the implementation builds" 120 make -s build/tests/idist_train.o || done_testing
 IMPLEMENTATION=$ROOT/build/tests/idist_train.o
-ok_run 0 "the program builds" 60 cc -O2 -Wall -Wextra -Werror -I. tests/launch/timeline.c "$IMPLEMENTATION" -o "$TIMELINE" ||
+ok_run 0 "the program builds" 60 cc -O2 -Wall -Wextra -Werror -I. tests/launch/timeline.c \
+    "$IMPLEMENTATION" -o "$TIMELINE" ||
     done_testing
 ok_run 0 "idistrun builds" 60 cc -O2 -Wall -Wextra examples/idistrun.c -o "$RUN" || done_testing
 
-# Reads a timeline; dies unless it holds this many RANKS and STEPS of timeline.c. What did not end is to be UNFINISHED.
+# Reads a timeline; dies unless it holds this many RANKS and STEPS of timeline.c. What did not end
+# is to be UNFINISHED.
 cat >"$WORK/check.pl" <<'END'
 use strict; use warnings; use JSON::PP;
 my ($file, $ranks, $steps, $unfinished) = @ARGV;
@@ -74,8 +77,10 @@ ok $? "2 ranks by hand: two files"
 is_timeline "2 ranks by hand: both" "$WORK/both.json" 2 2
 (cd "$WORK/empty" && exec timeout 30 "$TIMELINE" 1) && [ -z "$(ls -A "$WORK/empty")" ]
 ok $? "without IDIST_TRACE nothing is written"
-IDIST_TRACE=$WORK/none/x.json ok_run 0 "a folder that is not there: the program goes on" 30 "$TIMELINE" 1
-[ "$(grep -c 'warning: IDIST_TRACE: .*none/x.json cannot be written' "$WORK/log")" = 1 ] && [ "$(wc -l <"$WORK/log")" = 1 ]
+IDIST_TRACE=$WORK/none/x.json ok_run 0 "a folder that is not there: the program goes on" 30 \
+    "$TIMELINE" 1
+[ "$(grep -c 'warning: IDIST_TRACE: .*none/x.json cannot be written' "$WORK/log")" = 1 ] &&
+    [ "$(wc -l <"$WORK/log")" = 1 ]
 ok $? "and says so once" || diag <"$WORK/log"
 
 cat >"$WORK/spawn.c" <<'END'
@@ -89,9 +94,11 @@ static int worker(int local_rank, void *arg) {
 }
 int main(int argc, char **argv) { (void)argv; return idist_spawn(worker, NULL, 3, NULL) != IDIST_OK || argc > 1; }
 END
-ok_run 0 "a program with workers builds" 60 cc -I. "$WORK/spawn.c" "$IMPLEMENTATION" -o "$WORK/spawn"
+ok_run 0 "a program with workers builds" 60 cc -I. "$WORK/spawn.c" "$IMPLEMENTATION" -o \
+    "$WORK/spawn"
 for method in fork exec; do
-    IDIST_START_METHOD=$method IDIST_TRACE=$WORK/$method ok_run 0 "workers, $method" 30 "$WORK/spawn"
+    IDIST_START_METHOD=$method IDIST_TRACE=$WORK/$method ok_run 0 "workers, $method" 30 \
+        "$WORK/spawn"
     [ "$(grep -l 'in a worker' "$WORK/$method."? | wc -l)" = 3 ] && [ ! -e "$WORK/$method" ]
     ok $? "workers, $method: a file each"
 done
@@ -107,7 +114,8 @@ ok_run 0 "idistrun, 1 rank" 30 "$RUN" -n 1 --trace "$WORK/alone.json" "$TIMELINE
 is_timeline "idistrun, 1 rank: the timeline" "$WORK/alone.json" 1 1
 
 # Rank 1 is killed in a barrier; then the others end, one way or the other.
-timeout -k 5 60 "$RUN" -n 2 -v --grace 0 --trace "$WORK/killed.json" "$TIMELINE" 2 1 stay >"$WORK/log" 2>&1 &
+timeout -k 5 60 "$RUN" -n 2 -v --grace 0 --trace "$WORK/killed.json" "$TIMELINE" 2 1 stay \
+    >"$WORK/log" 2>&1 &
 run=$!
 for ((i = 0; i < 300 && $(grep -c '^ready' "$WORK/log") < 2; i++)); do sleep 0.1; done
 victim=$(sed -n 's/.*rank 1 is process //p' "$WORK/log")
@@ -119,7 +127,8 @@ kill -KILL "$victim"
 wait $run
 [ $? = 137 ]
 ok $? "a rank is killed" || diag <"$WORK/log"
-is_timeline "killed: its events are there, and the call that it died in" "$WORK/killed.json" 2 2 barrier
+is_timeline "killed: its events are there, and the call that it died in" "$WORK/killed.json" 2 2 \
+    barrier
 nothing_left "killed"
 
 # shellcheck disable=SC2016 # expanded by the ranks' shells
@@ -135,14 +144,16 @@ shift
 exec sh -c "$1"
 END
 chmod +x "$WORK/rsh"
-IDIST_RSH=$WORK/rsh ok_run 0 "two hosts" 60 "$RUN" --tag --hosts localhost:2,127.0.0.1:1 --trace "$WORK/hosts.json" \
+IDIST_RSH=$WORK/rsh ok_run 0 "two hosts" 60 "$RUN" --tag --hosts localhost:2,127.0.0.1:1 --trace \
+    "$WORK/hosts.json" \
     "$TIMELINE" 2
 is_timeline "two hosts: the timeline" "$WORK/hosts.json" 3 2
 [ ! -s "$WORK/log" ]
 ok $? "two hosts: no event among what the ranks say" || diag <"$WORK/log"
 nothing_left "two hosts"
 
-ok_run 125 "a timeline that cannot be written: said at once" 30 "$RUN" -n 1 --trace "$WORK/none/x.json" touch "$WORK/started"
+ok_run 125 "a timeline that cannot be written: said at once" 30 "$RUN" -n 1 --trace \
+    "$WORK/none/x.json" touch "$WORK/started"
 [ ! -e "$WORK/started" ]
 ok $? "and no rank is started"
 ok_run 0 "a program without events" 30 "$RUN" -n 1 --trace "$WORK/no.json" true
@@ -155,7 +166,8 @@ ok $? "is told"
 
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 browse() { # OPTIONS URL: what it prints
-    timeout -k 5 60 "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,560 \
+    timeout -k 5 60 "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars \
+        --window-size=1280,560 \
         --user-data-dir="$WORK/profile" "$@" 2>"$WORK/log"
 }
 embed() { # FILE: the page with the timeline inside
@@ -168,7 +180,8 @@ draws() { # NAME FILE RANKS
     embed "$2" >"$WORK/page.html"
     browse --dump-dom "file://$WORK/page.html" | grep -o '<body [^>]*>' >"$WORK/body"
     grep -q "data-ranks=\"$3\"" "$WORK/body" && grep -q "data-drawn=\"$spans\"" "$WORK/body"
-    ok $? "the page draws $1: $3 ranks, $spans spans" || { cat "$WORK/body"; tail -n 5 "$WORK/log"; } | diag
+    ok $? "the page draws $1: $3 ranks, $spans spans" ||
+        { cat "$WORK/body"; tail -n 5 "$WORK/log"; } | diag
 }
 if [ -z "$chromium" ]; then
     skip "the page in a browser" "apt-get install chromium"
@@ -178,11 +191,13 @@ else
     draws "ranks that were killed" "$WORK/killed.json" 2
     sed -n '1,20p' "$WORK/four.json" >"$WORK/torn.json" # no end
     draws "a file that is not whole" "$WORK/torn.json" 1
-    timeout 60 "$RUN" -n 2 --trace "$WORK/picture.json" "$TIMELINE" 3 30 && embed "$WORK/picture.json" >"$WORK/page.html"
+    timeout 60 "$RUN" -n 2 --trace "$WORK/picture.json" "$TIMELINE" 3 30 &&
+        embed "$WORK/picture.json" >"$WORK/page.html"
     mkdir -p build
     rm -f build/trace.png
     browse --screenshot=build/trace.png "file://$WORK/page.html" >/dev/null
-    [ "$(head -c 4 build/trace.png | tail -c 3)" = PNG ] && [ "$(wc -c <build/trace.png)" -gt 10000 ]
+    [ "$(head -c 4 build/trace.png | tail -c 3)" = PNG ] &&
+        [ "$(wc -c <build/trace.png)" -gt 10000 ]
     ok $? "a picture of it: build/trace.png" || tail -n 5 "$WORK/log" | diag
 fi
 

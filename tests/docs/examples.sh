@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# examples.sh - builds every numbered example by the build line in its head, runs it, and compares with the output that the
-# head promises (in any order of lines; three dots stand for anything). Tests of their own run 05_train_digits (train.sh),
-# 20_cifar10 (train_cifar10.sh), 24_simulators (simulators.sh) and those for GPUs (gpu_examples.sh).
+# examples.sh - builds every numbered example by the build line in its head, runs it, and compares
+# with the output that the head promises (in any order of lines; three dots stand for anything).
+# Other scripts run 05_train_digits, 20_cifar10 and 24_simulators (tests/train), and those for GPUs
+# (tests/device/examples.sh).
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
@@ -16,7 +17,8 @@ for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
         skip "$name" "no c++ here (apt-get install g++)"
         continue
     }
-    [[ $name == *_mpi || $name == *_gpu_* ]] && continue # run with each MPI by tests/mpi, and by gpu_examples.sh
+    [[ $name == *_mpi || $name == *_gpu_* ]] &&
+        continue # run with each MPI by tests/mpi, and by tests/device/examples.sh
     line=$(build_line "$source")
     case $line in
     "cc "*"-DIDIST_IMPLEMENTATION $source -o $name" | "c++ "*"-DIDIST_IMPLEMENTATION $source -o $name")
@@ -40,7 +42,8 @@ compare() {
         [[ $promised == *...* && $got == ${promised//.../?*} ]] && got=$promised
         printf '%s\n' "$got"
     done 3<"$WORK/expected" 4<"$WORK/got" >"$WORK/matched"
-    [ "$(wc -l <"$WORK/got")" -eq "$(wc -l <"$WORK/expected")" ] && cmp -s "$WORK/expected" "$WORK/matched" &&
+    [ "$(wc -l <"$WORK/got")" -eq "$(wc -l <"$WORK/expected")" ] &&
+        cmp -s "$WORK/expected" "$WORK/matched" &&
         [ -s "$WORK/expected" ] || rc=1
     ok $rc "$name: prints what the head says" || diff "$WORK/expected" "$WORK/got" | diag
 }
@@ -70,8 +73,9 @@ for name in 02_collectives 03_send_recv 04_ring_allreduce; do
     compare $name "$WORK"/rank.[0-2]
 done
 
-# The training programs, 21 on: with the number of ranks that the head shows, however they were started, they print what it
-# says; with others they check themselves, and these lines are there too.
+# The training programs, 21 on: with the number of ranks that the head shows, however they were
+# started, they print what it says; with others they check themselves, and these lines are there
+# too.
 spawned() { # NAME RANKS LINE...
     local name=$1 n=$2 line
     shift 2
@@ -86,7 +90,8 @@ by_hand() { # NAME RANKS: only rank 0 speaks
     run_ranks "$n" 60 "$WORK/$name"
     ok $? "$name: $n started by hand" || cat "$WORK"/rank.? | diag
     cat "$WORK"/rank.[1-9] >"$WORK/others"
-    ok "$(wc -c <"$WORK/others")" "$name: $n started by hand: only rank 0 speaks" || diag <"$WORK/others"
+    ok "$(wc -c <"$WORK/others")" "$name: $n started by hand: only rank 0 speaks" ||
+        diag <"$WORK/others"
     rm "$WORK"/rank.[1-9]
 }
 refuses() { # NAME ARGUMENT...: each of them alone, and two numbers
@@ -98,7 +103,8 @@ refuses() { # NAME ARGUMENT...: each of them alone, and two numbers
     grep -q '^usage: ' "$WORK/log"
     ok $? "$name: and says how to call it" || diag <"$WORK/log"
 }
-# Of three ranks, rank 1 does not find the images. It ends with an error, and so do the others, which say TEXT.
+# Of three ranks, rank 1 does not find the images. It ends with an error, and so do the others,
+# which say TEXT.
 without_data() { # NAME TEXT
     local name=$1 text=$2 r
     # shellcheck disable=SC2016 # the ranks expand it
@@ -106,7 +112,8 @@ without_data() { # NAME TEXT
     for r in 0 1 2; do
         [ $r != 1 ] || text='digits.csv is not here'
         grep -q -- "$text" "$WORK/rank.$r" && grep -q "^rank $r ended with status 1" "$WORK/rank.$r"
-        ok $? "$name: rank 1 does not find the images: rank $r says so and ends" || diag <"$WORK/rank.$r"
+        ok $? "$name: rank 1 does not find the images: rank $r says so and ends" ||
+            diag <"$WORK/rank.$r"
         text=$2
     done
     rm "$WORK"/rank.?
@@ -119,7 +126,8 @@ if [ -x "$WORK/$name" ]; then
     compare $name "$WORK/rank.0"
     for n in 1 3 4; do
         each="each of $n ranks has $((1257 / n)), in batches of $((128 / n))"
-        spawned $name $n "the same weights on every rank" "1257 images to train, 359 to validate, 179 to test; $each"
+        spawned $name $n "the same weights on every rank" \
+            "1257 images to train, 359 to validate, 179 to test; $each"
         losses=$(sed -n 's/^epoch 9: loss of each rank \(.*\), validation .*/\1/p' "$WORK/log" | wc -w)
         ok $((losses != n)) "$name: $n spawned: a loss per rank" || diag <"$WORK/log"
     done
@@ -162,7 +170,8 @@ if [ -x "$WORK/$name" ]; then
     for n in 3 6; do
         ok_run 0 "$name: $n ranks" 60 "$WORK/$name" $n 1000 || continue
         sum=$(sed -n 's/^worker [0-9]*: \([0-9]*\) updates.*/\1/p' "$WORK/log" | paste -sd+)
-        ok $(((sum) != 1000)) "$name: $n ranks: the workers' updates, $sum, are 1000" || diag <"$WORK/log"
+        ok $(((sum) != 1000)) "$name: $n ranks: the workers' updates, $sum, are 1000" ||
+            diag <"$WORK/log"
     done
     without_data $name 'failed: .*rank 1 on .* was lost'
     refuses $name 1 17
@@ -181,7 +190,8 @@ if [ -x "$WORK/$name" ]; then
     pids=()
     for r in 0 1 2 3; do
         RANK=$r LOCAL_RANK=$r WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -k 5 60 \
-            sh -c "echo \$\$ >'$WORK/pid.$r'; exec '$WORK/$name' 4 100000000" >"$WORK/rank.$r" 2>&1 </dev/null &
+            sh -c "echo \$\$ >'$WORK/pid.$r'; exec '$WORK/$name' 4 100000000" >"$WORK/rank.$r" \
+            2>&1 </dev/null &
         pids+=($!)
     done
     for _ in $(seq 600); do
@@ -193,7 +203,8 @@ if [ -x "$WORK/$name" ]; then
     for r in 0 1 3; do
         rc=0
         wait "${pids[$r]}" || rc=$?
-        ok $((rc != 1)) "$name: worker 2 killed: rank $r ends with 1" || diag <<<"it was $rc (124: a hang)"
+        ok $((rc != 1)) "$name: worker 2 killed: rank $r ends with 1" ||
+            diag <<<"it was $rc (124: a hang)"
         grep -q 'failed: .*rank 2 on .* was lost' "$WORK/rank.$r"
         ok $? "$name: worker 2 killed: rank $r names it" || diag <"$WORK/rank.$r"
     done
@@ -206,7 +217,8 @@ if [ -x "$WORK/$name" ]; then
     by_hand $name 2
     compare $name "$WORK/rank.0"
     for n in 1 3 4; do
-        spawned $name $n "1437 images to train, 359 to test, on $n ranks" "the same weights on every rank"
+        spawned $name $n "1437 images to train, 359 to test, on $n ranks" \
+            "the same weights on every rank"
     done
     by_hand $name 4
     without_data $name '^25_mixed: .*abort'
@@ -215,7 +227,8 @@ fi
 
 for algorithm in latency bandwidth; do
     [ -x "$WORK/02_collectives" ] || continue
-    IDIST_ALGO=$algorithm IDIST_TRANSPORT=tcp ok_run 0 "02_collectives: $algorithm over TCP" 60 "$WORK/02_collectives" &&
+    IDIST_ALGO=$algorithm IDIST_TRANSPORT=tcp ok_run 0 "02_collectives: $algorithm over TCP" 60 \
+        "$WORK/02_collectives" &&
         compare 02_collectives "$WORK/log"
 done
 done_testing

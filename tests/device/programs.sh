@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu_programs.sh - the programs for machines with GPUs (make test-gpu, make bench-gpu) build without a warning, run on the
-# stand-ins of tests/fake, and skip with a reason where there is no GPU.
+# programs.sh - the programs for machines with GPUs (make test-gpu, make bench-gpu) build without a
+# warning, run on the stand-ins of tests/fake, and skip with a reason where there is no GPU.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh
 . "$ROOT/tests/lib/gpu.sh"
 
@@ -25,7 +25,8 @@ for backend in nccl ipc staged; do
     ok $? "it tests $backend" || echo "$n tests of it passed" | diag
 done
 
-ok_run 0 "bench_gpu on the stand-ins" 100 env SIZES=4K:16K ROUNDS=1 RANKS=1,2,4 MARKDOWN="$WORK/results" \
+ok_run 0 "bench_gpu on the stand-ins" 100 env SIZES=4K:16K ROUNDS=1 RANKS=1,2,4 \
+    MARKDOWN="$WORK/results" \
     tests/gpu/bench_gpu.sh --fake
 ! grep -qE ':[0-9]+: warning:' "$WORK/log"
 ok $? "it builds without a warning" || grep -E ':[0-9]+: warning:' "$WORK/log" | diag
@@ -44,14 +45,16 @@ ok $? "it has the bound and what ipc makes of it" || diag <"$WORK/results"
 
 # In parts: each keeps its table, and together they have what a whole run has, once.
 for k in 1 2; do
-    ok_run 0 "bench_gpu on the stand-ins, part $k of 2" 100 env PART=$k/2 SIZES=4K:16K ROUNDS=1 RANKS=1,2,4 \
+    ok_run 0 "bench_gpu on the stand-ins, part $k of 2" 100 env PART=$k/2 SIZES=4K:16K ROUNDS=1 \
+        RANKS=1,2,4 \
         MARKDOWN="$WORK/parts.${k}of2.md" tests/gpu/bench_gpu.sh --fake
     gpu_join 2 "$WORK/parts"
     [ $k -eq 2 ] || grep -q '^Not run yet: part 2 of 2\.$' "$WORK/parts.md"
     ok $? "the tables of the parts so far" || diag <"$WORK/parts.md"
 done
 worlds() { grep -E '^## (nccl|ipc|staged),' "$1"; }
-[ "$(worlds "$WORK/parts.1of2.md" | wc -l)" -ge 3 ] && diff <(worlds "$WORK/results") <(worlds "$WORK/parts.md") >"$WORK/log"
+[ "$(worlds "$WORK/parts.1of2.md" | wc -l)" -ge 3 ] &&
+    diff <(worlds "$WORK/results") <(worlds "$WORK/parts.md") >"$WORK/log"
 ok $? "the parts have the worlds of the whole, each once" || diag <"$WORK/log"
 grep -qE '^Over all parts: staged / ipc: [0-9.]+' "$WORK/parts.md"
 ok $? "what needs the figures of two parts is there" || diag <"$WORK/parts.md"

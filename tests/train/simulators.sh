@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# simulators.sh - 24_simulators learns to balance, prints what its head promises, and any number of ranks, however started,
-# learns the very same; a rank that dies is named by the others, and wrong options are.
+# simulators.sh - 24_simulators learns to balance, prints what its head promises, and any number of
+# ranks, however started, learns the very same; a rank that dies is named by the others, and wrong
+# options are.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
@@ -17,7 +18,8 @@ learned() { sed -n -e '/^generation/p' -e 's/^\(checksum 0x[0-9a-f]*\).*/\1/p' "
 # Did FILE come to what the reference came to, on so many ranks?
 check_learned() { # NAME FILE RANKS
     learned "$2" | cmp -s - "$WORK/reference"
-    ok $? "$1: the same generations and weights as one rank" || learned "$2" | diff "$WORK/reference" - | head -n 5 | diag
+    ok $? "$1: the same generations and weights as one rank" || learned "$2" |
+        diff "$WORK/reference" - | head -n 5 | diag
     grep -q "^checksum 0x[0-9a-f]* on all $3 ranks$" "$2"
     ok $? "$1: equal weights on all $3 ranks" || tail -n 3 "$2" | diag
 }
@@ -29,7 +31,8 @@ check_said() {
     for file in "$@"; do
         grep -Eqe "$pattern" "$file" && continue
         rc=1
-        { echo "no \"$pattern\" in $(basename "$file"), which ends with" && tail -n 5 "$file"; } | diag
+        { echo "no \"$pattern\" in $(basename "$file"), which ends with" && tail -n 5 "$file"; } |
+            diag
     done
     ok $rc "$name"
 }
@@ -44,9 +47,11 @@ wait_for() { # PATTERN FILE
     return 1
 }
 
-# The head: its lines in their order, with a number wherever it has dots; "..." alone stands for all other generations.
+# The head: its lines in their order, with a number wherever it has dots; "..." alone stands for all
+# other generations.
 ok_run 0 "by default" 60 "$PROGRAM"
-expected_output $SOURCE | grep -v '^\.\.\.$' | sed -e 's/%/[%]/g' -e 's/0x\.\.\./0x[0-9a-f]+/' -e 's/\.\.\./[0-9.]+/g' \
+expected_output $SOURCE | grep -v '^\.\.\.$' |
+    sed -e 's/%/[%]/g' -e 's/0x\.\.\./0x[0-9a-f]+/' -e 's/\.\.\./[0-9.]+/g' \
     -e 's/.*/^&$/' >"$WORK/expected"
 awk 'NR == FNR { promised[++n] = $0; next }
      FNR > 2 && /^generation +[0-9]+: mean return [0-9.]+ of 500, episodes of [0-9]+ to [0-9]+ steps$/ { next }
@@ -55,7 +60,8 @@ awk 'NR == FNR { promised[++n] = $0; next }
 ok $? "by default: prints what the head says" || diag <"$WORK/diff"
 awk '/^generation/ { sum[++n] = $5; if ($10 == $12) even = 1 }
      END { exit !(n > 5 && n < 100 && sum[1] < 60 && sum[n] >= 475 && sum[n] <= 500) || even }' "$WORK/log"
-ok $? "by default: learns from a mean return below 60 to 475, by episodes of different lengths" || diag <"$WORK/log"
+ok $? "by default: learns from a mean return below 60 to 475, by episodes of different lengths" ||
+    diag <"$WORK/log"
 
 ok_run 0 "1 rank" 60 "$PROGRAM" --ranks 1
 learned "$WORK/log" >"$WORK/reference"
@@ -63,7 +69,8 @@ check_learned "1 rank" "$WORK/log" 1
 for n in 2 3 5; do
     ok_run 0 "$n ranks" 60 "$PROGRAM" --ranks $n && check_learned "$n ranks" "$WORK/log" $n
 done
-IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 60 "$PROGRAM" && check_learned "3 ranks over TCP" "$WORK/log" 3
+IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 60 "$PROGRAM" &&
+    check_learned "3 ranks over TCP" "$WORK/log" 3
 run_ranks 2 60 "$PROGRAM"
 ok $? "2 ranks started by hand" || tail -n 5 "$WORK"/rank.? | diag
 check_learned "2 ranks started by hand" "$WORK/rank.0" 2
@@ -79,12 +86,14 @@ ok $? "a slow rank: the others wait for it" || diag <"$WORK/log"
 ok_run 0 "another seed" 60 "$PROGRAM" --seed 2
 learned "$WORK/log" | cmp -s - "$WORK/reference"
 ok $(($? != 1)) "another seed: learns something else"
-ok_run 1 "more ranks than simulators, and no time to learn" 60 "$PROGRAM" --ranks 5 --simulators 3 --generations 4
-check_said "more ranks than simulators: equal weights" "^checksum 0x[0-9a-f]* on all 5 ranks$" "$WORK/log"
+ok_run 1 "more ranks than simulators, and no time to learn" 60 "$PROGRAM" --ranks 5 --simulators 3 \
+    --generations 4
+check_said "more ranks than simulators: equal weights" "^checksum 0x[0-9a-f]* on all 5 ranks$" \
+    "$WORK/log"
 check_said "no time to learn: is told" "^not solved" "$WORK/log"
 
-# Rank 1 is killed in the middle: the two others, one of them waiting for it, end by themselves and say why. It is the slow
-# one, so that there is a middle.
+# Rank 1 is killed in the middle: the two others, one of them waiting for it, end by themselves and
+# say why. It is the slow one, so that there is a middle.
 port=$(free_port)
 pids=()
 for r in 0 1 2; do
@@ -105,7 +114,8 @@ for r in 0 2; do
     ok $((rc != 1)) "killed: rank $r ends with 1" || echo "exit status $rc" | diag
 done
 ok $((SECONDS - started > 5)) "killed: within 5 s"
-check_said "killed: the others name the rank and what happened" "idist_.* failed: .*rank 1.* was lost" \
+check_said "killed: the others name the rank and what happened" \
+    "idist_.* failed: .*rank 1.* was lost" \
     "$WORK/rank.0" "$WORK/rank.2"
 
 # bad STATUS TEXT OPTION...
@@ -129,5 +139,6 @@ check_said "--ranks that the launcher contradicts: says so" "leave it out" "$WOR
 # shellcheck disable=SC2016 # for the shell of each rank
 run_ranks 2 30 sh -c '"$0" --seed $RANK' "$PROGRAM"
 ok $(($? == 0)) "ranks with different options"
-check_said "ranks with different options: says so" "the ranks were given different options" "$WORK/rank.0"
+check_said "ranks with different options: says so" "the ranks were given different options" \
+    "$WORK/rank.0"
 done_testing

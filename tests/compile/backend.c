@@ -1,0 +1,280 @@
+// backend.c - a backend of somebody else: written against the contract above struct
+// idist_backend_api alone, outside the library. Its ranks are threads of one process that meet at a
+// table. It has barriers and sums, one call after the other, and nothing else: what it does not
+// have has to come back as IDIST_ERR_UNSUPPORTED, and the world goes on.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "tap.h"
+
+enum { MAX_RANKS = 8, MAX_NBYTES = 4096, N_RANKS = 3 };
+
+// In call k each rank lays down what it gives in half k % 2, and takes the sum when all have. It
+// may be one call ahead of the slowest, never two, so that nobody overwrites what is still read.
+static struct {
+    pthread_mutex_t lock;
+    int n_joined;
+    bool failed;                 // somebody gave up: it tells the others
+    uint32_t n_given[MAX_RANKS]; // calls for which the rank has laid down its part
+    char given[2][MAX_RANKS][MAX_NBYTES];
+} table = {PTHREAD_MUTEX_INITIALIZER, 0, false, {0}, {{{0}}}};
+
+typedef struct seat { // of one world, which is one rank
+    uint32_t call;    // that it is in, or was in last
+    bool given;       // its part of that call lies on the table
+} seat;
+
+static idist_status table_claim(idist__config *config, const char **why) {
+    *why = "it serves 2 to 8 ranks";
+    return config->world_size >= 2 && config->world_size <= MAX_RANKS ? IDIST_OK
+                                                                      : IDIST_ERR_NO_BACKEND;
+}
+
+static int joined(int more) {
+    pthread_mutex_lock(&table.lock);
+    int n = table.n_joined += more;
+    if (n == 0) { // for the next world
+        table.failed = false;
+        memset(table.n_given, 0, sizeof table.n_given);
+    }
+    pthread_mutex_unlock(&table.lock);
+    return n;
+}
+
+static idist_status table_open(idist__world *w) {
+    int64_t end_ms = tap_now_ms() + w->cfg.init_timeout_ms;
+
+    for (int n = joined(1); n < w->group.size; n = joined(0)) {
+        if (tap_now_ms() > end_ms) {
+            joined(-1);
+            return idist__fail(IDIST_ERR_TIMEOUT, "only %d of %d ranks came", n, w->group.size);
+        }
+        tap_sleep_ms(1);
+    }
+
+    for (int r = 0; r < w->group.size; r++) {
+        snprintf(w->nodes[r].hostname, sizeof w->nodes[r].hostname, "%s", w->hostname);
+        w->nodes[r].host = 1;
+        w->nodes[r].local_rank = r;
+        w->nodes[r].local_size = w->group.size;
+    }
+
+    w->impl = calloc(1, sizeof(seat));
+    return w->impl ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+static void table_close(idist__world *w, bool clean) {
+    (void)clean;
+    free(w->impl);
+    joined(-1);
+}
+
+static idist_status table_group_open(idist_group *g) {
+    if (g == &g->w->group) return IDIST_OK;
+    return idist__fail(IDIST_ERR_UNSUPPORTED, "the table has one group only");
+}
+
+static void table_group_close(idist_group *g) { (void)g; }
+
+// The sum of what all have laid down.
+static void take(const idist__call *c, int size, char (*given)[MAX_NBYTES]) {
+    for (size_t i = 0; i < c->count; i++) {
+        float f = 0;
+        int32_t n = 0;
+        for (int r = 0; r < size; r++) {
+            if (c->dtype == IDIST_F32) f += ((const float *)(const void *)given[r])[i];
+            else n += ((const int32_t *)(const void *)given[r])[i];
+        }
+        if (c->dtype == IDIST_F32) ((float *)c->recv)[i] = f;
+        else ((int32_t *)c->recv)[i] = n;
+    }
+}
+
+// The oldest task gives when its turn comes, and ends when all others have given too.
+static void table_progress(idist__world *w) {
+    seat *mine = (seat *)w->impl;
+    idist__task *oldest = w->tasks;
+    bool all = true, failed;
+
+    while (oldest && oldest->next) oldest = oldest->next;
+    if (!oldest) return;
+
+    const idist__call *c = &oldest->call;
+    pthread_mutex_lock(&table.lock);
+    if (!mine->given) {
+        mine->given = true;
+        mine->call++;
+        if (c->count) memcpy(table.given[mine->call % 2][w->group.rank], c->send, c->count * 4);
+        table.n_given[w->group.rank] = mine->call;
+    }
+
+    for (int r = 0; r < w->group.size; r++) all = all && table.n_given[r] >= mine->call;
+    if (all) {
+        take(c, w->group.size, table.given[mine->call % 2]);
+        mine->given = false;
+    }
+
+    failed = table.failed;
+    pthread_mutex_unlock(&table.lock);
+    if (failed) idist__complete(oldest, IDIST_ERR_ABORTED, "another rank gave up");
+    else if (all) idist__complete(oldest, IDIST_OK, "");
+}
+
+static void table_start(idist__task *t) {
+    const idist__call *c = &t->call;
+    bool sum = c->kind == IDIST__ALL_REDUCE && c->op == IDIST_SUM && c->count * 4 <= MAX_NBYTES &&
+               (c->dtype == IDIST_F32 || c->dtype == IDIST_I32);
+
+    if (c->kind == IDIST__BARRIER || sum) table_progress(t->group->w);
+    else idist__complete(t, IDIST_ERR_UNSUPPORTED, "the table has small sums and barriers only");
+}
+
+// A nap instead: who waits looks again, so that it may end early, and nobody needs to be woken.
+static void table_sleep(idist__world *w, int64_t until_ns) {
+    struct timespec nap = {0, 200000};
+
+    (void)until_ns;
+    pthread_mutex_unlock(&w->lock);
+    nanosleep(&nap, NULL);
+    pthread_mutex_lock(&w->lock);
+    table_progress(w);
+}
+
+static void table_wake(idist__world *w) { (void)w; }
+
+static bool table_cancel(idist__task *t) {
+    seat *mine = (seat *)t->group->w->impl;
+    bool was_given = mine->given;
+
+    mine->given = false;
+    return !was_given;
+}
+
+static void table_tell(idist_group *g) {
+    (void)g;
+    pthread_mutex_lock(&table.lock);
+    table.failed = true;
+    pthread_mutex_unlock(&table.lock);
+}
+
+static void table_flush(idist__world *w, int64_t until_ns) {
+    (void)w;
+    (void)until_ns;
+}
+
+static void table_announce(idist__task *t) { (void)t; }
+
+static int table_missing(idist__task *t, char *text, size_t cap) {
+    const seat *mine = (const seat *)t->group->w->impl;
+    int n = 0;
+
+    pthread_mutex_lock(&table.lock);
+    for (int r = 0; r < t->group->size; r++)
+        if (table.n_given[r] < mine->call)
+            idist__append(text, cap, "%srank %d", n++ ? ", " : "", r);
+    pthread_mutex_unlock(&table.lock);
+    return n;
+}
+
+static const idist_backend_api *table_backend(void) {
+    static idist_backend_api api; // what stays NULL is optional
+
+    api.abi = IDIST__BACKEND_ABI;
+    api.size = sizeof api;
+    api.name = "table";
+    api.claim = table_claim;
+    api.open = table_open;
+    api.close = table_close;
+    api.group_open = table_group_open;
+    api.group_close = table_group_close;
+    api.start = table_start;
+    api.progress = table_progress;
+    api.sleep = table_sleep;
+    api.wake = table_wake;
+    api.cancel = table_cancel;
+    api.tell = table_tell;
+    api.flush = table_flush;
+    api.announce = table_announce;
+    api.missing = table_missing;
+    return &api;
+}
+
+//------------------------------------------------------------------------------
+// a world over it
+//------------------------------------------------------------------------------
+
+static int n_wrong, n_failed, n_timed_out;
+
+#define EXPECT(condition)                                                          \
+    do {                                                                           \
+        if (!(condition)) {                                                        \
+            tap_diag("line %d: %s; %s", __LINE__, #condition, idist_last_error()); \
+            __atomic_add_fetch(&n_wrong, 1, __ATOMIC_RELAXED);                     \
+        }                                                                          \
+    } while (0)
+
+static void *rank_main(void *arg) {
+    int rank = *(int *)arg;
+    idist_group *world = NULL, *half = NULL;
+    idist_request request;
+    idist_desc desc;
+    idist_opts opts;
+    float x[100], late = 1;
+    int32_t y = rank;
+
+    memset(&desc, 0, sizeof desc);
+    memset(&opts, 0, sizeof opts);
+    memset(&request, 0, sizeof request);
+    desc.rank = rank;
+    desc.world_size = N_RANKS;
+    desc.init_method = "tcp://127.0.0.1:1"; // nobody looks there
+    desc.timeout_ms = 20000;
+    EXPECT(!idist_open_with(&desc, &world, idist_backend_list_of(table_backend(), NULL, NULL)));
+    if (!world) return NULL;
+    opts.group = world;
+
+    for (int k = 0; k < 200; k++) {
+        for (int i = 0; i < 100; i++) x[i] = (float)(rank + k + i);
+        EXPECT(!idist_all_reduce(x, x, 100, IDIST_F32, IDIST_SUM, &opts));
+        for (int i = 0; i < 100; i++) EXPECT(x[i] == (float)(N_RANKS * (k + i) + 3));
+    }
+
+    opts.request = &request;
+    EXPECT(!idist_all_reduce(&y, &y, 1, IDIST_I32, IDIST_SUM, &opts));
+    EXPECT(!idist_wait(&request) && y == 3);
+    opts.request = NULL;
+    EXPECT(idist_all_reduce(&y, &y, 1, IDIST_I32, IDIST_MAX, &opts) == IDIST_ERR_UNSUPPORTED);
+    EXPECT(idist_broadcast(&y, 1, IDIST_I32, 0, &opts) == IDIST_ERR_UNSUPPORTED);
+    EXPECT(idist_split(world, rank % 2, 0, &half) != IDIST_OK);
+    EXPECT(!idist_barrier(&opts));
+
+    // Rank 1 does not come. Who gives up first names it, and the others hear of that.
+    opts.timeout_ms = 300;
+    while (rank == 1 && __atomic_load_n(&n_failed, __ATOMIC_ACQUIRE) < N_RANKS - 1) tap_sleep_ms(1);
+    idist_status status = rank == 1
+                              ? idist_barrier(&opts)
+                              : idist_all_reduce(&late, &late, 1, IDIST_F32, IDIST_SUM, &opts);
+    EXPECT(status == IDIST_ERR_ABORTED || (status == IDIST_ERR_TIMEOUT && rank != 1));
+    EXPECT(status != IDIST_ERR_TIMEOUT || strstr(idist_last_error(), "rank 1") != NULL);
+    __atomic_add_fetch(&n_failed, 1, __ATOMIC_ACQ_REL);
+    if (status == IDIST_ERR_TIMEOUT) __atomic_add_fetch(&n_timed_out, 1, __ATOMIC_RELAXED);
+    (void)idist_close(&world);
+    return NULL;
+}
+
+int main(void) {
+    pthread_t threads[N_RANKS];
+    int ranks[N_RANKS];
+    const idist_backend_list list = idist_backend_list_of(table_backend(), NULL, NULL);
+
+    tap_deadline(60);
+    tap_ok(strcmp(idist_available_backends_of(list), "table,self") == 0, "the backend is listed");
+    for (int r = 0; r < N_RANKS; r++) {
+        ranks[r] = r;
+        TAP_REQUIRE(pthread_create(&threads[r], NULL, rank_main, &ranks[r]) == 0);
+    }
+    for (int r = 0; r < N_RANKS; r++) TAP_REQUIRE(pthread_join(threads[r], NULL) == 0);
+    tap_is(n_wrong, 0, "sums, a request, what is unsupported, and a rank that does not come");
+    tap_ok(n_timed_out > 0, "somebody waited for the rank that does not come");
+    return tap_done();
+}

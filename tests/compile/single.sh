@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# single.sh - idist.h as a single file (make single) and the archive with it (make dist): two of
+# them are identical, what is inside needs nothing beside it, and the README's first program, the
+# examples and tests of dist/ compile and run with it.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/examples.sh
+. tests/lib/examples.sh
+
+command -v python3 >/dev/null || {
+    echo "1..0 # SKIP no python3, which tools/single.py needs"
+    exit 0
+}
+
+# Two clones of other names, ages and permissions. The archive must not tell which it is from.
+clone() { # FOLDER MODE DATE
+    mkdir "$WORK/$1"
+    cp -r Makefile LICENSE tools idist*.h "$WORK/$1/"
+    chmod "$2" "$WORK/$1"/*.h "$WORK/$1/LICENSE"
+    find "$WORK/$1" -exec touch -d "$3" {} +
+}
+clone first 644 2024-01-02
+clone second 600 2025-03-04
+for folder in first second; do
+    ok_run 0 "make dist, $folder clone" 100 make -s -C "$WORK/$folder" dist BUILD=build
+done
+first=$(echo "$WORK"/first/build/idist-*.tar.gz)
+cmp -s "$first" "$WORK"/second/build/idist-*.tar.gz
+ok $? "two archives are identical" || sha256sum "$WORK"/*/build/*.tar.gz | diag
+
+tar -C "$WORK" -xzf "$first"
+SINGLE=$WORK/$(basename "${first%.tar.gz}")
+ok $? "the archive unpacks"
+(cd "$SINGLE" && ls) >"$WORK/files"
+printf '%s\n' LICENSE idist.h idist_ipc.h idist_mpi.h idist_nccl.h idist_trace.h idist_train.h |
+    diff - "$WORK/files" >"$WORK/log"
+ok $? "it has the headers and the licence, and nothing else" || diag <"$WORK/log"
+grep -hoE '^#include "idist[a-z_]*\.h"' "$SINGLE"/*.h | tr -d '"' | awk '{ print $2 }' | sort -u |
+    while read -r header; do
+        [ -e "$SINGLE/$header" ] || echo "$header is included, and missing"
+    done >"$WORK/log"
+ok "$(wc -l <"$WORK/log")" "no header includes a part that is not there" || diag <"$WORK/log"
+mkdir "$SINGLE/examples" # they include ../idist.h
+cp examples/*.c examples/*.h "$SINGLE/examples/"
+ln -s "$ROOT/examples/data" "$SINGLE/examples/data"
+
+# All that compiles, beside each other.
+strict="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+languages="gcc:c99:c clang:c11:c g++:c++11:c++ clang++:c++20:c++"
+for entry in $languages; do
+    IFS=: read -r compiler std language <<<"$entry"
+    command -v "$compiler" >/dev/null || continue
+    # shellcheck disable=SC2086 # a list
+    later "$compiler" 100 "$compiler" -std="$std" $strict -DIDIST_IMPLEMENTATION -fsyntax-only \
+        -x "$language" "$SINGLE/idist.h"
+done
+awk '/^```c$/ && !seen { inside = seen = 1; next } /^```/ { inside = 0 } inside' README.md \
+    >"$SINGLE/app.c"
+later app 100 sh -c "cd '$SINGLE' && cc app.c -o app"
+later train 300 cc -O0 -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist_train.h" -o "$WORK/train.o"
+later idist 300 cc -O0 -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist.h" -o "$WORK/idist.o"
+names=
+for source in "$SINGLE"/examples/[0-9]*.c; do
+    name=$(basename "$source" .c)
+    [[ $name == *_mpi || $name == *_gpu_* ]] && continue
+    names="$names $name"
+    flags=-D_GNU_SOURCE # the others need no second copy of the implementation, and link with one
+    [ "$name" = 20_cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
+    later "$name" 100 cc -O0 $flags -Wall -Wextra -Werror -c "$source" -o "$WORK/$name.o"
+done
+tests="reduce p2p v_forms groups"
+for name in $tests; do
+    later "test-$name" 100 cc -O0 -std=gnu11 -Wall -Wextra -Werror -I"$SINGLE" -Itests/lib \
+        -c "tests/dist/$name.c" -o "$WORK/test-$name.o"
+done
+
+for entry in $languages; do
+    IFS=: read -r compiler std language <<<"$entry"
+    name="$compiler -std=$std: the single file"
+    if command -v "$compiler" >/dev/null; then
+        ok_later "$compiler" "$name"
+    else
+        skip "$name" "no $compiler"
+    fi
+done
+ok_later app "README.md: the first program compiles" &&
+    ok_run 0 "README.md: the first program runs" 60 "$SINGLE/app"
+n_lines=$(grep -c ' of 4: 10 8$' "$WORK/log")
+ok $((n_lines != 4)) "README.md: the first program prints what it says"
+ok_later idist "an object of it"
+ok_later train "an object of idist_train.h"
+
+link() { # NAME OBJECT: with the implementation that it does not have itself
+    local implementation=$WORK/train.o
+    nm "$2" | grep ' T idist_finalize$' >/dev/null && implementation=
+    # shellcheck disable=SC2086 # none or one
+    cc "$2" $implementation -o "$WORK/$1" -lm -ldl -pthread >"$WORK/log" 2>&1
+    ok $? "$1: links" || diag <"$WORK/log"
+}
+for name in $names; do ok_later "$name" "$name: compiles" && link "$name" "$WORK/$name.o"; done
+ok_run 0 "01_hello runs" 60 "$WORK/01_hello" 3
+ok_run 0 "05_train_digits runs" 60 "$WORK/05_train_digits" --ranks 2 --epochs 1
+export IDIST_TEST_QUICK=1 IDIST_TEST_THIN=4 IDIST_LOG=error
+for name in $tests; do
+    ok_later "test-$name" "dist/$name.c: compiles" && link "test-$name" "$WORK/test-$name.o" &&
+        ok_run 0 "dist/$name.c: passes" 120 "$WORK/test-$name"
+done
+done_testing
