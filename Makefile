@@ -33,7 +33,7 @@ TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
 # ms or less, some count the files or sockets of the whole machine, and an MPI whose ranks spin
 # leaves no core to a neighbour.
 ALONE_SRC := tests/dist/many.c tests/unit/store.c \
-    $(addprefix tests/fault/,kill.c late.c leftovers.c shm.c spawn.c)
+    $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
 ALONE_SCRIPTS := $(wildcard tests/mpi/*.sh) tests/launch/mpi.sh
 # Those that wait longest start first, so that no long one is left over at the end.
 LONG_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
